@@ -1,1 +1,3 @@
-"""The state of jobs: key groups, slot tables, snapshots."""
+"""The state of jobs: what operators remember, in memory and on disk, and the shapes in which they hand it
+over.
+"""

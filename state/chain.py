@@ -1,15 +1,16 @@
 """Decides what a cut of a table writes: everything (a base), or a delta, and how far back it reaches.
 
 The files of one table of one subtask form a *chain*: a base with all rows, then deltas, each with what
-changed since the cut before it. A new cut (features.md 3.8) continues the chain of the completed
-checkpoint that its barrier names:
+changed since the cut before it. A new cut continues the chain of the completed checkpoint that its
+barrier names:
 
 * usually with one more delta;
 * once the chain has `files_max` files, with a delta that reaches back over the newest few, which takes
-  their place. Nothing is read for that: the table still knows what changed since an older cut. It
-  reaches back over just so many that the delta before them is at least as large as the new one. So a row
-  is only ever rewritten into a delta of at least twice the size (the logarithmic method of Bentley and
-  Saxe, 1980): at most log2(base / delta) times, and twice in all where 19 deltas of 1 % fit in;
+  their place. Nothing is read for that: the table still knows what changed since an older cut. The delta
+  reaches back over as few files as it takes for the delta before them to be at least as large as the new
+  one. So a row is only ever rewritten into a delta of at least twice the size (the logarithmic method of
+  Bentley and Saxe, 1980): at most log2(base / delta) times, and twice in all where 19 deltas of 1 % fit
+  in;
 * with a new base once the deltas together outweigh the old one, or when nothing is known.
 
 With 1 % of the keys changed between checkpoints, drawn at random, and a chain of 20 files, that comes to
@@ -25,12 +26,13 @@ from typing import Final, TypeAlias
 from .snapshot import StateHandle, StateInfo
 
 RESTORED_EPOCH: Final = 1
-"""The number of the cut that a restored table stands for."""
+"""A restored table stands for the cut of this number."""
 PROBE_EVERY: Final = 8
-"""Of the bases written because the last delta outweighed one, every eighth is a delta instead: the table
-may have calmed down."""
+"""One in eight of the bases that are written because the last delta outweighed one is a delta instead:
+the table may have calmed down.
+"""
 _LIKE: Final = 1.25
-"""A delta may be so many times as large as the one before it, and still leave it as it is."""
+"""A delta may be larger than the one before it by this factor and still leave it as it is."""
 
 StateKey: TypeAlias = tuple[str, str]
 """Names of the operator and of its state."""
@@ -38,7 +40,7 @@ StateKey: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One file of a chain, and the cut up to which it goes; 0: no delta can begin behind it."""
+    """One file of a chain, and the number of the cut that it reaches; 0: no delta can begin behind it."""
 
     handle: StateHandle
     epoch: int
@@ -49,8 +51,9 @@ class Chain:
     """A base and its deltas, oldest first; empty: nothing is known.
 
     Attributes:
-        delta_rows: rows of the newest plain delta, kept over new bases: the next may be as large.
-        bases_in_a_row: how many bases were written because of `delta_rows`, without a delta between.
+        delta_rows: the rows of the newest plain delta. It is kept when a new base is written, as the next
+            delta may be as large.
+        bases_in_a_row: the number of bases written because of `delta_rows` without a delta in between.
     """
 
     links: tuple[Link, ...] = ()
@@ -64,7 +67,7 @@ class Chain:
 
     @property
     def oldest_epoch(self) -> int:
-        """The oldest cut a delta behind this chain may name; 0: none."""
+        """The oldest cut that a delta behind this chain may name; 0: none."""
         if not self.links or _too_small(self):
             return 0
         return next((link.epoch for link in self.links if link.epoch), 0)
@@ -77,22 +80,23 @@ class ChainPlan:
     keep: int = 0
     since: int | None = None
     expected_too_large: bool = False
-    """A base only because a delta is expected to outweigh it."""
+    """A base is written only because a delta is expected to outweigh it."""
 
 
 def plan(chain: Chain, epoch: int, files_max: int) -> ChainPlan:
     """Decide how cut number `epoch` of a table continues `chain`.
 
     Args:
-        chain: of the completed checkpoint to build on.
-        epoch: number of the new cut; 0: the table knows no deltas.
-        files_max: bound on the files of a chain, the base included.
+        chain: the chain of the completed checkpoint to build on.
+        epoch: the number of the new cut; 0: the table knows no deltas.
+        files_max: the greatest number of files in a chain, including the base.
     """
     links = chain.links
     if not links or not 0 < links[-1].epoch < epoch or _too_small(chain):
         return ChainPlan()
     base, deltas = links[0].handle, chain.handles[1:]
-    # A table that lost all its rows gets here too: restored without rows, it counts its cuts anew.
+    # A table that lost all its rows gets here too: restored without rows, it counts its cuts from 1
+    # again.
     rows = sum(delta.rows for delta in deltas)
     if rows >= base.rows or sum(delta.size_bytes for delta in deltas) >= base.size_bytes:
         return ChainPlan()
@@ -108,7 +112,7 @@ def _too_small(chain: Chain) -> bool:
 
 
 def _files_to_keep(links: Sequence[Link]) -> int:
-    """The number of files that stay when a full chain gets one more; 0: all must go."""
+    """Return the number of files that stay when a full chain gets one more; 0: none stays."""
     merged_bytes = links[-1].handle.size_bytes  # the new delta, as large as the newest
     possible = 0
     for keep in range(len(links) - 1, 0, -1):
@@ -122,7 +126,9 @@ def _files_to_keep(links: Sequence[Link]) -> int:
 
 
 def extend(chain: Chain, planned: ChainPlan, handle: StateHandle | None, epoch: int) -> Chain:
-    """The chain after `planned` was carried out; `handle` is None if there was nothing to write."""
+    """Return the chain after `planned` has been carried out; `handle` is None if there was nothing to
+    write.
+    """
     if planned.since is None:
         again = chain.bases_in_a_row + 1 if planned.expected_too_large else 0
         return Chain(() if handle is None else (Link(handle, epoch),), chain.delta_rows, again)
@@ -135,7 +141,7 @@ def extend(chain: Chain, planned: ChainPlan, handle: StateHandle | None, epoch: 
 
 
 def restored_chain(handles: Iterable[StateHandle]) -> Chain:
-    """The chain of a restored table: a delta can begin behind all of it only."""
+    """Return the chain of a restored table: a delta can begin only behind all of it."""
     tables = [handle for handle in handles if handle.kind in ("table", "delta")]
     epochs = [0] * (len(tables) - 1) + [RESTORED_EPOCH]
     links = tuple(Link(handle, epoch) for handle, epoch in zip(tables, epochs, strict=False))
@@ -144,12 +150,12 @@ def restored_chain(handles: Iterable[StateHandle]) -> Chain:
 
 @dataclass(slots=True)
 class Written:
-    """The files that the checkpoints of one subtask have in the store, seen from one of them.
+    """The files in the store that one checkpoint of a subtask consists of.
 
     Attributes:
-        base: id of the checkpoint it was built on.
-        chains: of tables.
-        files: of states in local files: the handle of each file, by its id.
+        base: the id of the checkpoint it was built on.
+        chains: the chains of its tables.
+        files: for states in local files, the handle of each file by its id.
     """
 
     base: int = 0
@@ -164,19 +170,20 @@ class _Confirmation:
 
 
 class ChainBook:
-    """Which checkpoints of this attempt a subtask can build on. Bounded: it holds those that a barrier
-    may still name (the newest completed one, the one that was built on, and what came later)."""
+    """The checkpoints of this attempt that a subtask can build on. It is bounded: it holds those that a
+    barrier may still name (the newest completed one, the one that was built on, and all later ones).
+    """
 
     def __init__(self) -> None:
         self._written: dict[int, Written] = {}
         self._confirmations: dict[int, dict[StateKey, _Confirmation]] = {}
         self._building: dict[int, int] = {}
-        """The bases of checkpoints that are being written: they are read in threads, some time later."""
+        """The bases of checkpoints that are being written. Threads read them some time later."""
 
     def base(self, checkpoint_id: int) -> Written:
-        """The files of the completed checkpoint that a barrier names; none if it is unknown here.
+        """Return the files of the completed checkpoint that a barrier names; none if it is unknown here.
 
-        Barriers name them in order, so that older ones are forgotten.
+        Barriers name checkpoints in order, so older ones are forgotten.
         """
         if checkpoint_id:
             self._forget_before(checkpoint_id)
@@ -188,12 +195,13 @@ class ChainBook:
         base: int,
         confirmations: Mapping[StateKey, tuple[int, Callable[[int], None]]],
     ) -> None:
-        """A cut was made, and is written now.
+        """Note that a cut was made and is now being written.
 
         Args:
-            checkpoint_id: of the cut.
+            checkpoint_id: the checkpoint of the cut.
             base: the checkpoint that it builds on; 0: none.
-            confirmations: by table the number of the cut, and whom to tell when it is complete.
+            confirmations: for each table the number of its cut, and the function to call when the
+                checkpoint is complete.
         """
         self._building[checkpoint_id] = base
         self._confirmations[checkpoint_id] = {
@@ -201,18 +209,20 @@ class ChainBook:
         }
 
     def acknowledged(self, checkpoint_id: int, written: Written) -> None:
-        """Everything is in the store, and the coordinator is told."""
+        """Note that everything is in the store and the checkpoint is being acknowledged."""
         self._written[checkpoint_id] = written
         self._building.pop(checkpoint_id, None)
 
     def forget(self, checkpoint_id: int) -> None:
-        """The checkpoint was declined or aborted."""
+        """Forget a checkpoint that was declined or aborted."""
         self._written.pop(checkpoint_id, None)
         self._confirmations.pop(checkpoint_id, None)
         self._building.pop(checkpoint_id, None)
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable: tables are told which of their cuts may still be named."""
+        """Note that a checkpoint is durable, and let each table know which of its cuts may still be
+        named.
+        """
         written = self._written.get(checkpoint_id)
         if written is not None:
             self._forget_before(written.base or checkpoint_id)
@@ -233,7 +243,7 @@ class ChainBook:
 
 
 def may_continue(old: StateInfo | None, new: StateInfo | None) -> bool:
-    """True if rows written by a state described as `old` need no adaptation to be one of `new`."""
+    """Return True if rows of a state declared as `old` need no adaptation for one declared as `new`."""
     if old is None or new is None:
         return old is new
     if (old.kind, old.version, old.keys) != (new.kind, new.version, new.keys):

@@ -18,7 +18,7 @@ READ_CHUNK_BYTES: Final = 4 << 20
 
 
 def measure_file(path: Path) -> tuple[int, str]:
-    """Size and checksum of a local file. Blocking."""
+    """Return the size and checksum of a local file. Blocking."""
     digest, size = xxhash.xxh3_64(), 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(READ_CHUNK_BYTES):
@@ -30,11 +30,11 @@ def measure_file(path: Path) -> tuple[int, str]:
 ARROW_TAIL_BYTES: Final = 65_536
 """Arrow looks for the footer in this much of the end of a file."""
 FOOTER_END_BYTES: Final = 8
-"""At the end of each Parquet file: the length of its footer, and four letters."""
+"""A Parquet file ends with this many bytes: the length of its footer, and four letters."""
 
 
 def footer_of(file: Any) -> tuple[int, str]:
-    """Length and checksum of the footer of an open file."""
+    """Return the length and checksum of the footer of an open file."""
     file.seek(-FOOTER_END_BYTES, io.SEEK_END)
     length = footer_length(file.read(FOOTER_END_BYTES))
     file.seek(-length, io.SEEK_END)
@@ -42,17 +42,17 @@ def footer_of(file: Any) -> tuple[int, str]:
 
 
 def footer_length(tail: bytes) -> int:
-    """The length of the footer, with its end, of the file that ends with `tail`."""
+    """Return the length of the footer, including its end, of the file that ends with `tail`."""
     return int.from_bytes(tail[-FOOTER_END_BYTES:-4], "little") + FOOTER_END_BYTES
 
 
 def tail_bytes(size: int, footer_bytes: int) -> int:
-    """The number of bytes at the end of a file that Arrow needs to read its footer."""
+    """Return the number of bytes at the end of a file that Arrow needs to read its footer."""
     return min(size, max(footer_bytes, ARROW_TAIL_BYTES))
 
 
 def row_group_extent(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """Where the bytes of a row group begin and end in the file."""
+    """Return the positions in the file at which the bytes of a row group begin and end."""
     found = metadata.row_group(group)
     chunks = [found.column(column) for column in range(found.num_columns)]
     starts = [_start(chunk) for chunk in chunks]
@@ -63,14 +63,14 @@ def row_group_extent(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
 
 
 def _start(chunk: pq.ColumnChunkMetaData) -> int:
-    """A dictionary lies in front of the pages that use it."""
+    """Return the first byte of a column chunk: a dictionary lies in front of the pages that use it."""
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
         return int(min(chunk.dictionary_page_offset, chunk.data_page_offset))
     return int(chunk.data_page_offset)
 
 
 class SeekableFile(io.RawIOBase):
-    """A file of `size` bytes that can be read from any position; a subclass gives `read`."""
+    """A file of `size` bytes that can be read from any position; subclasses implement `read`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -99,7 +99,7 @@ class Pieces(SeekableFile):
         self._pieces: list[tuple[int, bytes]] = []
 
     def add(self, start: int, data: bytes) -> None:
-        """These bytes lie at `start`."""
+        """Add bytes that lie at `start` in the file."""
         self._pieces.append((start, data))
 
     def read(self, size: int = -1) -> bytes:
@@ -109,4 +109,4 @@ class Pieces(SeekableFile):
                 found = data[self._position - start : end - start]
                 self._position = end
                 return found
-        raise OSError(f"bytes {self._position} to {end} of a Parquet file are not here")
+        raise OSError(f"bytes {self._position} to {end} of a Parquet file have not been fetched")

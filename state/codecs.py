@@ -1,7 +1,7 @@
-"""From the Python type of a state to how its values are kept: in memory, as bytes, and in Arrow columns.
+"""Codecs: how values of a Python type are kept in memory, as bytes, and in Arrow columns.
 
 Immutable scalars are held as they are. Everything else is held encoded (msgpack of msgspec, or pickle),
-so that a value changed in place changes no state, and no snapshot that is being written.
+so that changing a value in place changes neither the state nor a snapshot that is being written.
 
 | type | column |
 |---|---|
@@ -38,7 +38,7 @@ from .forms import PLAIN, Form, enum_values, form_of, is_plain, is_record, unwra
 
 _INT_LIMIT = 1 << 63
 _NIL = b"\xc0"
-"""None as msgpack; no codec without None writes it."""
+"""None as msgpack. No codec writes it whose values exclude None."""
 
 
 class Codec(ABC):
@@ -48,35 +48,39 @@ class Codec(ABC):
     nullable = False
     """True if None is a value."""
     encoding: bytes | None = None
-    """What the bytes of the column are, if only this codec can read them."""
+    """The encoding of the bytes of the column, if only this codec can read them."""
     adapts = False
-    """True if `from_array` takes columns of an older type: fields that come, go or widen."""
+    """True if `from_array` takes columns of an older type, to which fields were added, or in which they
+    were removed or widened.
+    """
 
     @abstractmethod
     def hold(self, value: Any) -> Any:
-        """The immutable form kept in memory. Raises TypeError if the value is not of the type."""
+        """Return the immutable form that is kept in memory. Raises TypeError if the value is not of the
+        type.
+        """
 
     @abstractmethod
     def release(self, held: Any) -> Any:
-        """The value of `hold`: a fresh object, unless it is immutable."""
+        """Return the value that `hold` was given: a fresh object, unless it is immutable."""
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
-        """The value as bytes: msgpack, unless `encoding` says otherwise, so that they can be read
-        without this codec. Raises TypeError if it is not of the type.
+        """Return the value as bytes. They are msgpack, unless `encoding` says otherwise, so that they can
+        be read without this codec. Raises TypeError if the value is not of the type.
         """
 
     @abstractmethod
     def decode(self, data: bytes) -> Any:
-        """The value of `encode`."""
+        """Return the value that `encode` was given."""
 
     @abstractmethod
     def to_array(self, values: Iterable[Any]) -> pa.Array:
-        """Values as a column."""
+        """Return values as a column."""
 
     @abstractmethod
     def from_array(self, array: pa.Array | pa.ChunkedArray) -> list[Any]:
-        """The values of a column."""
+        """Return the values of a column."""
 
 
 class ScalarCodec(Codec):
@@ -105,7 +109,9 @@ class ScalarCodec(Codec):
         return self._hold_other(value)
 
     def _hold_other(self, value: Any) -> Any:
-        """Values of other types that mean the same: an int for a float, numpy's scalars, subclasses."""
+        """Hold a value of another type that means the same: an int for a float, numpy's scalars,
+        subclasses.
+        """
         kind = self._kind
         if hasattr(value, "dtype") and hasattr(value, "item"):
             item = value.item()
@@ -121,7 +127,9 @@ class ScalarCodec(Codec):
             if kind is time:
                 return self._hold_time(value)
             if kind is str:
-                return str.__str__(value)  # that of an Enum of str would be the name of the member
+                return str.__str__(
+                    value
+                )  # str() of a member of a str Enum would be the member's name
             return self.hold(kind(value)) if kind in (int, float, bytes) else value
         raise _wrong(value, kind.__name__)
 
@@ -220,7 +228,7 @@ class EnumCodec(Codec):
 
 
 class OptionalCodec(Codec):
-    """Values of another codec, or None."""
+    """The values of another codec, or None."""
 
     nullable = True
 
@@ -256,7 +264,7 @@ class OptionalCodec(Codec):
 
 
 class _EncodedCodec(Codec):
-    """Values that are held as the bytes they are encoded as."""
+    """Values that are held as their encoded bytes."""
 
     def encode(self, value: Any) -> bytes:
         data: bytes = self.hold(value)
@@ -269,7 +277,8 @@ class _EncodedCodec(Codec):
 class RecordCodec(_EncodedCodec):
     """Values that msgspec can take apart: Structs, dataclasses, containers. Held as msgpack.
 
-    Instances of Structs and dataclasses must be of that very class: what a subclass adds would be lost.
+    Instances of Structs and dataclasses must be of exactly that class: fields that a subclass adds would
+    be lost.
     """
 
     adapts = True
@@ -319,7 +328,9 @@ class PickleCodec(_EncodedCodec):
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled; by the slower cloudpickle only where a class travels with the job's code."""
+    """Return the value pickled; the slower cloudpickle is used only where a class travels with the job's
+    code.
+    """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -335,7 +346,7 @@ def _wrong(value: Any, wanted: str) -> TypeError:
 
 
 def codec_of(hint: Any) -> Codec:
-    """The codec of a Python type; that of pickle for types without columns, and for Any."""
+    """Return the codec of a Python type: that of pickle for types without columns, and for Any."""
     if hint is Any:
         return PickleCodec()
     inner, optional = without_none(hint)

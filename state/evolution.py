@@ -1,7 +1,7 @@
 """Decides whether state of one shape can be loaded as another, and how.
 
-Columns and fields of structs may be added (they become null, or a default), removed, and widened. Types of
-keys never change: where a key lives follows from its type. What changes more than that needs a new
+Columns and fields of structs may be added (they become null, or a default), removed, and widened. Types
+of keys never change, because the key group of a key follows from its type. Any larger change needs a new
 `version` of the state and a function `migrate`.
 """
 
@@ -21,15 +21,16 @@ from .snapshot import KEY_GROUP_COLUMN, StateInfo
 ENCODING: Final = b"headgate.encoding"
 """Metadata of a column whose bytes only its owner can read; the value says how they are encoded."""
 PICKLE: Final = b"pickle"
-"""The encoding of values of no declared type."""
+"""The encoding of values that have no declared type."""
 _VALUE: Final = "value"
 _DECLARED_LATER: Final = ("value", "list", "map", "reducing", "aggregating", "reduce")
-"""Kinds of state whose pickled values are loaded as values of a type that was declared later."""
+"""The kinds of state whose pickled values can be loaded as values of a type that was declared later."""
 AGGREGATE: Final = b"aggregate"
-"""Metadata of a state column of an aggregate: which one, such as `sum(amount)`."""
+"""Metadata of a state column of an aggregate: the aggregate, such as `sum(amount)`."""
 MEANING: Final = b"headgate.meaning"
-"""Metadata of a state's schema: what its values mean, as a JSON object of texts by label. Values of another
-meaning can have the same types, such as the sums of two columns."""
+"""Metadata of a state's schema: the meaning of its values, as a JSON object of texts by label. Values
+with another meaning can have the same types, such as the sums of two columns.
+"""
 LAST_USED_COLUMN: Final = "last_used"
 _INTEGERS = {
     "int8": 8, "int16": 16, "int32": 32, "int64": 64,
@@ -56,7 +57,9 @@ class Compatibility:
 
 
 def compare(old: StateInfo, new: StateInfo) -> Compatibility:
-    """Can state declared as `old` be loaded by an operator that declares `new`? Names do not matter."""
+    """Find out whether state declared as `old` can be loaded by an operator that declares `new`. Names do
+    not matter.
+    """
     problems, changes = _differences(old, new)
     if problems:
         return Compatibility("incompatible", f"state `{new.name}`: " + "; ".join(problems))
@@ -68,7 +71,7 @@ def compare(old: StateInfo, new: StateInfo) -> Compatibility:
 def check_compatible(old: StateInfo, new: StateInfo, operator: str = "") -> None:
     """Raise StateError, with what to do, if `old` cannot be loaded as `new`.
 
-    `operator` is named in it, unless the caller does that.
+    `operator` is named in the error, unless the caller does that.
     """
     found = compare(old, new)
     if not found.ok:
@@ -80,7 +83,7 @@ def check_compatible(old: StateInfo, new: StateInfo, operator: str = "") -> None
 
 
 def _differences(old: StateInfo, new: StateInfo) -> tuple[list[str], list[str]]:
-    """What cannot be loaded, and what changes in loading."""
+    """Return the differences that prevent loading, and those that loading takes care of."""
     if old.kind != new.kind:
         return [f"it was of kind `{old.kind}` and is now `{new.kind}`"], []
     before, after = old.arrow_schema(), new.arrow_schema()
@@ -109,14 +112,14 @@ def _differences(old: StateInfo, new: StateInfo) -> tuple[list[str], list[str]]:
 
 
 def with_meaning(schema: pa.Schema, meaning: Mapping[str, str]) -> pa.Schema:
-    """The schema of a state's table, with what its values mean."""
+    """Return the schema of a state's table with the meaning of its values added."""
     known = {} if not schema.metadata else dict(schema.metadata)
     before = msgspec.json.decode(known.get(MEANING, b"{}"), type=dict[str, str])
     return schema.with_metadata(known | {MEANING: msgspec.json.encode(before | dict(meaning))})
 
 
 def meaning(info: StateInfo, what: Mapping[str, str]) -> StateInfo:
-    """The state with what its values mean; as it is, if it has no table."""
+    """Return the state with the meaning of its values added; unchanged if it has no table."""
     schema = info.arrow_schema()
     if schema is None:
         return info
@@ -125,7 +128,7 @@ def meaning(info: StateInfo, what: Mapping[str, str]) -> StateInfo:
 
 
 def changed_meaning(old: StateInfo, new: StateInfo) -> list[str]:
-    """What the values of a state meant and what they mean now, where both say so and differ."""
+    """Describe where the meaning of a state's values has changed, as far as both declarations state it."""
     before, after = _meaning(old), _meaning(new)
     return [
         f"{label} was {before[label]}, now {after[label]}"
@@ -141,13 +144,15 @@ def _meaning(info: StateInfo) -> dict[str, str]:
 
 
 def is_pickled(info: StateInfo) -> bool:
-    """True if values of a state are pickled, because no type was declared that has columns."""
+    """Return True if the values of a state are pickled, because no type with a column form was declared."""
     schema = info.arrow_schema()
     return schema is not None and any(_encoding(field) == PICKLE for field in schema)
 
 
 def is_declared_later(old: StateInfo, new: StateInfo) -> bool:
-    """True if the values of a state were pickled and now have a declared type: each is checked."""
+    """Return True if the values of a state were pickled and now have a declared type: each value is
+    checked.
+    """
     known = old.schema is not None and new.schema is not None
     return known and new.kind in _DECLARED_LATER and is_pickled(old) and not is_pickled(new)
 
@@ -165,7 +170,7 @@ def _compare_field(
 ) -> None:
     if was is None or now is None:
         if is_key:
-            return  # said once, for all keys
+            return  # reported once, for all keys
         if now is None:
             assert was is not None
             changes.append(f"`{was.name}` ({was.type}) is gone")
@@ -190,18 +195,20 @@ def _compare_field(
 
 
 def aggregate_of(field: pa.Field) -> str:
-    """The aggregate whose state a column holds; empty if none."""
+    """Return the aggregate whose state a column holds; empty if there is none."""
     return ((field.metadata or {}).get(AGGREGATE) or b"").decode()
 
 
 def is_other_aggregate(was: pa.Field, now: pa.Field) -> bool:
-    """True if both are known and of different kinds. The input column may have got another name."""
+    """Return True if both aggregates are known and of different kinds. The input column may have been
+    renamed.
+    """
     before, after = aggregate_of(was), aggregate_of(now)
     return bool(before and after) and before.partition("(")[0] != after.partition("(")[0]
 
 
 def keeps_hash(was: pa.DataType, now: pa.DataType) -> bool:
-    """True if every key of type `was` has its equal in `now`, with the same hash."""
+    """Return True if every key of type `was` has an equal in `now` with the same hash."""
     old, new = str(was), str(now)
     if old in _INTEGERS and new in _INTEGERS:
         return is_widening(was, now)
@@ -247,7 +254,9 @@ def _compare_type(
 
 
 def is_widening(was: pa.DataType, now: pa.DataType) -> bool:
-    """True if every value of the scalar type `was` is one of `now` (int64 as double: rounded)."""
+    """Return True if every value of the scalar type `was` is also a value of `now` (int64 as double is
+    rounded).
+    """
     old, new = str(was), str(now)
     if old in _INTEGERS:
         if new in ("float", "double"):
@@ -269,10 +278,11 @@ def is_widening(was: pa.DataType, now: pa.DataType) -> bool:
 def adapt(
     table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any] | None = None
 ) -> pa.Table:
-    """The table with exactly the columns of `schema`: added ones null or their default, others cast.
+    """Return the table with exactly the columns of `schema`: new ones are null or have their default,
+    others are cast.
 
     Raises:
-        StateError: a column cannot be cast, or one without nulls and default is missing.
+        StateError: a column cannot be cast, or a column is missing that allows no nulls and has no default.
     """
     columns = []
     for field in schema:

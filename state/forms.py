@@ -25,14 +25,16 @@ from ..errors import StateError
 
 
 def returned_type(function: object) -> Any:
-    """The type that a function is annotated to return; Any if it does not say, or not in a known name."""
+    """Return the type that a function is annotated to return; Any if there is no annotation, or an
+    unknown name in it.
+    """
     while isinstance(function, partial):
         function = function.func
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", None)  # noqa: B004 - the method is wanted
     try:
         hint = typing.get_type_hints(function, include_extras=True).get("return", Any)
-    except Exception:  # a name that only a type checker knows, or a function written in C
+    except Exception:  # the name is known to type checkers only, or the function is written in C
         return Any
     return Any if isinstance(hint, TypeVar) or hint is type(None) else hint
 
@@ -48,7 +50,7 @@ PLAIN: dict[Any, pa.DataType] = {
     time: pa.time64("us"),
     timedelta: pa.duration("us"),
 }
-"""Immutable scalars that Arrow takes and gives as they are."""
+"""Immutable scalars that go into Arrow columns and come back unchanged."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Form:
     to_plain: Callable[[Any], Any]
     from_plain: Callable[[Any], Any]
     nullable: bool = False
-    """None is a value."""
+    """True if None is a value."""
 
 
 def _same(value: Any) -> Any:
@@ -67,7 +69,9 @@ def _same(value: Any) -> Any:
 
 
 def form_of(hint: Any, inside: tuple[Any, ...] = ()) -> Form | None:
-    """The form of a type; None if it has none. `inside`: the records around it, which may not recur."""
+    """Return the form of a type; None if it has none. `inside`: the records around it, which must not
+    recur.
+    """
     inner, optional = without_none(hint)
     if optional:
         form = form_of(inner, inside)
@@ -108,7 +112,7 @@ def _scalar(hint: Any) -> Form | None:
 
 
 def _with_zone(value: datetime) -> datetime:
-    """Arrow would take it as if UTC, and a restore would give it a zone that it did not have."""
+    """Check that a datetime has a zone: Arrow would take it for UTC, and a restore would add a zone."""
     if value.tzinfo is None:
         raise TypeError(
             f"the datetime lacks a zone value=`{value}`; give it one, or declare it as "
@@ -126,15 +130,15 @@ def _without_zone(value: Any) -> Any:
 
 
 def is_plain(hint: Any) -> bool:
-    """True for the types of `PLAIN`."""
+    """Return True for the types of `PLAIN`."""
     try:
         return hint in PLAIN
-    except TypeError:  # not hashable: an odd Annotated
+    except TypeError:  # some Annotated types are not hashable
         return False
 
 
 def enum_values(hint: Any) -> type[Any] | None:
-    """The type of the values of an Enum class, if it is int or str for all members."""
+    """Return the type of the values of an Enum class, if it is int or str for all members."""
     if isinstance(hint, type) and issubclass(hint, Enum):
         kinds = {type(member.value) for member in hint}
         if kinds in ({int}, {str}):
@@ -170,7 +174,7 @@ def _record_form(kind: type[Any], inside: tuple[Any, ...]) -> Form | None:
     known = {name: form for name, form in forms.items() if form is not None}
     if len(known) < len(forms) or not known:
         return None
-    # A field with a default may be missing in stored state, and is so marked.
+    # A field with a default may be missing in stored state, so its column is nullable.
     optional = _fields_with_defaults(kind)
     fields = [
         pa.field(name, form.type_, form.nullable or name in optional)
@@ -183,7 +187,7 @@ def _record_form(kind: type[Any], inside: tuple[Any, ...]) -> Form | None:
         return {name: form.to_plain(getattr(value, name)) for name, form in known.items()}
 
     def from_plain(plain: Any) -> Any:
-        # What the stored value did not have is left to the default of the field.
+        # A field that the stored value lacks gets its default.
         given = {
             name: form.from_plain(plain[name])
             for name, form in known.items()
@@ -248,7 +252,7 @@ def _map_form(key: Any, value: Any, inside: tuple[Any, ...]) -> Form | None:
 
 
 def unwrapped(hint: Any) -> tuple[Any, bool]:
-    """A type without Annotated and NewType; False if it says that datetimes have no zone."""
+    """Return a type without Annotated and NewType, and False if it declares datetimes without zone."""
     aware = True
     while True:
         if get_origin(hint) is Annotated:
@@ -261,7 +265,7 @@ def unwrapped(hint: Any) -> tuple[Any, bool]:
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
-    """`(T, True)` of `T | None`."""
+    """Return `(T, True)` for `T | None`, and `(hint, False)` for other types."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         members = [arg for arg in get_args(hint) if arg is not type(None)]
         if len(members) == 1:
@@ -270,7 +274,7 @@ def without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def is_record(kind: Any) -> bool:
-    """True for a msgspec Struct class or a dataclass."""
+    """Return True for a msgspec Struct class or a dataclass."""
     return isinstance(kind, type) and (
         issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
     )
@@ -286,7 +290,7 @@ _TIMES = (
 
 
 def plain_of(type_: pa.DataType) -> Plain:
-    """From what msgpack says, without types, to what Arrow takes for a type."""
+    """Return a function from plain msgpack values to values that Arrow takes for a type."""
     found = _known_plain(type_)
     return lambda value: None if value is None else found(value)
 
@@ -310,7 +314,7 @@ def _struct(type_: pa.DataType) -> Plain:
     fields = {field.name: plain_of(field.type) for field in type_}
 
     def plain(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):  # a tuple, or a Struct written as an array
+        if not isinstance(value, dict):  # the value is a tuple, or a Struct written as an array
             value = dict(zip(fields, value, strict=True))
         unknown = value.keys() - fields.keys()
         if unknown:

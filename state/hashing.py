@@ -59,7 +59,7 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def hash_key(value: Any) -> int:
-    """The 64-bit hash of one key.
+    """Return the 64-bit hash of one key.
 
     Raises:
         StateError: the value is of a type that cannot be a key, such as float or list.
@@ -71,7 +71,7 @@ def hash_key(value: Any) -> int:
 
 
 def key_group_of(hash_: int, max_parallelism: int) -> int:
-    """The key group of a hash: its top 32 bits, scaled to `max_parallelism`."""
+    """Return the key group of a hash: its top 32 bits, scaled to `max_parallelism`."""
     return ((hash_ >> 32) * max_parallelism) >> 32
 
 
@@ -154,7 +154,7 @@ _SCALARS: dict[type, Callable[[Any], int]] = {
 
 
 def _scalar_of(value: Any) -> Callable[[Any], int]:
-    """The function for a subclass of a key type (a str Enum, a NamedTuple), or a numpy scalar."""
+    """Return the function for a subclass of a key type (a str Enum, a NamedTuple) or for a numpy scalar."""
     if isinstance(value, np.integer | np.bool_):
         return lambda number: _hash_int(int(number))
     for kind in type(value).__mro__:
@@ -164,7 +164,7 @@ def _scalar_of(value: Any) -> Callable[[Any], int]:
 
 
 def not_a_key(kind: str) -> StateError:
-    """The error for a value of a type that cannot be a key."""
+    """Return the error for a value of a type that cannot be a key."""
     fix = "key by int, str, bytes, bool, date, datetime, Decimal, UUID, None, or a tuple of these"
     if kind.startswith(("float", "double", "halffloat")):
         fix = "cast it first, for example to a decimal or to a whole number of units"
@@ -181,7 +181,8 @@ def check_key_type(type_: pa.DataType) -> None:
 
 
 def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
-    """The hash of each row: of the value for one column, of the tuple of values for several.
+    """Return the hash of each row: that of the value for one column, that of the tuple of values for
+    several.
 
     Raises:
         StateError: a column is of a type that cannot be a key.
@@ -190,15 +191,16 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
 
 
 def identity_columns(arrays: Sequence[pa.Array], seed: int) -> Hashes:
-    """A second hash of each row, independent of `hash_columns`.
+    """Return a second hash of each row, independent of `hash_columns`.
 
-    Runs store it, under the version in `operators/aggregation/spilling_group.py`: change that with it.
+    Runs store it under the version that `operators/aggregation/spilling_group.py` names, which must change
+    together with it.
     """
     return _hash_rows(arrays, (2 * seed + INT) & _MASK | 1)
 
 
 def hash_keys(values: Sequence[Any]) -> Hashes:
-    """`hash_key` of each value; vectorised where all values are int, or all str."""
+    """Return `hash_key` of each value; vectorised where all values are int, or all are str."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
@@ -211,7 +213,7 @@ def hash_keys(values: Sequence[Any]) -> Hashes:
 
 
 def key_groups_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int32]:
-    """`key_group_of` of each hash."""
+    """Return `key_group_of` of each hash."""
     scaled = hashes >> np.uint64(32)
     scaled *= np.uint64(max_parallelism)
     scaled >>= np.uint64(32)
@@ -219,7 +221,7 @@ def key_groups_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int32]
 
 
 def _hash_rows(arrays: Sequence[pa.Array], lane: int) -> Hashes:
-    """`lane` 0 is the frozen hash; any other (odd) number makes an independent one."""
+    """Hash rows. Lane 0 is the frozen hash; any other (odd) number makes an independent one."""
     if len(arrays) == 1:
         return _hash_column(arrays[0], lane)
     rows = len(arrays[0]) if arrays else 0
@@ -282,13 +284,13 @@ def _hash_numbers(array: pa.Array, lane: int) -> Hashes:
 
 
 def _words(array: pa.Array) -> Hashes:
-    """The 64-bit values of an array without copying; whatever lies there at its nulls."""
+    """Return the 64-bit values of an array without copying. At nulls they are arbitrary."""
     values = np.frombuffer(array.buffers()[1] or b"", np.uint64)
     return values[array.offset : array.offset + len(array)]
 
 
 def _mix_array(h: Hashes) -> Hashes:
-    """splitmix64's finaliser; overwrites its argument."""
+    """Apply splitmix64's finaliser; overwrites the argument."""
     for shift, factor in ((30, _C1), (27, _C2)):
         h ^= h >> np.uint64(shift)
         h *= np.uint64(factor)
@@ -297,19 +299,19 @@ def _mix_array(h: Hashes) -> Hashes:
 
 
 def mixed(words: Hashes) -> Hashes:
-    """A bijection of 64-bit numbers whose bits look random.
+    """Map 64-bit numbers one to one to numbers whose bits look random.
 
-    It is a step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+    This is a step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
     """
     return _mix_array(words + np.uint64(INT))
 
 
 def _hash_by_value(array: pa.Array, lane: int) -> Hashes:
-    """By `hash_key` of each distinct value: for types with no vectorised form."""
+    """Hash each distinct value with `hash_key`, for types with no vectorised form."""
     encoded = array.dictionary_encode()
     distinct = np.fromiter(map(hash_key, encoded.dictionary.to_pylist()), np.uint64)
     if lane:
-        # equal 64-bit hashes of unequal decimals stay equal here: digits are hashed once more
+        # Equal 64-bit hashes of unequal decimals would stay equal, so the digits are hashed once more.
         digits = [str(value) for value in encoded.dictionary.to_pylist()]
         distinct = _hash_column(pa.array(digits, pa.string()), lane)
     indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -335,7 +337,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _hash_text(array: pa.Array, tag: int, lane: int) -> Hashes:
-    """All rows as short ones, over the cells of a string view; then the longer ones again."""
+    """Hash all rows as short ones, over the cells of a string view, and then the longer ones again."""
     view = array.cast(pa.string_view() if tag == STRING else pa.binary_view())
     cells = np.frombuffer(view.buffers()[1] or b"", np.uint64).reshape(-1, 2)
     cells = cells[view.offset : view.offset + len(view)]
@@ -358,7 +360,7 @@ def _hash_text(array: pa.Array, tag: int, lane: int) -> Hashes:
 
 
 def _hash_long(array: pa.Array, rows: npt.NDArray[np.intp], tag: int, lane: int) -> Hashes:
-    """The hashes of `rows`, all longer than a cell; a piece at a time, to stay within the cache."""
+    """Return the hashes of `rows`, all longer than a cell; a piece at a time, to stay within the cache."""
     starts, stops, padded = _bytes_of(array, tag)
     pieces = (rows[low : low + _PIECE_ROWS] for low in range(0, len(rows), _PIECE_ROWS))
     return np.concatenate(
@@ -368,7 +370,7 @@ def _hash_long(array: pa.Array, rows: npt.NDArray[np.intp], tag: int, lane: int)
 
 
 def _bytes_of(array: pa.Array, tag: int) -> tuple[Index, Index, Hashes]:
-    """Where each value starts and ends, in a copy of the bytes in view as words.
+    """Return the start and end of each value in a copy of the bytes, which is returned as words.
 
     The copy is padded, so that two whole words can be read at any byte.
     """
@@ -412,11 +414,11 @@ def _absorb(h: Hashes, words: Hashes, lane: int) -> Hashes:
 
 
 def _word_at(padded: Hashes, at: Index) -> Hashes:
-    """The 8 bytes at byte offsets `at`, as little-endian words: from two aligned words each."""
+    """Return the 8 bytes at byte offsets `at` as little-endian words, each made of two aligned words."""
     index = at >> 3
     shift = (at & 7).view(np.uint64) << np.uint64(3)
     low = padded.take(index) >> shift
-    # a shift by 64 is undefined: in two steps
+    # a shift by 64 is undefined, so shift in two steps
     high = (padded.take(index + 1) << np.uint64(1)) << (np.uint64(63) - shift)
     low |= high
     return low

@@ -1,4 +1,4 @@
-"""Key groups: the atomic units of keyed state (features.md 3.6, Flink `KeyGroupRangeAssignment`).
+"""Key groups: the atomic units of keyed state (in Flink: `KeyGroupRangeAssignment`).
 
 A key belongs for ever to one of `max_parallelism` key groups; a subtask owns a contiguous range.
 """
@@ -26,24 +26,24 @@ class KeyGroupRange:
         return max(0, self.last - self.first + 1)
 
     def overlaps(self, other: KeyGroupRange) -> bool:
-        """True if the two ranges share a key group."""
+        """Return True if the two ranges share a key group."""
         return self.first <= other.last and other.first <= self.last
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
-    """The range that subtask number `subtask` of `parallelism` owns."""
+    """Return the range that subtask number `subtask` of `parallelism` owns."""
     first = (subtask * max_parallelism + parallelism - 1) // parallelism
     last = ((subtask + 1) * max_parallelism - 1) // parallelism
     return KeyGroupRange(first, last)
 
 
 def owner_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
-    """The subtask that owns `key_group`."""
+    """Return the subtask that owns `key_group`."""
     return key_group * parallelism // max_parallelism
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Flink's default: the next power of two of 1.5 × parallelism, within [128, 32768]."""
+    """Return Flink's default: 1.5 × parallelism rounded up to a power of two, within [128, 32768]."""
     wanted = parallelism + parallelism // 2
     power = 1 << max(0, wanted - 1).bit_length()
     return min(max(power, 128), MAX_PARALLELISM_LIMIT)

@@ -1,4 +1,4 @@
-"""Records that prove their own bytes: JSON objects with a format version and a checksum in front.
+"""Sealed records, whose bytes can be verified: JSON objects with a format version and a checksum in front.
 
     {"format":2,"checksum":"9d0c…","entry":"JobEnded",…}
 
@@ -22,9 +22,9 @@ from ..errors import CorruptError, StateError
 FORMAT_VERSION: Final = 5
 """Raise it whenever the fields of a sealed record change, and keep reading the older formats.
 
-Format 3 tells the history of runs: `RunHistory` in the entries of the job log. Format 4 tells which output
-of earlier runs a run replaces: `OutputListed` and `OldOutput`. Format 5 tells where the REST API of a
-leader listens: `Leader.rest`.
+Format 3 added the history of runs: `RunHistory` in the entries of the job log. Format 4 added the output
+of earlier runs that a run replaces: `OutputListed` and `OldOutput`. Format 5 added the address of a
+leader's REST API: `Leader.rest`.
 """
 _FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything in a sealed record: a field that the format does not have is refused."""
+    """The base of everything in a sealed record. Fields that the format does not have are refused."""
 
 
 @final
@@ -46,7 +46,7 @@ class SealedFormat(Generic[T]):
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_)
 
     def encode(self, value: T) -> bytes:
-        """The record as sealed JSON; equal records give equal bytes."""
+        """Return the record as sealed JSON. Equal records give equal bytes."""
         body = msgspec.json.encode(value)
         head = f'{{"format":{FORMAT_VERSION},"checksum":"'.encode()
         rest = b'",' + body[1:]
@@ -56,12 +56,12 @@ class SealedFormat(Generic[T]):
         """Read a record.
 
         Args:
-            data: its bytes.
-            name: of the object that holds them, for errors.
+            data: the bytes of the record.
+            name: the name of the object that holds them, for errors.
             where: the place of that object, for errors.
 
         Raises:
-            CorruptError: the bytes are not those that were written.
+            CorruptError: the bytes have changed since they were written.
             StateError: a newer version of headgate wrote them.
         """
         try:
@@ -90,7 +90,7 @@ class SealedFormat(Generic[T]):
             value = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise self._misfit(name, version, str(error)) from error
-        # Records of older formats lack the fields that came later, and those have their defaults.
+        # Records of older formats lack the fields that were added later, which have their defaults.
         if version == FORMAT_VERSION and msgspec.json.encode(value) != body:
             missing = _first_missing(msgspec.json.decode(body), msgspec.to_builtins(value))
             cause = f"the field `{missing}` is missing" if missing else "they are in another order"
@@ -98,7 +98,7 @@ class SealedFormat(Generic[T]):
         return value
 
     def _decode_first_format(self, data: bytes, name: str) -> T:
-        """Format 1 has no checksum: its fields are all that can be checked."""
+        """Decode a record of format 1, which has no checksum: only its fields can be checked."""
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -133,7 +133,7 @@ def _checksum(before: bytes, behind: bytes) -> str:
 
 
 def _first_missing(found: Any, expected: Any, path: str = "") -> str:
-    """The path of a field that `expected` has and `found` does not; empty: there is none."""
+    """Return the path of a field that `expected` has and `found` lacks; empty if there is none."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for key, value in expected.items():
             below = f"{path}.{key}" if path else str(key)

@@ -13,13 +13,13 @@ class RocksDBSettings:
     """The bounds of the RocksDB backend.
 
     Attributes:
-        memory_bytes: shared by all databases of the process with the same budget.
-        write_buffer_ratio: the part of it for data not yet written to files.
-        write_buffer_bytes: data of one state that is collected before it becomes a file.
-        write_buffers: so many of them, the one being filled included, before writes wait.
-        threads: that write and merge files in the background, of the process.
-        open_files: that one state keeps open.
-        block_bytes: what is read at a time.
+        memory_bytes: the memory shared by all databases of the process with the same budget.
+        write_buffer_ratio: the part of that memory for data not yet written to files.
+        write_buffer_bytes: how much data of one state is collected before it is written to a file.
+        write_buffers: the number of such buffers, including the one being filled, before writes wait.
+        threads: the threads of the process that write and merge files in the background.
+        open_files: how many files one state keeps open.
+        block_bytes: how much is read at a time.
     """
 
     memory_bytes: int = 256 * MIB
@@ -36,19 +36,21 @@ class RunSettings:
     """The sizes of pieces, and when runs are merged.
 
     Attributes:
-        memory_bytes: for rows not yet in runs, of which there may be two lots (one being filled, one
-            being written), and for the indexes of the runs.
-        file_bytes: size of one file of a run. Also what a flush, and a merge, buffer while they write.
+        memory_bytes: the memory for rows not yet in runs, of which there may be two lots (one being
+            filled, one being written), and for the indexes of the runs.
+        file_bytes: the size of one file of a run. A flush and a merge also buffer this much while they
+            write.
         runs_per_level: this many runs of like size are merged into one.
         runs_max: more runs than this are merged whatever their sizes.
-        runs_stop: so many runs make a flush wait for the merge.
-        merge_bytes: rows that a merge handles at a time; best about the size of the processor's cache.
-        mapped_bytes: pages of run files that may stay mapped, by estimate; beyond it all are given back
-            to the page cache. They are clean: the kernel may take them away at any time.
+        runs_stop: with this many runs a flush waits for the merge.
+        merge_bytes: how much a merge handles at a time; best about the size of the processor's cache.
+        mapped_bytes: the estimated size of the pages of run files that may stay mapped; beyond it all are
+            given back to the page cache. The pages are clean, so the kernel may take them away at any
+            time.
         prefetch_faults: a lookup that waits for the disk this many times makes the following lookups
             ask for all their pages at once, before they read, until one finds its pages in memory.
-        pool_bytes: files that are not needed any more are kept, to be written over, up to this size.
-        pool_file_bytes_min: smaller ones are deleted.
+        pool_bytes: files that are no longer needed are kept up to this total size, to be overwritten.
+        pool_file_bytes_min: smaller files are deleted at once.
     """
 
     memory_bytes: int = 256 * MIB
@@ -76,10 +78,10 @@ class MemoryShare:
             _open[total_bytes] = _open.get(total_bytes, 0) + 1
 
     def __call__(self) -> int:
-        """The bytes of this table, as of now."""
+        """Return the bytes that this table may use at the moment."""
         return self._total // max(1, _open[self._total])
 
     def close(self) -> None:
-        """Leave the memory to the others."""
+        """Leave the memory to the other tables."""
         with _lock:
             _open[self._total] -= 1

@@ -1,6 +1,6 @@
 """The state that an operator hands over at a barrier, and gets back after a restore.
 
-Three shapes of state (features.md STA-01, STA-02):
+State has one of three shapes:
 
 * **tables**: keyed state, one Arrow table per state name. The first column is `key_group` (int32) and
   rows are sorted by it, so that a rescaled subtask reads only the ranges it owns.
@@ -8,7 +8,7 @@ Three shapes of state (features.md STA-01, STA-02):
   they are uploaded as they are, each once.
 * **items**: operator state, per state name a list of opaque, redistributable byte strings.
 
-A cut is taken in the mailbox and must be cheap; what it promises is done later, in a thread, while the
+A cut is taken in the mailbox and must be cheap. Its content is read later, in a thread, while the
 operator goes on.
 """
 
@@ -26,11 +26,13 @@ from .sealed import Record
 
 KEY_GROUP_COLUMN = "key_group"
 DELETED_COLUMN = "deleted"
-"""In a delta only: true in the rows of keys that are gone (their value columns mean nothing)."""
+"""A column of deltas only. It is true in the rows of deleted keys, whose value columns mean nothing."""
 
 Redistribution: TypeAlias = Literal["split", "union", "broadcast"]
-"""Who gets an item after a restore (features.md 3.7): one subtask, or every subtask; *broadcast* items
-are the same on all subtasks, and each gets one copy of the list."""
+"""How items are distributed after a restore: `split` gives each item to one subtask, `union` gives all
+items to every subtask. `broadcast` items are the same in all subtasks, and each gets one copy of the
+list.
+"""
 
 
 @dataclass(slots=True)
@@ -45,9 +47,9 @@ class TableCut:
         epoch: the number of this cut: 1, 2, ... per table, and 1 stands for the restored state itself, so
             the first cut of a restored table is number 2. 0: the table knows no deltas, `make` is only
             asked for everything.
-        discard: called in the mailbox or in a thread, once, instead of `make`, if nobody will call it.
-        confirm: called in the mailbox when a checkpoint has completed, with the number of the oldest
-            cut that a later `make` may still name as `since`: marks of deletions before it can go.
+        discard: called once instead of `make`, in the mailbox or in a thread, if `make` will not be called.
+        confirm: called in the mailbox when a checkpoint has completed, with the number of the oldest cut
+            that a later `make` may still name as `since`; marks of earlier deletions can be dropped.
     """
 
     make: Callable[[int | None], pa.Table]
@@ -93,7 +95,7 @@ class FilesCut:
     """A consistent cut of keyed state that lies in local files.
 
     Attributes:
-        collect: seals the cut (flush, hard links) and names its files. Runs once, in a thread.
+        collect: seals the cut (by a flush or hard links) and returns its files. Runs once, in a thread.
         tables: the content of the cut as tables in the order of key groups, for canonical savepoints;
             runs in a thread, before `release`, instead of or after `collect`.
         keys: the columns that identify a row of `tables`.
@@ -117,11 +119,12 @@ class StateSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RestoredFiles:
-    """The files that one subtask had in a `FilesCut`, downloaded; those with own key groups only.
+    """The downloaded files of one subtask's `FilesCut`; only those with key groups of the restoring
+    subtask.
 
-    `files` maps the id of a file to its local path; they are deleted once the operator is restored, so it
-    moves or links away what it keeps. The key groups are those of the subtask that wrote them: rows
-    outside the own range must be left out.
+    `files` maps the id of a file to its local path. The files are deleted once the operator is restored,
+    so it must move or link the files that it keeps. The key groups are those of the subtask that wrote
+    the files: rows outside the restoring subtask's own range must be left out.
     """
 
     meta: bytes
@@ -132,10 +135,10 @@ class RestoredFiles:
 
 @dataclass(slots=True)
 class RestoredState:
-    """State of one operator subtask as restored: own key groups, own share of the items.
+    """The restored state of one operator subtask: its own key groups, and its own share of the items.
 
-    Tables are merged: base and deltas together, one row per key. `states` is what the checkpoint says of
-    each state, as `Operator.states` said when it was taken.
+    Tables are merged from base and deltas and have one row per key. `states` has the declaration of each
+    state at the time of the checkpoint, as `Operator.states` returned it.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -145,19 +148,20 @@ class RestoredState:
 
     @property
     def empty(self) -> bool:
-        """True if nothing at all was restored."""
+        """True if nothing was restored."""
         return not (self.tables or self.items or self.files)
 
 
 HINT: Final = "hint"
-"""The kind of items that every subtask gets back, and that nobody misses if they are lost."""
+"""The kind of items that every subtask gets back, and whose loss does no harm."""
 
 
 class StateInfo(Record, frozen=True, kw_only=True):
     """The declaration of a state by its operator: for inspection, checks and evolution.
 
-    `schema` is the Arrow IPC message of the schema of its canonical table (None: items, or not known
-    before records come). `version` is the user's, see `migrate` of a descriptor.
+    `schema` is the Arrow IPC message of the schema of its canonical table (None: the state consists of
+    items, or the schema is not known before records come). `version` is the user's; see `migrate` of a
+    descriptor.
     """
 
     name: str
@@ -170,7 +174,7 @@ class StateInfo(Record, frozen=True, kw_only=True):
     ttl_ms: int | None = None
 
     def arrow_schema(self) -> pa.Schema | None:
-        """The schema of the state's table."""
+        """Return the schema of the state's table."""
         return None if self.schema is None else pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
@@ -183,7 +187,7 @@ def state_info(
     version: int = 1,
     ttl_ms: int | None = None,
 ) -> StateInfo:
-    """A StateInfo with its schema encoded."""
+    """Return a StateInfo with its schema encoded."""
     encoded = None if schema is None else schema.serialize().to_pybytes()
     return StateInfo(
         name=name, kind=kind, schema=encoded, keys=keys, version=version, ttl_ms=ttl_ms
@@ -191,15 +195,15 @@ def state_info(
 
 
 class ChannelAddress(Record, frozen=True, kw_only=True):
-    """A channel between two subtasks, in words that outlive the attempt.
+    """A channel between two subtasks, named so that the name is valid in later attempts too.
 
     Attributes:
-        source: the operator that sends.
-        side: its side output that travels here; empty: the main one.
-        target: the operator that receives, the head of its chain.
+        source: the sending operator.
+        side: the side output of the sender that the channel carries; empty: the main output.
+        target: the receiving operator, which is the head of its chain.
         input_index: the number of the receiver's input.
-        sender: index of the sending subtask.
-        receiver: index of the receiving subtask.
+        sender: the index of the sending subtask.
+        receiver: the index of the receiving subtask.
     """
 
     source: str
@@ -211,16 +215,16 @@ class ChannelAddress(Record, frozen=True, kw_only=True):
 
     @property
     def exchange(self) -> ChannelAddress:
-        """The same for all channels between two steps."""
+        """The part of the name that is the same for all channels between two steps."""
         return msgspec.structs.replace(self, sender=0, receiver=0)
 
 
 HANDLE_KINDS: Final = frozenset({"table", "delta", "items", "file", "meta", "input", "output"})
-"""The values of `StateHandle.kind`."""
+"""The possible values of `StateHandle.kind`."""
 
 
 class StateHandle(Record, frozen=True, kw_only=True):
-    """Where one piece of state of one subtask lies: inline in the manifest, or in a file.
+    """The place of one piece of state of one subtask: inline in the manifest, or in a file.
 
     `file` is relative to the root of the job's storage, or of the savepoint. `checksum` is xxh3-64 of
     the bytes, in hex. The tables of one state and subtask are in order: the first has all rows, the
@@ -240,18 +244,19 @@ class StateHandle(Record, frozen=True, kw_only=True):
     first_key_group: int = 0
     last_key_group: int = -1
     keys: tuple[str, ...] = ()
-    """Of tables and deltas: the columns that identify a row."""
+    """For tables and deltas: the columns that identify a row."""
     redistribution: Redistribution = "split"
-    """Of items."""
+    """For items: how they are distributed after a restore."""
     file_id: str = ""
-    """Of files: their `LocalFile.id`."""
+    """For files: their `LocalFile.id`."""
     footer: tuple[int, str] | None = None
-    """Of tables and deltas in files: bytes and checksum of the Parquet footer at the end, with which a
-    part of the file can be read, and trusted, alone."""
+    """For tables and deltas in files: size and checksum of the Parquet footer at the end, by which a part
+    of the file can be read and verified alone.
+    """
     channel: ChannelAddress | None = None
-    """Of records on their way: where to."""
+    """For in-flight records: their channel."""
     offset: int = 0
-    """Where the piece begins in its file; only records on their way share one."""
+    """The position of the piece in its file; only in-flight records share a file."""
 
 
 class OperatorSnapshot(Record, frozen=True, kw_only=True):
@@ -265,7 +270,7 @@ class OperatorSnapshot(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CommitPermit:
-    """Proof that a checkpoint is durable: without one nothing is committed to the outside.
+    """Proof that a checkpoint is durable. Without one nothing is committed to external systems.
 
     Issued by the coordinator only, after the checkpoint is in the job log. `checkpoint_id` is the
     highest durable one: everything pre-committed for it or before may, and must, be committed.

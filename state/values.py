@@ -19,23 +19,25 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One column of a batch: `data` without nulls' meaning, `valid` False at nulls (None: no null)."""
+    """One column of a batch. `valid` is False at nulls, where `data` means nothing; None: there are no
+    nulls.
+    """
 
     data: Array
     valid: npt.NDArray[np.bool_] | None
 
     def pick(self, rows: Index | slice) -> Values:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Values(self.data[rows], None if self.valid is None else self.valid[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedValues(Values):
-    """A column of a batch, and what orders its rows.
+    """A column of a batch with the order of its rows.
 
     Attributes:
-        by: another column; None if only the times count.
-        times: of the records; None without event time: then their order is that of arrival.
+        by: another column that decides the order; None if only the times do.
+        times: the times of the records; None without event time, where the order is that of arrival.
     """
 
     by: Values | None
@@ -43,16 +45,16 @@ class OrderedValues(Values):
 
     @classmethod
     def of(cls, values: Values, by: Values | None, times: Values | None) -> OrderedValues:
-        """`values` with an order."""
+        """Return `values` with an order."""
         return cls(values.data, values.valid, by, times)
 
 
 EVENT_TIME: Final = ""
-"""Stands for a column: the times of the records."""
+"""Stands for a column with the times of the records."""
 
 
 def values_of(array: pa.Array) -> Values:
-    """A column as numpy, without copying where Arrow's layout allows it."""
+    """Return a column as numpy, without copying where Arrow's layout allows it."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     dtype = storage_dtype(array.type)
@@ -68,7 +70,7 @@ def values_of(array: pa.Array) -> Values:
 
 
 def validity_of(array: pa.Array) -> Values:
-    """The same of a column whose values nobody reads: `data` means nothing."""
+    """Return only the validity of a column: `data` means nothing."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     return Values(np.zeros(len(array), np.bool_), _valid(array))
@@ -82,7 +84,7 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def storage_dtype(type_: pa.DataType) -> np.dtype[Any] | None:
-    """How a column lies in memory, None for what is handled as Python objects."""
+    """Return the numpy type of a column in memory; None for types that are handled as Python objects."""
     if pa.types.is_boolean(type_):
         return np.dtype(np.uint8)
     if pa.types.is_integer(type_) or pa.types.is_float32(type_) or pa.types.is_float64(type_):
@@ -94,7 +96,7 @@ def storage_dtype(type_: pa.DataType) -> np.dtype[Any] | None:
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """True for strings and bytes of any layout but fixed size."""
+    """Return True for strings and bytes of any layout except fixed size."""
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     return any(test(type_) for test in (*text, pa.types.is_large_binary)) or type_ in (
         pa.string_view(),
@@ -109,12 +111,14 @@ _REST = np.int64(2**63 - 1)
 
 
 def has_order(type_: pa.DataType) -> bool:
-    """True for types that `orders_of` takes: what lies in memory as numbers."""
+    """Return True for types that `orders_of` takes: those that lie in memory as numbers."""
     return storage_dtype(type_) is not None
 
 
 def orders_of(data: Array) -> Orders:
-    """Of numbers as `values_of` gives them. NaN is greater than any number; 0 and -0 are equal."""
+    """Return int64 numbers in the order of numbers from `values_of`. NaN is greater than any number; 0
+    and -0 are equal.
+    """
     if data.dtype == np.uint64:
         return (data ^ _SIGN).view(np.int64)
     if data.dtype.kind != "f":
@@ -125,7 +129,7 @@ def orders_of(data: Array) -> Orders:
 
 
 def values_in_order(orders: Orders, type_: pa.DataType) -> Array:
-    """The opposite of `orders_of`, for values of a type."""
+    """Return the values of a type that `orders_of` was given."""
     dtype: np.dtype[Any] | None = storage_dtype(type_)
     assert dtype is not None
     if dtype == np.uint64:
@@ -136,5 +140,5 @@ def values_in_order(orders: Orders, type_: pa.DataType) -> Array:
 
 
 def _flipped(bits: Orders) -> Orders:
-    """Floats as integers, or back: among negative ones the order of the bits is the wrong way round."""
+    """Turn floats into integers, or back: among negative floats the order of the bits is reversed."""
     return bits ^ (bits >> np.int64(63) & _REST)

@@ -27,11 +27,11 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _INT64_LIMIT = 2**63
 _SAFE_LIMIT = float(_INT64_LIMIT) * (1 - 2.0**-9)
 QUIET: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
-"""NaN and infinity are values like others, not worth a warning."""
+"""Options for `np.errstate`: NaN and infinity are ordinary values, which need no warning."""
 
 
 class _Seen:
-    """Which slots have had a value that is not null. Costs nothing until the first null comes."""
+    """The slots that have had a value other than null. It costs nothing until the first null comes."""
 
     def __init__(self) -> None:
         self.field: SlotArray | None = None
@@ -42,7 +42,7 @@ class _Seen:
     def mark(self, valid: Index, nulls: bool, known: int, size: int) -> None:
         """Note a batch: the slots of its values, and whether it held nulls.
 
-        While no null came, each of the `known` slots from before had a value.
+        As long as there was no null, each of the `known` earlier slots had a value.
         """
         if self.field is None:
             if not nulls:
@@ -54,16 +54,16 @@ class _Seen:
         self.field.data[valid] = True
 
     def mask(self, which: Index | slice) -> Mask | None:
-        """True where the result is null, in pyarrow's sense; None if nowhere."""
+        """Return pyarrow's mask, which is True where the result is null; None if no result is."""
         return None if self.field is None else ~self.field.data[which]
 
 
 class Accumulator:
-    """State of one aggregate for all slots.
+    """The state of one aggregate for all slots.
 
     Attributes:
-        type: Arrow type of the result.
-        name: its column.
+        type: the Arrow type of the result.
+        name: the column of the result.
     """
 
     type: pa.DataType
@@ -78,48 +78,48 @@ class Accumulator:
         self.add(np.zeros(rows, np.intp), values, known, 1)
 
     def merge(self, into_slots: Index, from_slots: Index) -> None:
-        """Add what `from_slots[i]` has seen to `into_slots[i]`, as if its rows had come there.
+        """Add the rows of `from_slots[i]` to `into_slots[i]`, as if they had arrived there.
 
-        Slots of `into_slots` may repeat; `from_slots` are others, each once, and stay as they are. Where
-        the order of rows counts, those of `from_slots` come behind.
+        Slots of `into_slots` may repeat. `from_slots` are other, distinct slots and do not change. Where
+        the order of rows counts, those of `from_slots` come later.
         """
         raise NotImplementedError
 
     def result(self, which: Index | slice) -> pa.Array:
-        """The aggregate of these slots."""
+        """Return the aggregate of these slots."""
         raise NotImplementedError
 
     def reset(self, size: int) -> None:
-        """Forget the first `size` slots, which are all; keeps the memory."""
+        """Forget all slots, which are the first `size`; keeps the memory."""
         raise NotImplementedError
 
     def fields(self) -> list[Field]:
-        """The arrays by slot this consists of at the moment. They only become more, at the end."""
+        """Return the present arrays by slot. New ones are only ever added at the end."""
         raise NotImplementedError
 
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
-        """State columns (see `state_fields`) of some entries of `fields`. Runs in any thread."""
+        """Return the state columns (see `state_fields`) of some entries of `fields`. Runs in any thread."""
         raise NotImplementedError
 
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         """Take over the state columns of a snapshot, row i into `slots[i]`, all from `known` on.
 
-        Columns that the table does not have, since the aggregate is new, are those of no record at all.
+        Columns that the table lacks because the aggregate is new are taken as if no record had come.
         """
         raise NotImplementedError
 
     @property
     def object_bytes(self) -> int:
-        """Memory of Python objects that the arrays refer to."""
+        """The memory of Python objects that the arrays refer to."""
         return 0
 
     def state_fields(self) -> list[pa.Field]:
-        """The columns of a snapshot."""
+        """Return the fields of the columns in a snapshot."""
         return [pa.field(self.name, self.type)]
 
 
 class CountAccumulator(Accumulator):
-    """count(): all rows; count(column): those not null."""
+    """count() counts all rows, count(column) those that are not null."""
 
     def __init__(self, name: str) -> None:
         self.name, self.type = name, pa.int64()
@@ -140,7 +140,7 @@ class CountAccumulator(Accumulator):
         np.add.at(self._counts.data, into_slots, self._counts.data.take(from_slots))
 
     def counts(self, which: Index | slice) -> npt.NDArray[np.int64]:
-        """The counts as numpy."""
+        """Return the counts as numpy."""
         return self._counts.data[which]
 
     def result(self, which: Index | slice) -> pa.Array:
@@ -163,7 +163,7 @@ class CountAccumulator(Accumulator):
 
 
 class _NumericAccumulator(Accumulator):
-    """What sum, min and max of numbers share: one array, and null where nothing was seen."""
+    """The base of sum, min and max of numbers: one array, and null where there was no value."""
 
     def __init__(self, name: str, type_: pa.DataType, dtype: Any, initial: Any) -> None:
         self.name, self.type = name, type_
@@ -226,13 +226,13 @@ class _NumericAccumulator(Accumulator):
         valid, data = values.valid, values.data
         if valid is not None:
             slots, data = slots[valid], data[valid]
-        # a new slot that gets nothing here has not seen a value
+        # a new slot that gets nothing here has had no value
         self._seen.mark(slots, len(slots) < size - known, known, size)
         self._field.data[slots] = data
 
 
 class FloatSum(_NumericAccumulator):
-    """sum of floats, in float64."""
+    """The sum of floats, in float64."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, pa.float64(), np.float64, 0.0)
@@ -247,19 +247,21 @@ class FloatSum(_NumericAccumulator):
 
 
 class IntSum(_NumericAccumulator):
-    """sum of integers, in int64; fails rather than wraps.
+    """The sum of integers, in int64. It fails rather than wraps.
 
-    `_bound` is what no sum exceeds in magnitude. While it is small, which costs one look at the
-    extremes of each batch to know, nothing can overflow; else the sums that a batch changes are looked
-    at. The bound grows with each batch. It is taken from the sums again once as many rows have come as
+    No sum exceeds `_bound` in magnitude. While the bound is small, nothing can overflow, and finding that
+    out takes one look at the extremes of each batch. Otherwise the sums that a batch changes are checked.
+    The bound grows with each batch. It is computed from the sums again once as many rows have come as
     there are sums, so that no batch pays for all of them.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, pa.int64(), np.int64, 0)
         self._bound = 0
-        self._rows = 0  # since the bound was taken from the sums
-        self._totals = SlotArray(np.float64)  # scratch by slot, zeros but while a batch is checked
+        self._rows = 0  # rows since the bound was computed from the sums
+        self._totals = SlotArray(
+            np.float64
+        )  # scratch by slot; all zeros except while a batch is checked
 
     def reset(self, size: int) -> None:
         super().reset(size)
@@ -285,7 +287,7 @@ class IntSum(_NumericAccumulator):
         self._field.data[0] += data.sum(dtype=np.int64)
 
     def _fits(self, data: Array) -> bool:
-        """True if no sum can leave int64 by these values, wherever they go; counts them in the bound."""
+        """Return True if these values cannot take any sum out of int64; adds them to the bound."""
         growth = self._magnitude(data) * len(data)
         self._rows += len(data)
         if self._bound + growth >= _INT64_LIMIT and self._rows >= self._field.filled:
@@ -295,7 +297,7 @@ class IntSum(_NumericAccumulator):
         return self._bound < _INT64_LIMIT
 
     def _check(self, expected: Array) -> None:
-        """Raise DataError if one of these new sums, in float64, is none of int64."""
+        """Raise DataError if one of these new sums, in float64, does not fit int64."""
         if np.abs(expected).max() >= _SAFE_LIMIT:
             raise DataError(
                 f"a sum left the range of int64 column=`{self.name}`",
@@ -308,7 +310,7 @@ class IntSum(_NumericAccumulator):
 
 
 class Extreme(_NumericAccumulator):
-    """min or max of anything that lies in memory as a number."""
+    """The min or max of anything that lies in memory as a number."""
 
     def __init__(self, name: str, type_: pa.DataType, dtype: np.dtype[Any], largest: bool) -> None:
         initial: Any
@@ -334,7 +336,7 @@ class Extreme(_NumericAccumulator):
 
 
 class ObjectAccumulator(Accumulator):
-    """sum, min or max of decimals, strings and bytes: Python objects, one step per record."""
+    """The sum, min or max of decimals, strings and bytes: Python objects, one step per record."""
 
     def __init__(self, name: str, type_: pa.DataType, merge: Callable[[Any, Any], Any]) -> None:
         self.name, self.type = name, type_
@@ -367,7 +369,7 @@ class ObjectAccumulator(Accumulator):
         return self._object_bytes
 
     def objects(self, which: Index | slice) -> list[Any]:
-        """The values as Python objects, None where nothing was seen."""
+        """Return the values as Python objects, None where there was no value."""
         held: list[Any] = entries_of(self._field.data, which).tolist()
         return held
 
@@ -404,7 +406,7 @@ class ObjectAccumulator(Accumulator):
 
 
 class AvgAccumulator(Accumulator):
-    """avg: a sum and a count."""
+    """The avg: a sum and a count."""
 
     def __init__(self, name: str, total: Accumulator) -> None:
         self.name, self.type = name, pa.float64()
@@ -456,7 +458,7 @@ class AvgAccumulator(Accumulator):
 
 
 def arrow_of(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
-    """An Arrow array of a numpy one that nobody changes any more."""
+    """Return an Arrow array over a numpy array that does not change any more."""
     if pa.types.is_boolean(type_):
         return pa.array(data.view(np.bool_), mask=mask)
     array = pa.array(data, mask=mask)
@@ -464,7 +466,7 @@ def arrow_of(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:
 
 
 def stored_array(table: pa.Table, name: str, type_: pa.DataType) -> pa.Array | None:
-    """A column of a snapshot as one array; None if it is not there.
+    """Return a column of a snapshot as one array; None if it is not there.
 
     Raises:
         StateError: the column is not of the type that this job expects.
@@ -482,13 +484,13 @@ def stored_array(table: pa.Table, name: str, type_: pa.DataType) -> pa.Array | N
 
 
 def state_column(table: pa.Table, name: str, type_: pa.DataType) -> Values | None:
-    """The values of `stored_array`."""
+    """Return the values of `stored_array`."""
     array = stored_array(table, name, type_)
     return None if array is None else values_of(array)
 
 
 def list_column(table: pa.Table, name: str, type_: pa.DataType) -> tuple[Array, pa.Array] | None:
-    """The lengths and the items of the lists of `stored_array`."""
+    """Return the lengths and the items of the lists of `stored_array`."""
     lists = stored_array(table, name, type_)
     if lists is None:
         return None
@@ -497,14 +499,14 @@ def list_column(table: pa.Table, name: str, type_: pa.DataType) -> tuple[Array, 
 
 
 def list_array(lengths: Array, items: pa.Array) -> pa.Array:
-    """Lists of these lengths, of items that stand one after the other."""
+    """Return lists of these lengths over items that stand one after the other."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return pa.LargeListArray.from_arrays(pa.array(offsets), items)
 
 
 class MomentsAccumulator(Accumulator):
-    """Variance, or its root, in float64: count, mean and sum of squared deviations per slot.
+    """The variance, or its root, in float64, from count, mean and sum of squared deviations per slot.
 
     Batches, and slots that are merged, are combined as in Chan, Golub, LeVeque: Updating Formulae and a
     Pairwise Algorithm for Computing Sample Variances (1979). The mean is kept in two float64 (Dekker), the
@@ -513,8 +515,8 @@ class MomentsAccumulator(Accumulator):
     bits alone, even where the mean is large and the deviations are small.
 
     Args:
-        sample: divide by count - 1, so that one value gives null; else by count.
-        root: the standard deviation.
+        sample: divide by count - 1, so that a single value gives null; otherwise by count.
+        root: return the root, which is the standard deviation.
     """
 
     def __init__(self, name: str, *, sample: bool, root: bool) -> None:
@@ -552,7 +554,9 @@ class MomentsAccumulator(Accumulator):
     def _combine(
         self, slots: Index, counts: Array, means: Array, lows: Array, squares: Array
     ) -> None:
-        """Add groups of values to slots: of each its count, its mean in two parts, and its squares."""
+        """Add groups of values to slots, each given by its count, its mean in two parts, and its
+        squares.
+        """
         unique, rank = self._ranks.of(slots, self._counts.filled)
         groups = len(unique)
         held = self._counts.data.take(unique)

@@ -34,16 +34,18 @@ from .accumulators import Accumulator, arrow_of, list_array, list_column
 
 
 def is_internable(type_: pa.DataType) -> bool:
-    """True for what can be told apart: numbers, times, decimals, strings and bytes."""
+    """Return True for types whose values can be compared for equality: numbers, times, decimals, strings,
+    bytes.
+    """
     fixed = pa.types.is_fixed_size_binary(type_)
     return storage_dtype(type_) is not None or is_text(type_) or pa.types.is_decimal(type_) or fixed
 
 
 class Interned:
-    """Equal values have the same number. All NaN are equal, as are 0 and -0.
+    """Numbers for values, the same for equal values. All NaN are equal, as are 0 and -0.
 
     Attributes:
-        nbytes: memory of strings, bytes and decimals, which are kept once.
+        nbytes: the memory of strings, bytes and decimals, each of which is kept once.
     """
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -58,7 +60,7 @@ class Interned:
         self.nbytes = 0
 
     def numbers_of(self, data: Array) -> Orders:
-        """The numbers of values that are not null, as `values_of` gives them."""
+        """Return the numbers of values from `values_of` that are not null."""
         if self._is_number:
             return orders_of(data)
         numbers, objects, found = self._numbers, self._objects, []
@@ -72,7 +74,7 @@ class Interned:
         return np.array(found, np.int64)
 
     def values_in(self, numbers: Orders) -> pa.Array:
-        """The opposite. Runs in any thread."""
+        """Return the values with these numbers. Runs in any thread."""
         if self._is_number:
             return arrow_of(values_in_order(numbers, self._type), self._type, None)
         objects = self._objects
@@ -80,7 +82,7 @@ class Interned:
 
 
 class CollectAccumulator(Accumulator):
-    """Lists of values, without nulls; a list with more than `limit` fails the job."""
+    """Lists of values, without nulls. A list of more than `limit` values fails the job."""
 
     def __init__(self, name: str, type_: pa.DataType, limit: int) -> None:
         self.name, self.type, self._limit = name, pa.large_list(type_), limit
@@ -119,7 +121,7 @@ class CollectAccumulator(Accumulator):
         self._append(np.repeat(into_slots, lengths), items)
 
     def _sorted(self, starts: Array, lengths: Array) -> tuple[pa.Array, Array]:
-        """Values and times of lists, one after the other."""
+        """Return the values and times of lists, one list after the other."""
         items = self._lists.items(starts, lengths)
         times = items["time"].copy()
         order = np.lexsort((times, np.repeat(np.arange(len(lengths)), lengths)))
@@ -162,7 +164,7 @@ class CollectAccumulator(Accumulator):
 
 
 class DistinctAccumulator(Accumulator):
-    """Counts different values, exactly. NaN is one value. Memory grows with the values."""
+    """Counts distinct values exactly. NaN is one value. Memory grows with the values."""
 
     def __init__(self, name: str, type_: pa.DataType) -> None:
         self.name, self.type = name, pa.int64()
@@ -181,7 +183,8 @@ class DistinctAccumulator(Accumulator):
             self._add(slots, self._interned.numbers_of(data))
 
     def _add(self, slots: Index, numbers: Orders) -> None:
-        # Both lanes together are the pair itself: of one number the first is a bijection of slots.
+        # Both lanes together stand for the pair itself: for a given number the first lane is a bijection
+        # of the slots.
         checks = numbers.view(np.uint64)
         hashes = mixed(checks ^ mixed(slots.astype(np.uint64)))
         new = np.sort(self._pairs.lookup(hashes, checks)[1])

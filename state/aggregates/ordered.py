@@ -37,7 +37,8 @@ class ChosenAccumulator(Accumulator):
     """A value and its order per slot.
 
     Args:
-        by_type: of the other column, one that `has_order`; None if there is none.
+        by_type: the type of the other column, which must have an order (`has_order`); None without such a
+            column.
         largest: take the greatest order.
     """
 
@@ -80,7 +81,7 @@ class ChosenAccumulator(Accumulator):
             field.reserve(size)
 
     def _choose(self, slots: Index, data: Array, orders: list[Orders]) -> None:
-        """Take over the values that go before those held; rows stand in the order of arrival."""
+        """Keep those values that go before the held ones; the rows stand in the order of arrival."""
         if not slots.size:
             return
         unique, rank = self._ranks.of(slots, self._seen.filled)
@@ -94,7 +95,7 @@ class ChosenAccumulator(Accumulator):
             rows = rows[order[rows] == best[rank[rows]]]
             bests.append(best)
         chosen = np.empty(len(unique), np.intp)
-        # of equal rows the one written last stays
+        # among equal rows the one that is written last stays
         rows = rows if self._largest else rows[::-1]
         chosen[rank[rows]] = rows
         wins = self._wins(unique, bests)
@@ -105,7 +106,7 @@ class ChosenAccumulator(Accumulator):
         self._set(unique, data[chosen])
 
     def _wins(self, slots: Index, bests: list[Orders]) -> Mask:
-        """Where rows that came later, of these orders, take the place of what is held."""
+        """Return True where later rows with these orders take the place of the held ones."""
         wins = np.full(len(slots), self._largest)
         for order, best in zip(reversed(self._orders), reversed(bests), strict=True):
             held = order.data.take(slots)
@@ -178,11 +179,11 @@ class ChosenAccumulator(Accumulator):
 class TopAccumulator(Accumulator):
     """Up to `n` records per slot, in ascending order: their orders, and their values.
 
-    Values that are no numbers are one tuple per slot. All room of a slot is taken at once.
+    Values that are not numbers are kept as one tuple per slot. All room of a slot is taken at once.
 
     Args:
-        by_type: of the other column, one that `has_order`.
-        largest: hold the last `n`.
+        by_type: the type of the other column, which must have an order (`has_order`).
+        largest: hold the last `n` records instead of the first.
     """
 
     def __init__(
@@ -226,21 +227,21 @@ class TopAccumulator(Accumulator):
             field.reserve(size)
 
     def _held(self) -> Array:
-        """`n` items per slot, of which its count is in use; of the same memory."""
+        """Return a view with `n` items per slot, of which the first are in use, as many as its count."""
         return self._items.data.view(self._item)
 
     def _places(self, slots: Index, counts: Array) -> Index:
-        """Where the items of these slots are in `_held`."""
+        """Return the positions of the items of these slots in `_held`."""
         return ranges(slots * self._n, counts)
 
     def _values_of(self, slots: Index, items: Array) -> Array:
-        """The values that belong to `items`, which are all of these slots."""
+        """Return the values that belong to `items`, which must be all the items of these slots."""
         if self._objects is None:
             return items["value"]
         return _chained(entries_of(self._objects.data, slots))
 
     def _hold(self, slots: Index, items: Array, values: Array) -> None:
-        """Hold those of the records that belong to the best; they stand in the order of arrival."""
+        """Keep those records that are among the best; the records stand in the order of arrival."""
         better = self._is_better(slots, items)
         if not better.any():
             return
@@ -259,7 +260,7 @@ class TopAccumulator(Accumulator):
         self._set(unique, counts, items[chosen], values[chosen])
 
     def _is_better(self, slots: Index, items: Array) -> Mask:
-        """Where a record goes before the worst that is held, or there is room for it."""
+        """Return True where a record goes before the worst held one, or there is room for it."""
         counts = self._counts.data.take(slots)
         worst = self._held()[slots * self._n + (0 if self._largest else counts - 1)]
         by, time = items["by"], items["time"]
@@ -299,7 +300,7 @@ class TopAccumulator(Accumulator):
         return list_array(counts, self._to_arrow(values))
 
     def _parts(self, entries: Sequence[Array]) -> tuple[Array, Array, Array]:
-        """Of some entries of `fields`: how many each has, and then all items and values."""
+        """Return, for some entries of `fields`, the count of each, then all items and all values."""
         counts = entries[1].astype(np.int64)
         items = entries[0].view(self._item)[self._places(np.arange(len(counts)), counts)]
         return counts, items, items["value"] if self._objects is None else _chained(entries[2])
@@ -346,7 +347,7 @@ class TopAccumulator(Accumulator):
 
 
 def _chained(tuples: Array) -> Array:
-    """The values of tuples (None: of none) as one array of objects."""
+    """Return the values of tuples as one array of objects; None stands for an empty tuple."""
     values = list(chain.from_iterable(each or () for each in tuples.tolist()))
     found: Array = np.empty(len(values), object)
     found[:] = values

@@ -45,7 +45,7 @@ from .accumulators import Accumulator, arrow_of, list_array, list_column, state_
 
 INDEX_BITS: Final = 11
 REGISTERS: Final = 1 << INDEX_BITS
-"""Bytes of a sketch. The standard error is 1.04 / sqrt(REGISTERS): 2.3 %."""
+"""The number of bytes of a sketch. The standard error is 1.04 / sqrt(REGISTERS): 2.3 %."""
 _RANKS: Final = 64 - INDEX_BITS
 _BLOCK: Final = 1_024
 
@@ -53,7 +53,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def registers_of(hashes: Hashes) -> tuple[Index, npt.NDArray[np.uint8]]:
-    """Which register each value goes to, and its rank there: the place of the lowest 1 among other bits."""
+    """Return the register of each value, and its rank there: the place of the lowest 1 among the other
+    bits.
+    """
     rest = (hashes >> np.uint64(INDEX_BITS)) | np.uint64(1 << _RANKS)
     lowest = rest & (~rest + np.uint64(1))
     # a power of 2, which a float holds exactly
@@ -62,7 +64,7 @@ def registers_of(hashes: Hashes) -> tuple[Index, npt.NDArray[np.uint8]]:
 
 
 def estimates(registers: Array) -> npt.NDArray[np.int64]:
-    """Estimate the number of different values that sketches have seen; one row of `registers` each."""
+    """Estimate the number of distinct values in each sketch, which is a row of `registers`."""
     found = np.empty(len(registers), np.int64)
     for low in range(0, len(registers), _BLOCK):
         block = registers[low : low + _BLOCK]
@@ -74,7 +76,7 @@ def estimates(registers: Array) -> npt.NDArray[np.int64]:
 
 
 def _estimates(counts: Array) -> Floats:
-    """From how many registers have each rank."""
+    """Estimate from the number of registers with each rank."""
     z = REGISTERS * _tau(1 - counts[:, -1] / REGISTERS)
     for rank in range(_RANKS, 0, -1):
         z = 0.5 * (z + counts[:, rank])
@@ -86,7 +88,7 @@ def _estimates(counts: Array) -> Floats:
 
 
 def _sigma(x: Floats) -> Floats:
-    """x + the sum of x^(2^k) 2^(k-1) over k >= 1, for x below 1."""
+    """Return x + the sum of x^(2^k) 2^(k-1) over k >= 1, for x below 1."""
     total, factor = x.copy(), 1.0
     while True:
         x = x * x
@@ -98,7 +100,7 @@ def _sigma(x: Floats) -> Floats:
 
 
 def _tau(x: Floats) -> Floats:
-    """(1 - x - the sum of (1 - x^(2^-k))^2 2^-k over k >= 1) / 3."""
+    """Return (1 - x - the sum of (1 - x^(2^-k))^2 2^-k over k >= 1) / 3."""
     total, factor = 1 - x, 1.0
     x = np.where(x == 0, 1.0, x)
     total = np.where(x == 1, 0.0, total)
@@ -116,7 +118,7 @@ _STATE_TYPE = pa.binary(REGISTERS)
 
 
 class ApproxDistinctAccumulator(Accumulator):
-    """About how many different values; see `REGISTERS` for the error. Takes 2 KiB per slot."""
+    """Estimates the number of distinct values; see `REGISTERS` for the error. Takes 2 KiB per slot."""
 
     def __init__(self, name: str, type_: pa.DataType) -> None:
         self.name, self.type = name, pa.int64()
@@ -170,7 +172,7 @@ class ApproxDistinctAccumulator(Accumulator):
 
 
 def _as_registers(sketches: Array) -> Array:
-    """One row of registers per sketch; of the same memory."""
+    """Return a view with one row of registers per sketch."""
     return sketches.view(np.uint8).reshape(-1, REGISTERS)
 
 
@@ -178,27 +180,33 @@ def _as_registers(sketches: Array) -> Array:
 
 
 BUCKETS: Final = 512
-"""Per sketch and sign."""
+"""The number of buckets per sketch and sign."""
 ACCURACY: Final = 0.01
-"""Relative error of quantiles while the magnitudes of a sketch span a factor of 27,000; 2 % up to 7e8."""
+"""The relative error of quantiles while the magnitudes of a sketch span a factor of up to 27,000; up to
+7e8 it is 2 %.
+"""
 _LOG_FACTOR: Final = float(np.log((1 + ACCURACY) / (1 - ACCURACY)))
 Counts = npt.NDArray[np.int64]
 
 
 def buckets_of(magnitudes: Array) -> Counts:
-    """The finest bucket of each positive, finite number: factor^(bucket - 1) < number <= factor^bucket."""
+    """Return the finest bucket of each positive, finite number: factor^(bucket - 1) < number <=
+    factor^bucket.
+    """
     found: Counts = np.ceil(np.log(magnitudes) / _LOG_FACTOR).astype(np.int64)
     return found
 
 
 def collapsed(buckets: Counts, levels: Counts) -> Counts:
-    """The same after pairs of buckets became one so many times."""
+    """Return the buckets after pairs of buckets have been joined `levels` times."""
     found: Counts = -(-buckets >> levels)
     return found
 
 
 def levels_for(lowest: Counts, highest: Counts) -> Counts:
-    """How many times at least, so that these finest buckets lie within `BUCKETS` of each other."""
+    """Return how often pairs must be joined for these finest buckets to lie within `BUCKETS` of each
+    other.
+    """
     levels = np.zeros(len(lowest), np.int64)
     while True:
         wide = collapsed(highest, levels) - collapsed(lowest, levels) >= BUCKETS
@@ -208,9 +216,9 @@ def levels_for(lowest: Counts, highest: Counts) -> Counts:
 
 
 def values_of_buckets(buckets: Counts, levels: Counts) -> npt.NDArray[np.float64]:
-    """The number that is within the relative error of all numbers of a bucket."""
+    """Return the number that is within the relative error of all numbers of a bucket."""
     log_factor = _LOG_FACTOR * np.exp2(levels)
-    # the least of numbers has its bucket's middle below all floats, the largest above
+    # the middle of the bucket of the least float is below all floats, that of the largest float above
     logs = buckets * log_factor + np.log(2 / (1 + np.exp(log_factor)))
     info = np.finfo(np.float64)
     with np.errstate(over="ignore"):
@@ -219,13 +227,13 @@ def values_of_buckets(buckets: Counts, levels: Counts) -> npt.NDArray[np.float64
 
 
 def places_of(buckets: Counts) -> Index:
-    """Where buckets lie among `BUCKETS` counters: those of a sketch are all different."""
+    """Return the places of buckets among `BUCKETS` counters, which differ within a sketch."""
     found: Index = buckets % BUCKETS
     return found
 
 
 def unplaced(places: Index, lowest: Counts) -> Counts:
-    """The opposite, in sketches with these lowest buckets."""
+    """Return the buckets at these places in sketches with these lowest buckets."""
     found: Counts = lowest + (places - lowest) % BUCKETS
     return found
 
@@ -234,15 +242,16 @@ _COUNTERS = np.dtype(f"V{8 * BUCKETS}")
 _PLACES_TYPE: Final = pa.large_list(pa.int16())
 _COUNTS_TYPE: Final = pa.large_list(pa.int64())
 _ODD: Final = ("minus_infinite", "zeros", "infinite", "nan")
-"""Numbers without a bucket; each kind has a counter of its own."""
+"""The kinds of numbers that have a counter of their own instead of a bucket."""
 _SLOTS_AT_ONCE: Final = 256
 _LIMITS = np.iinfo(np.int64)
 
 
 class QuantileAccumulator(Accumulator):
-    """The number at place `q` (0 to 1) among all in order; 4 KiB per slot, twice that with negative ones.
+    """The number at place `q` (0 to 1) of all numbers in order. Takes 4 KiB per slot, or twice that if
+    there are negative numbers.
 
-    Of n numbers it is that with floor(q (n - 1)) others before it. NaN is greater than any number.
+    Of n numbers it is the one with floor(q (n - 1)) others before it. NaN is greater than any number.
     """
 
     def __init__(self, name: str, q: float) -> None:
@@ -254,7 +263,7 @@ class QuantileAccumulator(Accumulator):
         )
         self._counters = [
             _new_counters()
-        ]  # of positive, then of negative numbers, if there are some
+        ]  # counters of positive numbers, then of negative ones if there are any
         self._ranks = SlotRanks()
 
     # --- numbers -------------------------------------------------------------------------------
@@ -294,7 +303,7 @@ class QuantileAccumulator(Accumulator):
         np.add.at(counters, slots * BUCKETS + places, counts)
 
     def _cover(self, slots: Index, lowest: Counts, highest: Counts) -> Counts:
-        """Make room for finest buckets; returns the level of each row's slot from now on."""
+        """Make room for finest buckets, and return the new level of each row's slot."""
         unique, rank = self._ranks.of(slots, self._lowest.filled)
         low, high = self._lowest.data.take(unique), self._highest.data.take(unique)
         held = np.flatnonzero(low <= high)
@@ -310,7 +319,7 @@ class QuantileAccumulator(Accumulator):
         return levels[rank]
 
     def _collapse(self, slots: Index, lowest: Counts, before: Counts, after: Counts) -> None:
-        """Bring the counters of some slots to a higher level."""
+        """Join the counters of some slots up to a higher level."""
         for field in self._counters:
             counters = _as_counts(field.data)
             held = counters[slots]
@@ -349,7 +358,9 @@ class QuantileAccumulator(Accumulator):
         return arrow_of(found, self.type, nothing if nothing.any() else None)
 
     def _quantiles(self, values: list[Array]) -> tuple[Array, Array]:
-        """The quantiles of some slots, from the values of the fields, and where there is none."""
+        """Return the quantiles of some slots, from the values of the fields, and a mask of slots without
+        numbers.
+        """
         odd, (low, high), counters = values[:4], values[4:6], values[6:]
         size = len(low)
         low, high = np.where(low > high, 0, low), np.where(low > high, 0, high)
@@ -375,7 +386,9 @@ class QuantileAccumulator(Accumulator):
 
     @staticmethod
     def _values_at(at: Index, negatives: int, lowest: Counts, levels: Counts) -> Array:
-        """The numbers of some columns: -inf, negative ones, 0, positive ones, inf, NaN."""
+        """Return the numbers that columns stand for: -inf, negative numbers, 0, positive numbers, inf,
+        NaN.
+        """
         found = np.zeros(len(at))
         below, above = at >= 1, at > negatives + 1
         negative = below & (at <= negatives)
@@ -412,7 +425,7 @@ class QuantileAccumulator(Accumulator):
         ]
 
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
-        """Counters that have counted only; places from `BUCKETS` on are of negative numbers."""
+        """Return the counters above 0 only; places from `BUCKETS` on belong to negative numbers."""
         counters = np.concatenate([_as_counts(part) for part in values[6:]], axis=1)
         rows, places = np.nonzero(counters)
         lengths = np.bincount(rows, minlength=len(counters))
@@ -446,5 +459,5 @@ def _new_counters() -> SlotArray:
 
 
 def _as_counts(counters: Array) -> Counts:
-    """One row of counts per slot; of the same memory."""
+    """Return a view with one row of counts per slot."""
     return counters.view(np.int64).reshape(-1, BUCKETS)

@@ -48,20 +48,22 @@ MOMENTS: Final = {
     "variance_pop": (False, False),
     "stddev_pop": (False, True),
 }
-"""By kind: of a sample, and the root."""
+"""For each kind: whether it is that of a sample, and whether it is the root."""
 COUNTS: Final = frozenset({"count", "count_distinct", "approx_count_distinct"})
 """Kinds whose result is never null."""
 BY_TIME: Final = frozenset({"first", "last", "collect"})
-"""Kinds in which the times of the records decide."""
+"""Kinds in which the times of the records decide which ones count."""
 TOP: Final = frozenset({"top_n", "bottom_n"})
-"""Kinds of several records; the column itself decides, unless another is named."""
+"""Kinds that keep several records. The column itself decides which, unless another one is named."""
 BY_COLUMN: Final = frozenset({"min_by", "max_by"}) | TOP
-"""Kinds in which another column decides."""
+"""Kinds in which another column decides which records count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The number that a kind takes: from `low` to `high`; without a default it must be given."""
+    """The number that a kind takes as a parameter, from `low` to `high`. Without a default it must be
+    given.
+    """
 
     name: str
     type: Callable[[Any], float]
@@ -81,7 +83,7 @@ PARAMETERS: Final = {
         for kind in sorted(TOP)
     },
 }
-"""By kind."""
+"""The parameters by kind."""
 
 
 def accumulator_for(
@@ -91,9 +93,9 @@ def accumulator_for(
     by_type: pa.DataType | None = None,
     number: float | None = None,
 ) -> Accumulator:
-    """An accumulator for `kind` of a column of this type (None: of whole rows, for count).
+    """Return an accumulator for `kind` of a column of this type (None: of whole rows, for count).
 
-    `by_type` is the type of the column that decides, `number` the parameter, of kinds that have them.
+    `by_type` is the type of the column that decides, and `number` the parameter, for kinds that have them.
 
     Raises:
         PlanError: there is no such aggregate of this type.
@@ -142,7 +144,7 @@ def _check_equality(kind: str, name: str, type_: pa.DataType) -> None:
 
 
 def _checked_order(kind: str, name: str, type_: pa.DataType) -> pa.DataType:
-    """The type of a column that decides."""
+    """Return the type of a column that decides, without a dictionary."""
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if not has_order(type_):
@@ -154,7 +156,7 @@ def _checked_order(kind: str, name: str, type_: pa.DataType) -> pa.DataType:
 
 
 def _total(kind: str, name: str, type_: pa.DataType) -> Accumulator:
-    """sum or avg."""
+    """Return the accumulator of sum or avg."""
     _check_number(kind, name, type_)
     held = name if kind == "sum" else f"{name}__sum"
     total: Accumulator
@@ -198,13 +200,13 @@ _SLOT_0 = np.zeros(1, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """One aggregate: what, of which column, under which name.
+    """One aggregate: its kind, its column and its name.
 
     Attributes:
-        type: Arrow type of `column`.
+        type: the Arrow type of `column`.
         by: the column that orders the records, if the aggregate needs one (`min_by(column, by)`);
-            `EVENT_TIME`: their times do, if they have some.
-        by_type: its Arrow type.
+            `EVENT_TIME` if their times do, where they have any.
+        by_type: the Arrow type of that column.
         number: the parameter, if the aggregate has one.
     """
 
@@ -217,11 +219,11 @@ class AggregateSpec:
     number: float | None = None
 
     def new(self) -> Accumulator:
-        """An empty accumulator."""
+        """Return an empty accumulator."""
         return accumulator_for(self.kind, self.name, self.type, self.by_type, self.number)
 
     def values_in(self, columns: Mapping[str, Values]) -> Values | None:
-        """The values of these columns for the accumulator; None if it counts rows."""
+        """Return the values of these columns for the accumulator; None if it counts rows."""
         if self.column is None:
             return None
         values = columns[self.column]
@@ -237,7 +239,7 @@ class AggregateState:
     def __init__(self, specs: Sequence[AggregateSpec], table: TableEpoch | None = None) -> None:
         accumulators = [(spec.new(), spec) for spec in specs]
         self._accumulators = accumulators
-        # Not a method: in a circle of references, the arrays would wait for the garbage collector.
+        # Not a bound method: in a circle of references the arrays would wait for the garbage collector.
         self._fields = partial(_fields_of, accumulators)
         self._changed = ChangedSlots(table or TableEpoch(), self._fields)
         self._readers: list[None] = []
@@ -258,17 +260,17 @@ class AggregateState:
         self.size = 1
 
     def merge(self, into_slots: Index, from_slots: Index) -> None:
-        """Add what `from_slots[i]` has seen to `into_slots[i]`; see `Accumulator.merge`."""
+        """Add the rows of `from_slots[i]` to `into_slots[i]`; see `Accumulator.merge`."""
         self._changed.touch(into_slots, self.size)
         for accumulator, _ in self._accumulators:
             accumulator.merge(into_slots, from_slots)
 
     def results(self, which: Index | slice) -> list[pa.Array]:
-        """One column per aggregate, for these slots."""
+        """Return the results for these slots, one column per aggregate."""
         return [accumulator.result(which) for accumulator, _ in self._accumulators]
 
     def reset(self) -> None:
-        """Forget everything; keeps the memory. Not while a cut is open."""
+        """Forget everything but keep the memory. No cut may be open."""
         assert not self.busy
         for accumulator, _ in self._accumulators:
             accumulator.reset(self.size)
@@ -277,8 +279,8 @@ class AggregateState:
     def load(self, slots: Index, table: pa.Table, size: int, epochs: Any = RESTORED_EPOCH) -> None:
         """Take over the state columns of a snapshot, row i into `slots[i]`, which are new.
 
-        There are `size` slots now. New slots that get no row are those of keys without a record. Columns
-        the table does not have are those of new aggregates.
+        There are `size` slots now. New slots that get no row belong to keys without a record. Columns
+        that the table lacks belong to new aggregates.
         """
         self._changed.mark(slots, size, epochs)
         for accumulator, _ in self._accumulators:
@@ -291,8 +293,9 @@ class AggregateState:
     def busy(self) -> bool:
         """True until a cut has been read: until then memory must not be used for other keys.
 
-        What lists and texts consist of is read behind the values of the slots, when the cut itself is
-        closed already. In this order: a cut is among the readers before it is closed.
+        The content of lists and texts is read after the values of the slots, when the cut itself is
+        already closed. A cut is among the readers before it is closed, so the order of the two checks
+        matters.
         """
         return bool(self._changed.cuts) or bool(self._readers)
 
@@ -303,20 +306,20 @@ class AggregateState:
         return self._changed.nbytes + arrays + self.object_bytes
 
     def memory(self) -> list[Array]:
-        """The arrays this consists of; those of Python objects are left out."""
+        """Return the arrays of the state, without those of Python objects."""
         arrays = [field.data for field in self._fields() if isinstance(field, SlotArray)]
         return [self._changed.memory, *arrays]
 
     @property
     def used_bytes(self) -> int:
-        """The same without room to grow."""
+        """The memory in use, without room to grow."""
         fields = self._fields()
         entry = sum(f.data.itemsize if isinstance(f, SlotArray) else 8 for f in fields)
         return self.size * (entry + self._changed.entry_bytes) + self.object_bytes
 
     @property
     def object_bytes(self) -> int:
-        """The part of it that is Python objects: text and decimals."""
+        """The memory of Python objects: text and decimals."""
         return sum(accumulator.object_bytes for accumulator, _ in self._accumulators)
 
     def cut(self, epoch: int) -> StateCut:
@@ -326,7 +329,7 @@ class AggregateState:
         return StateCut(self._changed.cut(epoch, self.size), accumulators, counts, self._readers)
 
     def columns(self, slots: Index) -> list[pa.Array]:
-        """The state columns of these slots as they are now."""
+        """Return the state columns of these slots as they are now."""
         columns: list[pa.Array] = []
         for accumulator, _ in self._accumulators:
             values = [entries_of(field.data, slots) for field in accumulator.fields()]
@@ -334,7 +337,7 @@ class AggregateState:
         return columns
 
     def epochs_of(self, slots: Index) -> Array:
-        """The epochs of the last changes of these slots."""
+        """Return the epochs of the last changes of these slots."""
         return self._changed.epochs_of(slots)
 
 
@@ -344,25 +347,25 @@ def _fields_of(accumulators: Sequence[tuple[Accumulator, AggregateSpec]]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class StateCut:
-    """The state columns at a cut. Its methods run in any one thread; `close` is called at last."""
+    """The state columns at a cut. Its methods run in any one thread; `close` is called last."""
 
     _cut: SlotCut
     _accumulators: list[Accumulator]
     _counts: list[int]
     _readers: list[None]
-    """An entry for each thread that makes columns."""
+    """It has an entry for each thread that makes columns."""
 
     @property
     def size(self) -> int:
-        """The number of slots that there were."""
+        """The number of slots at the cut."""
         return self._cut.size
 
     def slots(self, since: int | None) -> Index | slice:
-        """The slots that had changed after cut number `since`, ascending; None: all."""
+        """Return the slots that had changed after cut number `since`, ascending; None: all slots."""
         return self._cut.slots(since)
 
     def columns(self, which: Index | slice) -> list[pa.Array]:
-        """The state columns of these slots. Closes the cut, so call it once."""
+        """Return the state columns of these slots. It closes the cut, so it can be called only once."""
         self._readers.append(None)
         try:
             values = self._cut.values(which)
@@ -375,5 +378,5 @@ class StateCut:
             self._readers.pop()
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Close the cut: nothing more will be read."""
         self._cut.close()

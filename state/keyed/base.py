@@ -1,11 +1,11 @@
-"""The interface of keyed state with access by single keys: what each backend implements.
+"""The interface of keyed state with access by single keys, which each backend implements.
 
-A backend belongs to one operator subtask and holds one table per state. Before the user's function sees
-a record, the operator sets the current key; all access then goes to the entries of that key and of the
-current namespace. All methods run in the subtask's mailbox; only what a cut promises runs in threads.
+A backend belongs to one operator subtask and holds one table per state. Before the user's function sees a
+record, the operator sets the current key; all access then goes to the entries of that key and of the
+current namespace. All methods run in the subtask's mailbox; only the content of cuts is read in threads.
 
 Values go in and come out as Python objects. A table hands out a fresh object for every value that can be
-changed in place, so that a change without `put` is never state, in any backend.
+changed in place, so in no backend does a change without `put` become state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Absent:
 
 
 ABSENT: Final = Absent()
-"""The result of a table for a key that has no value; None is a value."""
+"""The result of a table for a key that has no value. None is a value."""
 
 
 class ValueTable(ABC):
@@ -36,32 +36,32 @@ class ValueTable(ABC):
 
     @abstractmethod
     def get(self) -> Any:
-        """The value of the current key and namespace, or `ABSENT`."""
+        """Return the value of the current key and namespace, or `ABSENT`."""
 
     @abstractmethod
     def put(self, value: Any) -> None:
-        """Set it. Raises TypeError if the value is not of the declared type."""
+        """Set the value. Raises TypeError if it is not of the declared type."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Remove it, if there."""
+        """Remove the value if there is one."""
 
     @abstractmethod
     def sweep(self, limit: int, dead_until: int) -> int:
         """Look at up to `limit` further values of any key, in turn, and remove those last used at or
-        before `dead_until` (ms). Only for tables with a TTL. Returns how many were removed.
+        before `dead_until` (ms). Return how many were removed. Only for tables with a TTL.
         """
 
 
 class EntryTable(ABC):
     """Any number of entries per (key, namespace), each under an entry key; values as in `ValueTable`.
 
-    Entry keys are compared as keys of state are (`keys.py`).
+    Entry keys are compared in the same way as keys of state (`keys.py`).
     """
 
     @abstractmethod
     def get(self, entry: Any) -> Any:
-        """The value of one entry, or `ABSENT`."""
+        """Return the value of one entry, or `ABSENT`."""
 
     @abstractmethod
     def put(self, entry: Any, value: Any) -> None:
@@ -69,22 +69,23 @@ class EntryTable(ABC):
 
     @abstractmethod
     def delete(self, entry: Any) -> None:
-        """Remove one entry, if there."""
+        """Remove one entry if it is there."""
 
     @abstractmethod
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        """Entry keys and values as they are at this call; changes before and while iterating are not seen.
+        """Return entry keys and values as they are at this call; later changes are not seen while
+        iterating.
 
-        Those of a list in the order of position; those of a map in no promised order.
+        Entries of a list come in the order of position, those of a map in no particular order.
         """
 
     @abstractmethod
     def last(self) -> int:
-        """The greatest position of a list that is in use, -1 if none."""
+        """Return the greatest position of a list that is in use, -1 if there is none."""
 
     @abstractmethod
     def empty(self) -> bool:
-        """True if the current key and namespace have no entries."""
+        """Return True if the current key and namespace have no entries."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -96,16 +97,16 @@ class EntryTable(ABC):
 
 
 class Tables(Protocol):
-    """Where handles find the tables of their states."""
+    """The tables of states, as handles need them."""
 
     specs: dict[str, TableSpec]
 
     def value_table(self, name: str) -> ValueTable:
-        """The table of a state with one value per key."""
+        """Return the table of a state with one value per key."""
         ...
 
     def entry_table(self, name: str) -> EntryTable:
-        """The table of a list or map state."""
+        """Return the table of a list or map state."""
         ...
 
 
@@ -113,13 +114,13 @@ class KeyedBackend(ABC):
     """All keyed state of one operator subtask.
 
     Args:
-        keys: what the keys are, and how they lie in columns.
+        keys: the types of the keys, and their columns.
         specs: the states, by name.
         max_parallelism: the number of key groups.
     """
 
     needs_key_groups: ClassVar[bool] = False
-    """True if `set_key` must be told the key group."""
+    """True if `set_key` needs the key group."""
 
     def __init__(
         self, keys: KeyShape, specs: Mapping[str, TableSpec], max_parallelism: int
@@ -130,41 +131,44 @@ class KeyedBackend(ABC):
 
     @abstractmethod
     def value_table(self, name: str) -> ValueTable:
-        """The table of a state with one value per key."""
+        """Return the table of a state with one value per key."""
 
     @abstractmethod
     def entry_table(self, name: str) -> EntryTable:
-        """The table of a list or map state."""
+        """Return the table of a list or map state."""
 
     @abstractmethod
     def set_key(self, key: Any, key_group: int = -1) -> None:
-        """All access goes to this key from now on. Raises StateError if the value cannot be a key."""
+        """Make this the current key of all access. Raises StateError if the value cannot be a key."""
 
     @abstractmethod
     def set_namespace(self, namespace: Any) -> None:
-        """All access goes to this namespace from now on: None, the default, or what can be a key."""
+        """Make this the current namespace of all access: None, which is the default, or a value that can
+        be a key.
+        """
 
     @abstractmethod
     def clear_key(self) -> None:
-        """There is no current key: the next access to a table raises StateError."""
+        """Unset the current key: the next access to a table raises StateError."""
 
     @abstractmethod
     def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """The (key, namespace) pairs that have something in a table, in no promised order.
+        """Return the (key, namespace) pairs that have something in a table, in no particular order.
 
         The state may be changed while iterating; keys that come or go meanwhile may be seen or not.
         """
 
     @abstractmethod
     def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:
-        """A consistent cut of each table, at a cost that does not grow with the state.
+        """Return a consistent cut of each table, at a cost that does not grow with the state.
 
-        Full tables leave out what was last used at or before `dead_until[name]` (ms); deltas need not.
+        Full tables leave out entries that were last used at or before `dead_until[name]` (ms); deltas
+        need not.
         """
 
     @abstractmethod
     def restore(self, state: RestoredState, now_ms: int) -> None:
-        """Take over restored state; called once, before any access.
+        """Take over restored state. It is called once, before any access.
 
         Tables are adapted to their spec (`canonical.restored_rows`); values that had no TTL before count
         as last used at `now_ms`. Raises StateError if a state cannot be adapted.

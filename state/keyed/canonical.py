@@ -5,11 +5,11 @@ adapted.
 |---|---|
 | `key_group` | int32; rows are sorted by it |
 | key columns | typed; see `KeyShape` |
-| `namespace` | binary (`keys.py`), of states with namespaces only |
-| `map_key`, `position` | of a map: typed; of timers: the tag; of a list: int64, one row per element |
-| `value` | typed; see `codecs`; of timers: int64, when they are due, ms since 1970 UTC |
-| `last_used` | timestamp(ms, UTC), of states with a TTL only |
-| `deleted` | in deltas only; then the columns from `value` on mean nothing |
+| `namespace` | binary (`keys.py`), for states with namespaces only |
+| `map_key`, `position` | for a map: typed; for timers: the tag; for a list: int64, one row per element |
+| `value` | typed; see `codecs`; for timers: int64, when they are due, ms since 1970 UTC |
+| `last_used` | timestamp(ms, UTC), for states with a TTL only |
+| `deleted` | in deltas only; where it is true, the columns from `value` on mean nothing |
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Rows:
         return len(self.keys)
 
     def by_entry(self) -> Rows:
-        """The rows sorted by entry."""
+        """Return the rows sorted by entry."""
         order = sorted(range(len(self)), key=self.entries.__getitem__)
         lists = (self.keys, self.namespaces, self.entries, self.values, self.last_used)
         return Rows(*([some[index] for index in order] if some else [] for some in lists))
@@ -61,7 +61,7 @@ class Deleted:
 
 
 DELETED = Deleted()
-"""Stands for the value in rows of what is gone."""
+"""Stands for the value in rows of deleted entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Layout:
         return names if self.entry is None else (*names, ENTRY_COLUMNS[self.kind])
 
     def schema(self, *, deltas: bool = False) -> pa.Schema:
-        """The columns; `deltas`: with `deleted`."""
+        """Return the columns; with `deleted` for deltas."""
         fields = [pa.field(KEY_GROUP_COLUMN, pa.int32(), False), *self.keys.fields]
         if self.namespaced:
             fields.append(pa.field(NAMESPACE_COLUMN, pa.binary(), False))
@@ -101,13 +101,13 @@ class Layout:
         return pa.schema(fields)
 
     def info(self, name: str, *, version: int = 1, ttl_ms: int | None = None) -> StateInfo:
-        """The declaration of the state for the snapshot."""
+        """Return the declaration of the state for the snapshot."""
         return state_info(
             name, self.kind, self.schema(), self.identity, version=version, ttl_ms=ttl_ms
         )
 
     def table(self, rows: Rows, max_parallelism: int, *, deltas: bool = False) -> pa.Table:
-        """The rows as the canonical table, sorted by key group."""
+        """Return the rows as the canonical table, sorted by key group."""
         groups = key_groups_of(hash_keys(rows.keys), max_parallelism)
         columns: list[pa.Array] = [pa.array(groups), *self.keys.to_arrays(rows.keys)]
         if self.namespaced:
@@ -131,9 +131,9 @@ class Layout:
         return there.take(pa.array(places, pa.int64(), mask=np.array(gone)))
 
     def rows(self, table: pa.Table, values: list[Any] | None = None) -> Rows:
-        """The rows of a table of this layout, those of a list in the order of position.
+        """Return the rows of a table of this layout, those of a list in the order of position.
 
-        `values` stands in for the column of values.
+        `values` takes the place of the column of values.
 
         Raises:
             StateError: a value does not fit its type.
@@ -144,7 +144,7 @@ class Layout:
             rows = Rows(self.keys.from_table(table), values=values)
         except StateError:
             raise
-        except Exception as error:  # pickled values and constructors run the user's code
+        except Exception as error:  # unpickling and constructors run the user's code
             raise StateError(
                 f"restored values do not fit the declared type: {type(error).__name__}: {error}"
             ) from error
@@ -157,7 +157,7 @@ class Layout:
         return rows.by_entry() if self.kind == "list" else rows
 
     def plain_values(self, table: pa.Table, field: pa.Field) -> list[Any]:
-        """The values of a column stored under another declaration, as plain data."""
+        """Return the values of a column that was stored under another declaration, as plain data."""
         plain: list[Any] = table.column(VALUE_COLUMN).to_pylist()
         if (field.metadata or {}).get(ENCODING) == PickleCodec.encoding:
             return list(map(pickle.loads, plain))
@@ -165,7 +165,7 @@ class Layout:
 
 
 def address_rows(rows: Rows) -> Iterator[tuple[Any, Any, Any, Any, int]]:
-    """`(key, namespace, entry, value, last used)` of each row."""
+    """Return `(key, namespace, entry, value, last used)` of each row."""
     count = len(rows)
     nothing: Sequence[Any] = [None] * count
     return zip(
@@ -186,9 +186,10 @@ class TableSpec:
         name: unique in the operator.
         layout: its kind, the types of its values and entries, and the columns of its canonical table.
             Kinds `list` and `map` have any number of entries per key and namespace, the others one value.
-            Without `layout.namespaced`, `set_namespace` does not concern the table.
-        ttl_ms: entries carry the time of their last use, and die this long after it; None: they stay.
-        version: the user's, kept with the state.
+            Without `layout.namespaced`, the table ignores `set_namespace`.
+        ttl_ms: entries carry the time of their last use, and expire this long after it; None: they never
+            expire.
+        version: the user's version of the state, kept with it.
         migrate: `(old value as plain data, its version) -> value`, for state of another version.
     """
 
@@ -208,15 +209,15 @@ class TableSpec:
 
 
 def restored_rows(spec: TableSpec, state: RestoredState, now_ms: int) -> Rows | None:
-    """The rows of a restored table under its present declaration; None if there is none.
+    """Return the rows of a restored table under its present declaration; None if there is no such table.
 
     Args:
-        spec: what is declared now.
+        spec: the present declaration.
         state: all restored state of the operator.
         now_ms: the last use of values that had no TTL when they were stored.
 
     Raises:
-        StateError: the stored state cannot be loaded; names the state and both types.
+        StateError: the stored state cannot be loaded. The error names the state and both types.
     """
     table = state.tables.get(spec.name)
     if table is None:
@@ -244,7 +245,7 @@ def restored_rows(spec: TableSpec, state: RestoredState, now_ms: int) -> Rows | 
 
 
 def is_reshaped(spec: TableSpec, state: RestoredState) -> bool:
-    """True if deltas in the present shape cannot be merged with the stored table."""
+    """Return True if deltas in the present shape cannot be merged with the stored table."""
     old = state.states.get(spec.name)
     stored = state.tables[spec.name].schema if old is None else old.arrow_schema()
     other_version = old is not None and old.version != spec.version
@@ -268,7 +269,7 @@ def _migrated(spec: TableSpec, table: pa.Table, old: StateInfo) -> Rows:
 
 
 def _unpickled(spec: TableSpec, table: pa.Table, old: StateInfo) -> Rows:
-    """The rows of a state that was pickled, and has got a declared type since."""
+    """Return the rows of a state that was pickled and now has a declared type."""
     schema = old.arrow_schema()
     assert schema is not None
     values = spec.layout.plain_values(table, schema.field(VALUE_COLUMN))

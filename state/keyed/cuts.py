@@ -1,17 +1,17 @@
 """Consistent cuts of dictionaries that go on changing, at a cost that does not grow with them.
 
 A cut opens an *undo log*. While one is open, a write first stores the old value there (once per address),
-then writes. A thread that reads the cut reads the live value first and the undo logs after: whatever is
-found there wins. So it sees the state at the cut, without locks, one atomic dictionary operation at a time.
+then writes. A thread that reads the cut reads the live value first and the undo logs after it; a value in
+a log wins. So it sees the state at the cut, without locks, one atomic dictionary operation at a time.
 
 Cuts are a linked list, oldest to newest; writes go to the log of the newest only, and a reader looks
-through the logs from its own cut on. It asks which cut is behind before it looks into a log: once there is
-one, the log is complete. The other way round, a write, a cut and a second write may come in between, and
-what the reader finds is the value of the newer cut. Logs that no reader can need are dropped with the cuts
-in front.
+through the logs from its own cut on. It asks for the next cut before it looks into a log: once there is
+one, the log is complete. The other way round, a write, a cut and a second write might come in between,
+and the reader would find the value of the newer cut. Logs that no reader can need are dropped with the
+cuts in front.
 
-What changed between two cuts is kept as a set of addresses per cut, for deltas, until it is confirmed
-that nobody will ask so far back.
+For deltas, the addresses that changed between two cuts are kept as a set per cut, until it is confirmed
+that no delta will reach back so far.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any, Final
 from ...errors import InternalError
 
 PARTS: Final = 251
-"""A prime, so that keys at regular distances spread too."""
+"""The number of parts. It is a prime, so that keys at regular distances spread too."""
 _SEALED_MAX = 32
 Address = Hashable
 
 
 def part_of(address: Address) -> int:
-    """The part an address lies in: of a table whose entries a thread takes over a part at a time."""
+    """Return the part of an address. Threads read tables a part at a time."""
     return hash(address) % PARTS
 
 
 class Cut:
-    """One cut: its number, its undo log by part, and the cut behind it."""
+    """One cut: its number, its undo log by part, and the cut after it."""
 
     __slots__ = ("epoch", "later", "open", "undo")
 
@@ -44,7 +44,7 @@ class Cut:
         self.open = True
 
     def overlay(self, part: int) -> dict[Any, Any]:
-        """The old values of a part since this cut: those of older logs win."""
+        """Return the old values of a part since this cut; those of older logs win."""
         merged: dict[Any, Any] = {}
         cut: Cut | None = self
         while cut is not None:
@@ -55,7 +55,7 @@ class Cut:
         return merged
 
     def find(self, part: int, address: Any, live: Any) -> Any:
-        """The value of one address at the cut; `live` was read before this call."""
+        """Return the value of one address at the cut; `live` must have been read before this call."""
         cut: Cut | None = self
         while cut is not None:
             later = cut.later
@@ -66,8 +66,8 @@ class Cut:
 
 
 class _Unasked(set[Any]):
-    """Stays empty. Before the first cut nobody can ask what changed; and where no cut ever comes, keys that
-    come and go would be remembered for ever.
+    """A set that stays empty. Before the first cut no delta can be asked for, and where no cut is ever
+    taken, keys that come and go would be remembered for ever.
     """
 
     def add(self, element: Any) -> None:
@@ -81,10 +81,10 @@ class Changes:
     """The cuts of one table, and what changed between them. Methods run in the mailbox.
 
     Attributes:
-        dirty: the addresses written since the newest cut, if there was one. Whoever writes adds to it.
-        newest: the newest cut, if any is open: whoever writes stores the old value in its log first.
+        dirty: the addresses written since the newest cut, if there was one. A writer must add to it.
+        newest: the newest cut if any is open. A writer must first store the old value in its log.
         epoch: the number of the newest cut; 0: there was none.
-        rebase: deltas cannot build on what was restored; true until a first checkpoint is complete.
+        rebase: True if deltas cannot build on the restored state, until a first checkpoint is complete.
     """
 
     __slots__ = ("_known_since", "_open", "_sealed", "dirty", "epoch", "newest", "rebase")
@@ -99,7 +99,7 @@ class Changes:
         self.rebase = False
 
     def restored(self, *, rebase: bool = False) -> None:
-        """What is there now stands for cut number 1; `rebase`: in another shape than it is stored in."""
+        """Let the present state stand for cut number 1; `rebase`: its shape is not the stored one."""
         self.dirty = set()
         self.epoch = self._known_since = 1
         self.rebase = rebase
@@ -121,14 +121,17 @@ class Changes:
         return cut
 
     def _join_oldest(self) -> None:
-        """Nobody confirms: what changed in the two oldest epochs becomes one set, that of the later."""
+        """Join the changes of the two oldest epochs into one set, that of the later, as no confirmation
+        comes.
+        """
         first, second = sorted(self._sealed)[:2]
-        # A new set: a thread may be reading the old one. And in this order: it must find one of the two.
+        # This makes a new set, as a thread may be reading the old one; and in this order, as the thread
+        # must find one of the two.
         self._sealed[second] = self._sealed[first] | self._sealed[second]
         del self._sealed[first]
 
     def log(self, part: int, address: Any, old: Any) -> None:
-        """Store the value that an address has, before it is written; only while `newest` is set."""
+        """Store the value of an address before it is overwritten; only while `newest` is set."""
         assert self.newest is not None
         if any(cut.open for cut in self._open):
             self.newest.undo[part].setdefault(address, old)
@@ -137,21 +140,22 @@ class Changes:
             self.newest = None
 
     def changed(self, since: int, cut: Cut) -> Iterator[set[Any]]:
-        """Sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps more.
+        """Return sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps
+        more.
 
-        Runs in a thread. Raises InternalError if it is no longer known.
+        Runs in a thread. Raises InternalError if the changes are no longer known.
         """
         sealed = self._sealed.copy()
         if since < self._known_since:
             raise InternalError(
                 f"changes since cut `{since}` are forgotten; known since `{self._known_since}`"
             )
-        # The set of a cut may have become part of that of the next one.
+        # The set of the cut may have been joined to that of the next one.
         last = min((epoch for epoch in sealed if epoch >= cut.epoch), default=cut.epoch)
         return (sealed[epoch] for epoch in sorted(sealed) if since < epoch <= last)
 
     def confirm(self, oldest: int) -> None:
-        """No delta will be asked for that begins before cut number `oldest`."""
+        """Forget changes that are no longer needed: no delta will begin before cut number `oldest`."""
         self.rebase = False
         self._known_since = max(self._known_since, oldest)
         for epoch in [epoch for epoch in self._sealed if epoch <= oldest]:

@@ -1,10 +1,10 @@
-"""State as it is declared in the body of a process function's class.
+"""Descriptors: state as it is declared in the body of a process function's class.
 
     class Spend(hg.KeyedProcess[str, Payment, Alert]):
         total = hg.ValueState[float](default=0.0, ttl="1d")
 
-The attribute's name is the state's name, unless `name=` says otherwise (after a rename, say the old
-one). On an instance that runs, the attribute is a handle to the state of the current key.
+The attribute's name is the state's name, unless `name=` is given (after a rename, give the old name). On
+a running instance the attribute is a handle to the state of the current key.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ACC = TypeVar("ACC")
 OUT = TypeVar("OUT")
 
 Migrate = Callable[[Any, int], Any]
-"""`(old value as plain data, its version) -> value`: Structs come as dicts."""
+"""`(old value as plain data, its version) -> value`. Structs are passed as dicts."""
 
 
 class StateDescriptor:
@@ -73,7 +73,7 @@ class StateDescriptor:
         self.name = self.name or attribute
 
     def types(self) -> tuple[Any, ...]:
-        """The type parameters; Any where none were given.
+        """Return the type parameters; Any where none were given.
 
         Raises:
             PlanError: a type given as text is not known.
@@ -84,7 +84,7 @@ class StateDescriptor:
         return tuple(Any if isinstance(arg, TypeVar) else self._resolved(arg) for arg in args)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """The type parameters as they are written; empty if there are none."""
+        """Return the type parameters as they are written; empty if there are none."""
         return get_args(getattr(self, "__orig_class__", None)) or get_args(self._annotation())
 
     def _annotation(self) -> Any:
@@ -111,14 +111,14 @@ class StateDescriptor:
 
 
 class Attribute(StateDescriptor, Generic[H]):
-    """What the attribute is: the descriptor in the class, a handle in an instance that runs."""
+    """The attribute itself: it is the descriptor in the class, and a handle in a running instance."""
 
     @overload
     def __get__(self, instance: None, owner: type[Any]) -> Self: ...
     @overload
     def __get__(self, instance: object, owner: type[Any]) -> H: ...
     def __get__(self, instance: object | None, owner: type[Any]) -> Self | H:
-        # Where the instance runs, handles of the same names in it hide the descriptors.
+        # In a running instance, handles of the same names hide the descriptors.
         if instance is None:
             return self
         raise PlanError(
@@ -128,11 +128,11 @@ class Attribute(StateDescriptor, Generic[H]):
 
 
 class KeyedState(StateDescriptor):
-    """State per key: with time to live, version and migration."""
+    """The base of state per key, with time to live, version and migration."""
 
     kind: ClassVar[str]
     per_window: bool = False
-    """In a window function: of the key and the window, see `hg.per_window`."""
+    """True if the state of a window function belongs to key and window; see `hg.per_window`."""
 
     def __init__(
         self,
@@ -162,15 +162,15 @@ class KeyedState(StateDescriptor):
             raise PlanError(f"ttl: {problem}")
 
     def value_type(self) -> Any:
-        """The type of the values that are kept."""
+        """Return the type of the values that are kept."""
         return self.types()[0]
 
     def entry(self) -> Codec | None:
-        """How the keys of entries are kept, if there are entries."""
+        """Return the codec for the keys of entries, if there are entries."""
         return None
 
     def spec(self, keys: KeyShape, ttl_ms: int | None) -> TableSpec:
-        """The table for it."""
+        """Return the declaration of the table."""
         layout = Layout(
             keys,
             self.kind,
@@ -181,7 +181,7 @@ class KeyedState(StateDescriptor):
         return TableSpec(self.name, layout, ttl_ms, self.version, self.migrate)
 
     def handle(self, backend: Tables, expiry: Expiry | None) -> Any:
-        """The handle that the user's function holds."""
+        """Return the handle that the user's function holds."""
         raise NotImplementedError
 
     def _values(self, backend: Tables, expiry: Expiry | None) -> Any:
@@ -197,11 +197,13 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
     """One value per key.
 
     Args:
-        default: what `get` returns where nothing was set; without it, None.
+        default: the value that `get` returns where nothing was set; None without it.
         ttl: how long a value lives after its last write: a duration, or `StateTtl`.
-        name: the state's name, if not that of the attribute.
-        version: count it up when the type changes beyond added, removed and widened fields.
-        migrate: makes a value of this version from `(old value as plain data, old version)`.
+        name: the state's name, if it is not that of the attribute.
+        version: the version of the type, to be increased when it changes in more than added, removed and
+            widened fields.
+        migrate: a function that makes a value of this version from `(old value as plain data, old
+            version)`.
     """
 
     kind = "value"
@@ -233,7 +235,7 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
 
 
 class ListState(KeyedState, Attribute[ListHandle[T]], Generic[T]):
-    """A list per key; elements expire singly. Arguments as of `ValueState`."""
+    """A list per key. Elements expire one by one. The arguments are those of `ValueState`."""
 
     kind = "list"
 
@@ -245,7 +247,9 @@ class ListState(KeyedState, Attribute[ListHandle[T]], Generic[T]):
 
 
 class MapState(KeyedState, Attribute[MapHandle[K, V]], Generic[K, V]):
-    """A map per key; entries are read, written and expire singly. Arguments as of `ValueState`."""
+    """A map per key. Entries are read and written, and expire, one by one. The arguments are those of
+    `ValueState`.
+    """
 
     kind = "map"
     parameters = 2
@@ -261,7 +265,7 @@ class MapState(KeyedState, Attribute[MapHandle[K, V]], Generic[K, V]):
 
 
 class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
-    """One value per key, combined from all that is added. Other arguments as of `ValueState`.
+    """One value per key, combined from all added values. The other arguments are those of `ValueState`.
 
     Args:
         reduce: `(value so far, added value) -> value`.
@@ -289,7 +293,7 @@ class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
 
 
 class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generic[IN, ACC, OUT]):
-    """An accumulator per key. Other arguments as of `ValueState`.
+    """An accumulator per key. The other arguments are those of `ValueState`.
 
     Args:
         aggregate: an object with `create()`, `add(accumulator, value)` and `result(accumulator)`, or a
@@ -327,11 +331,12 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
 
 
 class OperatorListState(Attribute[OperatorListHandle[T]], Generic[T]):
-    """A list of the subtask, not of a key.
+    """A list that belongs to the subtask and not to a key.
 
     Args:
-        redistribution: after a restore, `split`: each element goes to one subtask; `union`: to all.
-        name: the state's name, if not that of the attribute.
+        redistribution: the distribution after a restore: with `split` each element goes to one subtask,
+            with `union` to all.
+        name: the state's name, if it is not that of the attribute.
     """
 
     def __init__(
@@ -346,14 +351,14 @@ class OperatorListState(Attribute[OperatorListHandle[T]], Generic[T]):
         self.redistribution = redistribution
 
     def handle(self) -> OperatorListHandle[T]:
-        """The handle that the user's function holds."""
+        """Return the handle that the user's function holds."""
         return OperatorListHandle(self.name, codec_of(self.types()[0]), self.redistribution)
 
 
 class BroadcastState(Attribute[BroadcastHandle[K, V]], Generic[K, V]):
-    """A map that is the same in all subtasks, and small: it is held in memory.
+    """A small map that is the same in all subtasks. It is held in memory.
 
-    In a `KeyedProcess` it can be written in `open`, where all subtasks do the same.
+    In a `KeyedProcess` it can be written in `open`, where all subtasks make the same changes.
     """
 
     parameters = 2
@@ -362,5 +367,5 @@ class BroadcastState(Attribute[BroadcastHandle[K, V]], Generic[K, V]):
         super().__init__(name)
 
     def handle(self, may_write: Callable[[], bool]) -> BroadcastHandle[K, V]:
-        """The handle that the user's function holds."""
+        """Return the handle that the user's function holds."""
         return BroadcastHandle(self.name, codec_of(self.types()[1]), may_write)

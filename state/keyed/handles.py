@@ -1,6 +1,6 @@
 """The handles that a user's function holds: state of the current key, and state of the subtask.
 
-A handle of keyed state does not know of keys or backends: its table does.
+A handle of keyed state knows nothing of keys or backends: its table does.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ OUT = TypeVar("OUT")
 
 
 class AggregateFunction(Protocol[Added, ACC, Result]):
-    """What an `AggregatingState` aggregates with."""
+    """The function of an `AggregatingState`."""
 
     def create(self) -> ACC:
-        """An empty accumulator."""
+        """Return an empty accumulator."""
         ...
 
     def add(self, accumulator: ACC, value: Added) -> ACC:
-        """The accumulator with one more value; may change and return the one it got."""
+        """Return the accumulator with one more value. It may change and return the one it was given."""
         ...
 
     def result(self, accumulator: ACC) -> Result:
-        """The result of the accumulator."""
+        """Return the result of the accumulator."""
         ...
 
 
 class ValueHandle(Generic[T]):
-    """One value."""
+    """A handle of one value."""
 
     def __init__(self, table: ValueTable, codec: Codec, default: Any) -> None:
         self._table = table
@@ -54,9 +54,9 @@ class ValueHandle(Generic[T]):
         self._default = None if default is None else codec.hold(default)
 
     def get(self) -> T:
-        """The value; where there is none the default, or None without one.
+        """Return the value, or else the default, which is None if none was declared.
 
-        Changes in place of what is returned are not state: call `set`.
+        Changing the returned object does not change the state: call `set`.
         """
         value: Any = self._table.get()
         if value is ABSENT:
@@ -73,18 +73,18 @@ class ValueHandle(Generic[T]):
         self._table.delete()
 
     def exists(self) -> bool:
-        """True if a value was set."""
+        """Return True if a value was set."""
         return self._table.get() is not ABSENT
 
 
 class ListHandle(Generic[T]):
-    """A list; adding does not read what is there."""
+    """A handle of a list. Adding elements does not read the list."""
 
     def __init__(self, table: EntryTable) -> None:
         self._table = table
 
     def get(self) -> list[T]:
-        """The elements, as a new list."""
+        """Return the elements as a new list."""
         return [value for _, value in self._table.entries()]
 
     def __iter__(self) -> Iterator[T]:
@@ -95,7 +95,7 @@ class ListHandle(Generic[T]):
         self._table.put(self._table.last() + 1, value)
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Append several."""
+        """Append several elements."""
         for position, value in enumerate(values, self._table.last() + 1):
             self._table.put(position, value)
 
@@ -111,13 +111,15 @@ class ListHandle(Generic[T]):
 
 
 class MapHandle(Generic[K, V]):
-    """A map; each entry is read and written alone. The order of entries is not part of the state."""
+    """A handle of a map. Each entry is read and written alone. The order of entries is not part of the
+    state.
+    """
 
     def __init__(self, table: EntryTable) -> None:
         self._table = table
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value of an entry, or `default`."""
+        """Return the value of an entry, or `default`."""
         value = self._table.get(key)
         return default if value is ABSENT else value
 
@@ -126,30 +128,30 @@ class MapHandle(Generic[K, V]):
         self._table.put(key, value)
 
     def remove(self, key: K) -> None:
-        """Remove an entry, if there."""
+        """Remove an entry if it is there."""
         self._table.delete(key)
 
     def contains(self, key: K) -> bool:
-        """True if there is such an entry."""
+        """Return True if there is such an entry."""
         return self._table.get(key) is not ABSENT
 
     def __contains__(self, key: object) -> bool:
         return self._table.get(key) is not ABSENT
 
     def keys(self) -> Iterator[K]:
-        """The keys of the entries as they are now."""
+        """Return the keys of the present entries."""
         return (key for key, _ in self._table.entries())
 
     def values(self) -> Iterator[V]:
-        """The values of the entries as they are now."""
+        """Return the values of the present entries."""
         return (value for _, value in self._table.entries())
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """The entries as they are now."""
+        """Return the entries as they are now."""
         return self._table.entries()
 
     def is_empty(self) -> bool:
-        """True if there are no entries."""
+        """Return True if there are no entries."""
         return self._table.empty()
 
     def clear(self) -> None:
@@ -158,36 +160,36 @@ class MapHandle(Generic[K, V]):
 
 
 class ReducingHandle(Generic[T]):
-    """One value, combined from all that was added."""
+    """A handle of one value, combined from all added values."""
 
     def __init__(self, table: ValueTable, reduce: Callable[[T, T], T]) -> None:
         self._table = table
         self._reduce = reduce
 
     def get(self) -> T | None:
-        """The combined value; None if nothing was added."""
+        """Return the combined value; None if nothing was added."""
         value = self._table.get()
         return None if value is ABSENT else value
 
     def add(self, value: T) -> None:
-        """Combine one more value with what is there."""
+        """Combine one more value with the present one."""
         before = self._table.get()
         self._table.put(value if before is ABSENT else self._reduce(before, value))
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Forget all added values."""
         self._table.delete()
 
 
 class AggregatingHandle(Generic[IN, OUT]):
-    """An accumulator of another type than what is added."""
+    """A handle of an accumulator, which has another type than the added values."""
 
     def __init__(self, table: ValueTable, function: AggregateFunction[IN, Any, OUT]) -> None:
         self._table = table
         self._function = function
 
     def get(self) -> OUT | None:
-        """The result of all that was added; None if nothing was."""
+        """Return the result of all added values; None if nothing was added."""
         accumulator = self._table.get()
         return None if accumulator is ABSENT else self._function.result(accumulator)
 
@@ -199,7 +201,7 @@ class AggregatingHandle(Generic[IN, OUT]):
         self._table.put(self._function.add(accumulator, value))
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Forget all added values."""
         self._table.delete()
 
 
@@ -217,7 +219,7 @@ class OperatorListHandle(Generic[T]):
         self.undo: UndoLog | None = None
 
     def get(self) -> list[T]:
-        """The elements, as a new list."""
+        """Return the elements as a new list."""
         return list(map(self._codec.decode, self._items))
 
     def add(self, value: T) -> None:
@@ -245,7 +247,7 @@ class OperatorListHandle(Generic[T]):
         return _items_info(self.name, self._redistribution, [("value", self._codec)])
 
     def cut(self) -> ItemsCut:
-        """The elements as they are now."""
+        """Return the present elements."""
         return ItemsCut(list(self._items), self._redistribution)
 
     def restore(self, state: RestoredState, operator: str) -> None:
@@ -255,7 +257,9 @@ class OperatorListHandle(Generic[T]):
 
 
 class BroadcastHandle(Generic[K, V]):
-    """A map that is the same in all subtasks. `may_write` says whether it can be changed at the moment."""
+    """A map that is the same in all subtasks. `may_write` returns whether it can be changed at the
+    moment.
+    """
 
     def __init__(self, name: str, codec: Codec, may_write: Callable[[], bool]) -> None:
         self.name = name
@@ -265,7 +269,7 @@ class BroadcastHandle(Generic[K, V]):
         self.undo: UndoLog | None = None
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value of an entry, or `default`."""
+        """Return the value of an entry, or `default`."""
         held = self._entries.get(token(key))
         return default if held is None else self._codec.decode(held)
 
@@ -277,7 +281,7 @@ class BroadcastHandle(Generic[K, V]):
         self._entries[name] = held
 
     def remove(self, key: K) -> None:
-        """Remove an entry, if there."""
+        """Remove an entry if it is there."""
         self._check_writable()
         self._note(token(key))
         self._entries.pop(token(key), None)
@@ -290,19 +294,19 @@ class BroadcastHandle(Generic[K, V]):
             self.undo.note(lambda: setattr(self, "_entries", before))
 
     def contains(self, key: K) -> bool:
-        """True if there is such an entry."""
+        """Return True if there is such an entry."""
         return token(key) in self._entries
 
     def keys(self) -> Iterator[K]:
-        """The keys of the entries as they are now."""
+        """Return the keys of the present entries."""
         return iter([key_of(found) for found in self._entries])
 
     def values(self) -> Iterator[V]:
-        """The values of the entries as they are now."""
+        """Return the values of the present entries."""
         return iter([self._codec.decode(held) for held in self._entries.values()])
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """The entries as they are now."""
+        """Return the entries as they are now."""
         return zip(self.keys(), self.values(), strict=True)
 
     def _note(self, name: Any) -> None:
@@ -329,7 +333,7 @@ class BroadcastHandle(Generic[K, V]):
         return _items_info(self.name, "broadcast", [("value", self._codec)])
 
     def cut(self) -> ItemsCut:
-        """The entries as they are now; held in memory, and small."""
+        """Return the present entries, which are small and held in memory."""
         pairs = list(self._entries.items())
 
         def make() -> list[bytes]:

@@ -27,8 +27,9 @@ from ..codecs import Codec, codec_of
 from ..hashing import check_key_type, not_a_key
 
 Token: TypeAlias = Any
-"""Equal for equal keys only. An int, str or bytes is its own token, all else a tuple
-that starts with a tag."""
+"""A stand-in for a key: tokens are equal only for equal keys. An int, str or bytes is its own token;
+other tokens are tuples that start with a tag.
+"""
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +40,7 @@ _WORD = struct.Struct(">Q")
 
 
 def token(key: Any) -> Token:
-    """What a dictionary is keyed by.
+    """Return the token of a key, for use in dictionaries.
 
     Raises:
         StateError: the value is of a type that cannot be a key.
@@ -67,7 +68,7 @@ def _special(key: Any) -> Token:
         return ("D", _plain_number(key))
     if isinstance(key, UUID):
         return ("u", key.bytes)
-    # A subclass, such as a str Enum: the same key as its plain value.
+    # A value of a subclass, such as a str Enum, is the same key as its plain value.
     if isinstance(key, int | np.integer):
         return int(key)
     if isinstance(key, str):
@@ -78,7 +79,7 @@ def _special(key: Any) -> Token:
 
 
 def _plain_number(value: Decimal) -> str:
-    """The number without trailing zeros, exactly; `normalize` would round to the context."""
+    """Return the exact number without trailing zeros; `normalize` would round to the context."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     text = "".join(map(str, digits)).lstrip("0")
@@ -89,7 +90,9 @@ def _plain_number(value: Decimal) -> str:
 
 
 def key_of(token: Token) -> Any:
-    """The key of a token, in its canonical form: datetimes in UTC, decimals without trailing zeros."""
+    """Return the key of a token in its canonical form: datetimes in UTC, decimals without trailing
+    zeros.
+    """
     if type(token) is not tuple:
         return token
     return _KEYS[token[0]](token)
@@ -107,7 +110,7 @@ _KEYS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 
 
 def encode_token(token: Token) -> bytes:
-    """The token as bytes."""
+    """Return the token as bytes."""
     kind = type(token)
     if kind is int:
         if -_SIGN <= token < _SIGN:
@@ -135,7 +138,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def decode_token(data: bytes, at: int = 0) -> tuple[Token, int]:
-    """The token whose bytes begin at `at`, and where they end.
+    """Return the token whose bytes begin at `at`, and the end of these bytes.
 
     Raises:
         StateError: the bytes are not those of a token.
@@ -173,12 +176,12 @@ _SIZED: dict[bytes, Callable[[bytes], Token]] = {
 
 
 def encode_key(key: Any) -> bytes:
-    """The key as bytes: equal bytes, same key."""
+    """Return the key as bytes. Equal bytes mean the same key."""
     return encode_token(token(key))
 
 
 def decode_key(data: bytes) -> Any:
-    """The key of `encode_key`, in canonical form."""
+    """Return the key that `encode_key` was given, in canonical form."""
     return key_of(decode_token(data)[0])
 
 
@@ -208,10 +211,12 @@ _PYTHON = {
     "date64[ms]": date,
 }
 RESERVED = {"key_group", "namespace", "map_key", "position", "value", "last_used", "deleted"}
-"""Columns of the tables of keyed state; a key column of such a name gets an underscore behind it."""
+"""The columns of tables of keyed state. A key column with one of these names gets an underscore
+appended.
+"""
 _INT_LIMIT = 1 << 63
 TEXT_MAX = 200
-"""Characters of an opaque key that are kept readable beside it."""
+"""This many characters of an opaque key are kept beside it as readable text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,7 @@ class KeyShape:
 
     @property
     def fields(self) -> list[pa.Field]:
-        """The columns, without those that only help readers."""
+        """The columns of the keys, with the readable text of opaque ones."""
         if self.columns is None:
             return [pa.field("key", pa.binary(), False), pa.field("key_text", pa.string())]
         return [pa.field(column.name, column.type) for column in self.columns]
@@ -247,10 +252,11 @@ class KeyShape:
         return ("key",) if self.columns is None else tuple(c.name for c in self.columns)
 
     def check(self, keys: Sequence[Any]) -> None:
-        """Raise StateError if a key is not of the declared type. Cheap: by the set of their types.
+        """Raise StateError if a key is not of the declared type. It is cheap, as it compares the set of
+        their types.
 
-        A key that its column would change, or not take, is refused here and not by each checkpoint: after
-        a restore a datetime without zone would be another key.
+        A key that its column would change, or not take, is refused here and not only by a checkpoint:
+        after a restore a datetime without zone would be another key.
         """
         if self.columns is None:
             return
@@ -302,7 +308,7 @@ class KeyShape:
         )
 
     def to_arrays(self, keys: Sequence[Any]) -> list[pa.Array]:
-        """The keys as columns, in the order of `fields`."""
+        """Return the keys as columns, in the order of `fields`."""
         if self.columns is None:
             texts = [repr(key)[:TEXT_MAX] for key in keys]
             return [pa.array(map(encode_key, keys), pa.binary()), pa.array(texts, pa.string())]
@@ -312,7 +318,7 @@ class KeyShape:
         return [_to_array(list(v), c) for v, c in zip(lists, self.columns, strict=True)]
 
     def from_table(self, table: pa.Table) -> list[Any]:
-        """The keys of the rows of a table."""
+        """Return the keys of the rows of a table."""
         if self.columns is None:
             return [decode_key(data) for data in table.column("key").to_pylist()]
         lists = [_from_column(table.column(column.name), column) for column in self.columns]
@@ -323,7 +329,7 @@ OPAQUE_KEYS = KeyShape(None)
 
 
 def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
-    """The shape of keys made of columns of a stream.
+    """Return the shape of keys that consist of columns of a stream.
 
     Raises:
         StateError: a column is of a type that cannot be a key.
@@ -338,7 +344,7 @@ def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
 
 
 def keys_of_type(hint: Any) -> KeyShape:
-    """The shape of keys of a Python type; opaque where the type says too little.
+    """Return the shape of keys of a Python type; opaque where the type does not determine columns.
 
     Raises:
         StateError: a type that cannot be a key, such as float.
@@ -377,7 +383,7 @@ def _to_array(values: Sequence[Any], column: KeyColumn) -> pa.Array:
 
 def _from_column(values: pa.ChunkedArray, column: KeyColumn) -> list[Any]:
     if pa.types.is_timestamp(column.type):
-        # Records have aware datetimes whatever the column says; nanoseconds do not get as far as here.
+        # Records have aware datetimes whatever the type of the column. Nanoseconds never get this far.
         values = values.cast(pa.timestamp("us", tz="UTC"))
     plain: list[Any] = values.to_pylist()
     if column.kind is UUID:
@@ -388,7 +394,7 @@ def _from_column(values: pa.ChunkedArray, column: KeyColumn) -> list[Any]:
 
 
 class KeyCodec(Codec):
-    """Keys of entries that have no column type of their own: as bytes (`encode_key`)."""
+    """Keys of entries that have no column type of their own, as bytes (`encode_key`)."""
 
     type_ = pa.binary()
     encoding = b"headgate-key"
@@ -413,7 +419,7 @@ class KeyCodec(Codec):
 
 
 def entry_codec(hint: Any) -> Codec:
-    """How the keys of a map's entries are kept.
+    """Return the codec for the keys of a map's entries.
 
     Raises:
         StateError: a type that cannot be a key, such as float.

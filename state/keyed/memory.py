@@ -1,7 +1,7 @@
 """The memory backend: dictionaries, cut in parts, with undo logs for consistent cuts (`cuts.py`).
 
-A value of a scalar type is held as it is, any other encoded, so that what lies in the dictionaries never
-changes in place. With a TTL each value is held as a pair with the time of its last use.
+A value of a scalar type is held as it is, any other is held encoded, so that objects in the dictionaries
+never change in place. With a TTL each value is held as a pair with the time of its last use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALIVE: Final = -(2**63)
 
 
 class _NoKey:
-    """Stands for the part while there is no current key; costs nothing where there is one."""
+    """Stands for the part while there is no current key. With a current key it costs nothing."""
 
     def __index__(self) -> int:
         raise StateError(
@@ -32,7 +32,7 @@ class _NoKey:
 
 
 class _Position:
-    """Where access goes: the current key, for some tables with the namespace."""
+    """The address of all access: the current key, for some tables together with the namespace."""
 
     __slots__ = ("address", "part")
 
@@ -42,7 +42,7 @@ class _Position:
 
 
 class _Table:
-    """The base of both kinds of tables: parts, cuts, and the form values are held in."""
+    """The base of both kinds of tables: parts, cuts, and the form in which values are held."""
 
     def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
         self.spec = spec
@@ -63,7 +63,7 @@ class _Table:
         self._next_part = 0
 
     def addresses(self) -> Iterator[tuple[Any, Any]]:
-        """(key, namespace) of all that is there."""
+        """Yield the key and namespace of every address in the table."""
         for part in self._parts:
             yield from map(self._named, list(part))
 
@@ -76,7 +76,7 @@ class _Table:
         return (token(key), token(namespace)) if self._layout.namespaced else token(key)
 
     def cut(self, dead_until: int) -> TableCut:
-        """The cut as the runtime takes it."""
+        """Return a cut in the form that the runtime takes."""
         cut = self.changes.cut()
 
         def make(since: int | None) -> Any:
@@ -147,7 +147,7 @@ class _Table:
             rows.last_used.append(last_used)
 
     def fill(self, rows: Rows, *, rebase: bool) -> None:
-        """Take over restored rows; `rebase`: their table has another shape now."""
+        """Take over restored rows; `rebase`: their stored table has another shape."""
         with_ttl = self._layout.with_ttl
         for key, namespace, entry, value, last_used in address_rows(rows):
             held = self._hold((value, last_used) if with_ttl else value)
@@ -169,14 +169,14 @@ class _Table:
                 removed += 1
         return removed
 
-    # What differs: a place is an address, or an address and an entry.
+    # The two kinds differ in places: a place is an address, or an address and an entry.
 
     def _copied(self, part: int) -> dict[Any, Any]:
-        """Places and held values of a part; runs in threads too."""
+        """Return the places and held values of a part; runs in threads too."""
         raise NotImplementedError
 
     def _look(self, where: Any) -> tuple[int, Any]:
-        """The part of a place and what it holds now; runs in threads too."""
+        """Return the part of a place and the value that it holds now; runs in threads too."""
         raise NotImplementedError
 
     def _split(self, where: Any) -> tuple[Address, Any]:

@@ -1,11 +1,11 @@
 """Timers by key: one per (key, tag), in the order of time, in a table that goes into the snapshot.
 
-What is pending is a dictionary, cut in parts as that of the memory backend (`cuts.py`), so that a
-snapshot costs the mailbox the same however many timers there are. The order is kept beside it, in *buckets*
-of the addresses of one time and a heap of those times; it is not part of the state. An address counts in
-one bucket only, that which `_queued` names, and goes into another one if its timer was moved to a later
-time. So a timer that every record moves on costs the order nothing until the old time has come, and
-cancelling never searches.
+Pending timers are in a dictionary, cut in parts like those of the memory backend (`cuts.py`), so that a
+snapshot costs the mailbox the same however many timers there are. Their order is kept beside it and is
+not part of the state: *buckets* with the addresses of one time, and a heap of those times. An address
+counts in one bucket only, the one that `_queued` names, and goes into another one if its timer was moved
+to a later time. So a timer that every record moves on costs nothing in the order until the old time has
+come, and cancelling never searches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .keys import KeyShape, encode_token, entry_codec, key_of, token
 Address: TypeAlias = tuple[Any, Any]
 """The tokens of a key and of a tag."""
 STALE_ENTRIES_MIN: Final = 1_024
-"""Buckets are not cleaned for fewer addresses that no longer count there."""
+"""Buckets are cleaned only once this many addresses no longer count in them."""
 
 
 def timer_layout(keys: KeyShape, tags: Any = str) -> Layout:
-    """The columns of a table of timers; its `info` declares the state.
+    """Return the columns of a table of timers; its `info` declares the state.
 
     Args:
         keys: the keys of the operator.
@@ -44,7 +44,7 @@ class TimerTable:
     """The timers of one clock in one operator subtask. All methods run in the subtask's mailbox.
 
     Args:
-        layout: of `timer_layout`.
+        layout: the result of `timer_layout`.
         max_parallelism: the number of key groups.
     """
 
@@ -58,15 +58,15 @@ class TimerTable:
         self._buckets: dict[int, list[Address]] = {}
         self._in_buckets = 0
         self._queued: dict[Address, int] = {}
-        """The time of the bucket in which an address counts; never after its timer."""
+        """The time of the bucket in which an address counts, which is never after its timer."""
 
     def __len__(self) -> int:
-        """The number of pending timers."""
+        """Return the number of pending timers."""
         return self._size
 
     @property
     def next_time(self) -> int | None:
-        """When the earliest timer is due, ms; None if there is none."""
+        """The time at which the earliest timer is due, ms; None if there is none."""
         while self._heap:
             at = self._heap[0]
             bucket = self._buckets[at]
@@ -79,12 +79,12 @@ class TimerTable:
         return None
 
     def get(self, key: Any, tag: Any) -> int | None:
-        """When the timer of this key and tag is due, ms; None if there is none."""
+        """Return the time at which the timer of this key and tag is due, ms; None if there is none."""
         address = (token(key), token(tag))
         return self._times[part_of(address)].get(address)
 
     def set(self, key: Any, tag: Any, timestamp: int) -> None:
-        """Let the timer of this key and tag be due at `timestamp` (ms); one that is pending is moved.
+        """Let the timer of this key and tag be due at `timestamp` (ms). A pending timer is moved.
 
         Raises:
             StateError: the key or the tag is of a type that cannot be a key.
@@ -100,7 +100,7 @@ class TimerTable:
                 self._rebuild_order()
 
     def cancel(self, key: Any, tag: Any) -> bool:
-        """Delete the timer of this key and tag; false if there was none."""
+        """Delete the timer of this key and tag; return False if there was none."""
         address = (token(key), token(tag))
         if address not in self._times[part_of(address)]:
             return False
@@ -108,11 +108,11 @@ class TimerTable:
         return True
 
     def pop_due(self, until: int) -> Iterator[tuple[int, Any, Any]]:
-        """Remove the timers due at or before `until` (ms): `(timestamp, key, tag)`, one at a time.
+        """Remove the timers due at or before `until` (ms) one at a time, and yield `(timestamp, key, tag)`.
 
-        In the order of time; those of one key and time in the order of their tags. Timers that are set
-        or cancelled between two steps of the iteration count from then on; `next_time` may leave out
-        those of the present time until it ends.
+        They come in the order of time, those of one key and time in the order of their tags. Changes of
+        timers between two steps of the iteration take effect at once; `next_time` may leave out timers of
+        the present time until the iteration ends.
         """
         begun: list[tuple[int, list[Address]]] = []
         while True:
@@ -135,7 +135,7 @@ class TimerTable:
                     yield at, key_of(address[0]), key_of(address[1])
 
     def snapshot(self) -> TableCut:
-        """A consistent cut, at a cost that does not grow with the number of timers."""
+        """Return a consistent cut, at a cost that does not grow with the number of timers."""
         cut = self._changes.cut()
 
         def make(since: int | None) -> pa.Table:
@@ -154,7 +154,7 @@ class TimerTable:
         )
 
     def restore(self, table: pa.Table) -> None:
-        """Take over the rows of a snapshot, those of own key groups; called once, on an empty table.
+        """Take over the rows of own key groups from a snapshot. It is called once, on an empty table.
 
         Raises:
             StateError: it is not a table of timers with these keys and tags.
@@ -169,7 +169,7 @@ class TimerTable:
         self._changes.restored(rebase=not table.schema.equals(schema))
 
     def _write(self, address: Address, timestamp: Any) -> None:
-        """Set or remove (`ABSENT`) the time of an address; the old one goes into an open cut's log."""
+        """Set or remove (`ABSENT`) the time of an address. The old one goes into an open cut's log."""
         part = part_of(address)
         times, changes = self._times[part], self._changes
         old: Any = times.get(address, ABSENT)
@@ -201,7 +201,9 @@ class TimerTable:
                 self._push(address, at)
 
     def _counts(self, address: Address, at: int) -> bool:
-        """Whether an address of the bucket of time `at` is due then; if it was moved on, it goes on."""
+        """Return whether an address in the bucket of time `at` is due then. If its timer was moved, it
+        goes to another bucket.
+        """
         if self._queued.get(address) != at:
             return False
         due = self._times[part_of(address)].get(address)
@@ -212,7 +214,7 @@ class TimerTable:
             self._push(address, due)
         return False
 
-    # In threads, while the table goes on.
+    # These methods run in threads while the table goes on.
 
     def _all_rows(self, cut: Cut) -> Rows:
         rows = Rows()
@@ -238,7 +240,9 @@ class TimerTable:
 
 
 def _in_order(bucket: list[Address]) -> list[Address]:
-    """By tag, the first last; addresses of equal tags in the order they came."""
+    """Sort the bucket by tag, with the first tag last; addresses of equal tags keep the order in which
+    they came.
+    """
     if len(bucket) > 1:
         bucket.reverse()
         bucket.sort(key=_tag_order, reverse=True)
@@ -246,7 +250,7 @@ def _in_order(bucket: list[Address]) -> list[Address]:
 
 
 def _tag_order(address: Address) -> bytes:
-    """Tags of a table can be compared so, whatever their type."""
+    """Return the bytes by which the tags of a table are compared, whatever their type."""
     tag = address[1]
     return tag.encode() if type(tag) is str else encode_token(tag)
 

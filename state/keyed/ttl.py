@@ -1,7 +1,7 @@
-"""State that expires: what a user says about it, and tables that obey (features.md STA-11, STA-12).
+"""State that expires: the rules that a user gives, and tables that follow them.
 
-An entry lives for `after` from its last use. Expired entries are removed when they are met, a few at each
-access, in the background, and they are left out of full snapshots.
+An entry lives for `after` from its last use. Expired entries are removed when they are accessed, a few
+more at each access, and in the background. Full snapshots leave them out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ class StateTtl:
 
     Attributes:
         after: a duration such as `"1d"`, or a timedelta; at least 1 ms.
-        update: what counts as use: creating and writing, or reading too.
-        expired: whether a value that has expired but was not removed yet is still returned (once).
-        time: `processing`: the clock of the machine. `event`: entries are used at the event time of the
-            record at hand, and expire when the watermark has come `after` further.
-        cleanup_per_access: how many other entries are looked at for removal at each access.
-        cleanup_per_second: how many in the background each second, per subtask.
+        update: what counts as a use: creating and writing, or also reading.
+        expired: whether a value that has expired but has not been removed yet is still returned (once).
+        time: with `processing` the clock of the machine counts. With `event` an entry is used at the
+            event time of the current record, and expires when the watermark has advanced by `after`
+            since.
+        cleanup_per_access: how many other entries are checked for removal at each access.
+        cleanup_per_second: how many entries are checked in the background each second, per subtask.
     """
 
     after: str | timedelta
@@ -38,7 +39,9 @@ class StateTtl:
     cleanup_per_second: int = 1000
 
     def problem(self) -> str:
-        """What is wrong with it, in words; the duration is checked by who reads it."""
+        """Return a description of what is wrong, empty if nothing is. The duration is checked when it is
+        parsed.
+        """
         for name, allowed in (
             ("update", ("write", "read_and_write")),
             ("expired", ("never_return", "return_if_not_cleaned_up")),
@@ -54,35 +57,39 @@ class StateTtl:
 
 
 class TtlClock(Protocol):
-    """The time of one kind, ms. All functions are cheap."""
+    """A clock of one kind of time, ms. All functions are cheap."""
 
     def now(self) -> int:
-        """The time that expires entries of the current key."""
+        """Return the time by which entries of the current key expire."""
         ...
 
     def passed(self) -> int:
-        """The time that has come for all keys: as `now`, unless that is further for the current key."""
+        """Return the time that has passed for all keys, which may be less than `now` for the
+        current key.
+        """
         ...
 
     def use(self) -> int:
-        """The time of a use that happens now."""
+        """Return the time of a use that happens now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The rules of one state, resolved."""
+    """The resolved rules of one state."""
 
     after_ms: int
     ttl: StateTtl
     clock: TtlClock
 
     def dead_until(self) -> int:
-        """Entries of the current key last used at or before this have expired."""
+        """Return the time at or before which entries of the current key must last have been used to have
+        expired.
+        """
         return max(_LEAST, self.clock.now() - self.after_ms)
 
     def all_dead_until(self) -> int:
-        """The same for entries of any key."""
+        """Return the same time for entries of any key."""
         return max(_LEAST, self.clock.passed() - self.after_ms)
 
 
@@ -99,12 +106,12 @@ class _Rules:
         self._sweep = sweep
 
     def clean(self) -> None:
-        """Look at a few entries, as every access does."""
+        """Check a few entries, as every access does."""
         if self._cleanup:
             self._sweep(self._cleanup, self._all_dead_until())
 
     def read(self, pair: Any, remove: Callable[[], None], write: Callable[[Any], None]) -> Any:
-        """The value of what a table holds, or `ABSENT`; removes or renews it."""
+        """Return the value of a pair in a table, or `ABSENT`; removes or renews the pair."""
         if pair is ABSENT:
             return ABSENT
         value, last_used = pair
@@ -118,13 +125,15 @@ class _Rules:
         return value
 
     def used(self, pair: Any) -> int:
-        """The time of a use now; an older record than the last one does not shorten a life."""
+        """Return the time of a use now. A record that is older than the last one does not shorten the
+        life of an entry.
+        """
         now = self._use()
         return now if pair is ABSENT else max(now, pair[1])
 
 
 class TtlValueTable(ValueTable):
-    """A table whose values expire, over one that holds (value, last use)."""
+    """A table whose values expire, on top of one that holds (value, last use)."""
 
     def __init__(self, inner: ValueTable, expiry: Expiry) -> None:
         self._inner = inner
@@ -150,7 +159,7 @@ class TtlValueTable(ValueTable):
 
 
 class TtlEntryTable(EntryTable):
-    """The same for lists and maps: entry by entry."""
+    """A table of lists or maps whose entries expire one by one."""
 
     def __init__(self, inner: EntryTable, expiry: Expiry) -> None:
         self._inner = inner
@@ -186,8 +195,8 @@ class TtlEntryTable(EntryTable):
                 yield entry, value
 
     def _passing(self, entry: Any, pair: Any) -> Any:
-        """The value of a pair met while iterating. By now there may be another in its place, or none: that
-        is what is renewed or removed.
+        """Return the value of a pair that was read while iterating. There may be another pair in its
+        place by now, or none, so the present one is renewed or removed.
         """
 
         def look_again(_: Any = None) -> None:

@@ -1,5 +1,6 @@
-"""Takes back the changes of state that a function made before it failed: the log of a call, and noted
-tables.
+"""Takes back the changes of state that a function made before it failed.
+
+The changes of a call are noted in an `UndoLog` by wrappers around tables and timers.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from .timers import TimerTable
 
 
 class UndoLog:
-    """The changes of one call, each with what takes it back. Belongs to one operator subtask.
+    """The changes of one call, each with a function that takes it back. It belongs to one operator subtask.
 
     Attributes:
-        open: changes are noted. Not between calls.
-        final: what this call has changed cannot be taken back any more.
+        open: True during a call, while changes are noted.
+        final: True once the changes of this call cannot be taken back any more.
 
     Args:
-        key: the current key.
+        key: returns the current key.
         enter: makes a key the current one.
     """
 
@@ -30,17 +31,17 @@ class UndoLog:
         self._undos: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """A call begins."""
+        """Begin a call."""
         self.open, self.final = True, False
         self._undos.clear()
 
     def note(self, undo: Callable[[], None]) -> None:
-        """A change is made that `undo` takes back, once those after it were taken back."""
+        """Note a change that `undo` takes back, once all later changes have been taken back."""
         if self.open:
             self._undos.append(undo)
 
     def note_keyed(self, undo: Callable[[], None]) -> None:
-        """The same, of a change that belongs to the current key."""
+        """Note a change that belongs to the current key."""
         if self.open:
             key = self.key()
 
@@ -51,17 +52,19 @@ class UndoLog:
             self._undos.append(entered)
 
     def keep(self) -> None:
-        """The call has ended well."""
+        """Keep all changes, as the call has succeeded."""
         self.open = False
         self._undos.clear()
 
     def keep_always(self) -> None:
-        """What was changed up to here, and will be until the call ends, stays, however it ends."""
+        """Keep all changes of this call, also those still to come, however the call ends."""
         self.keep()
         self.final = True
 
     def roll_back(self) -> None:
-        """Take back all changes of the call, the last one first; the current key is any."""
+        """Take back all changes of the call, the last one first. Afterwards any key may be the current
+        one.
+        """
         self.open = False
         while self._undos:
             self._undos.pop()()
@@ -93,7 +96,7 @@ class UndoTimers:
 
 
 class UndoTables:
-    """The tables of a backend; what is changed through them goes into a log."""
+    """The tables of a backend. Changes that are made through them are noted in a log."""
 
     def __init__(self, backend: KeyedBackend, log: UndoLog) -> None:
         self._backend, self._log = backend, log
@@ -110,7 +113,7 @@ class UndoTables:
 
 
 class UndoValueTable(ValueTable):
-    """Notes the value there was before each change."""
+    """A table of values that notes the old value before each change."""
 
     def __init__(self, inner: ValueTable, log: UndoLog) -> None:
         self._inner, self._log = inner, log
@@ -138,10 +141,10 @@ class UndoValueTable(ValueTable):
 
 
 class UndoEntryTable(EntryTable):
-    """The same for lists and maps, entry by entry.
+    """A table of lists or maps that notes the old value of an entry before each change.
 
-    Single elements of a list go only when they have expired, and come back only with the whole list: put
-    alone, one would come behind the others.
+    Single elements of a list are removed only when they have expired, and come back only with the whole
+    list: an element that is put alone would come behind the others.
     """
 
     def __init__(self, inner: EntryTable, log: UndoLog, in_order: bool) -> None:

@@ -1,7 +1,8 @@
 """The RocksDB backend: keyed state larger than memory, with access by single keys.
 
-Each state lies in a database of its own, so that a state can come, go and be restored without the others;
-memory, threads and the moment of a cut are shared. Values are encoded, so each read makes a fresh object.
+Each state lies in a database of its own, so that it can be added, removed and restored without the
+others. Memory, threads and the moment of a cut are shared. Values are encoded, so each read makes a fresh
+object.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _ALIVE: Final = -(2**63)
 
 
 class _Position:
-    """Where access goes: the bytes of the current key, for some tables with the namespace."""
+    """The address of all access: the bytes of the current key, for some tables together with the
+    namespace.
+    """
 
     __slots__ = ("is_set", "key")
     key: bytes
@@ -36,19 +39,19 @@ class _Position:
         self.is_set = False
 
     def __getattr__(self, name: str) -> Any:
-        # Only called if there is no such attribute: where there is a key, the check costs nothing.
+        # Called only if there is no such attribute, so the check costs nothing while there is a key.
         raise StateError(
             "keyed state was used without a current key",
             fix="use it in on_record, where the key is that of the record",
         )
 
     def set(self, key: bytes) -> None:
-        """This is the current key."""
+        """Set the current key."""
         self.key = key
         self.is_set = True
 
     def clear(self) -> None:
-        """There is no current key."""
+        """Unset the current key."""
         if self.is_set:
             del self.key
             self.is_set = False
@@ -65,7 +68,7 @@ class _Table:
         self._swept_to = b""
 
     def addresses(self) -> Iterator[tuple[Any, Any]]:
-        """(key, namespace) of all that is there."""
+        """Yield the key and namespace of every address in the table."""
         places = self._places
         before = b""
         for key, _ in self.database.all():
@@ -88,7 +91,7 @@ class _Table:
 
 
 class RocksDBValueTable(_Table, ValueTable):
-    """One value per address."""
+    """A table with one value per address."""
 
     def get(self) -> Any:
         data = self.database.get(self._position.key)
@@ -102,7 +105,7 @@ class RocksDBValueTable(_Table, ValueTable):
 
 
 class RocksDBEntryTable(_Table, EntryTable):
-    """Entries side by side behind their address."""
+    """A table whose entries lie side by side behind their address."""
 
     def get(self, entry: Any) -> Any:
         data = self.database.get(self._position.key + encode_token(token(entry)))
@@ -138,10 +141,10 @@ class RocksDBBackend(KeyedBackend):
     """All keyed state of one operator subtask, in databases on local disk.
 
     Args:
-        directory: of this subtask's own.
-        key_groups: those of the subtask.
-        file_token: unique for ever among the attempts and subtasks of the operator; ids of files begin
-            with it.
+        directory: a directory that only this subtask uses.
+        key_groups: the key groups of the subtask.
+        file_token: the beginning of the ids of files, unique for ever among the attempts and subtasks of
+            the operator.
     """
 
     needs_key_groups: ClassVar[bool] = True

@@ -2,9 +2,9 @@
 
 A cut costs nothing in the mailbox: an iterator goes on seeing the state as it was when it was made, and
 from then on the cut notes the keys that are written. A thread then writes what is only in memory to files
-and links them. These files have later writes in them: so for every noted key the value that the iterator
-sees goes into one more small file, and is put back by a restore. (Flushing in the mailbox instead stops
-the subtask for 60 to 200 ms per checkpoint.)
+and links them. These files contain later writes too, so for every noted key the value that the iterator
+sees goes into one more small file, and a restore puts it back. (Flushing in the mailbox instead would
+stop the subtask for 60 to 200 ms per checkpoint.)
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .layout import RowReader, group_of
 
 META_VERSION: Final = 1
 NOTED_MAX: Final = 500_000
-"""Keys. A cut that noted so many because no thread came to it is sealed in the mailbox."""
+"""A cut that noted this many keys because no thread came to it is sealed in the mailbox."""
 ROWS_PER_TABLE: Final = 65_536
 
 
 class FileMeta(msgspec.Struct, frozen=True, array_like=True):
-    """A file of the database: its name there, its id, and the key groups of its entries."""
+    """A file of the database: its name, its id, and the key groups of its entries."""
 
     name: str
     id: str
@@ -41,8 +41,8 @@ class FileMeta(msgspec.Struct, frozen=True, array_like=True):
 class DatabaseMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The description of the files of a cut.
 
-    `private` are small files that belong to this cut alone: RocksDB's manifest, and what points to it.
-    `undo` is the id of the file with the values that are to be put back; empty: none.
+    `private` has small files that belong to this cut alone: RocksDB's manifest and the file that points
+    to it. `undo` is the id of the file with the values that a restore puts back; empty: there is none.
     """
 
     version: int
@@ -55,9 +55,9 @@ class Cut:
     """One cut of one database.
 
     Args:
-        directory: of its own; created on demand, deleted by `release`.
-        token: what ids of new files begin with.
-        number: of the cut; unique in the database.
+        directory: a directory of the cut's own, created on demand and deleted by `release`.
+        token: the beginning of the ids of new files.
+        number: the number of the cut, unique in the database.
     """
 
     def __init__(self, database: Database, directory: Path, token: str, number: int) -> None:
@@ -70,7 +70,7 @@ class Cut:
         self._view: Span | None = database.watch(self)
 
     def note(self, key: bytes) -> None:
-        """A key is about to be written. In the mailbox."""
+        """Note a key that is about to be written. Runs in the mailbox."""
         self._noted.add(key)
         if len(self._noted) > NOTED_MAX:
             self._seal()
@@ -82,7 +82,7 @@ class Cut:
                 self._database.unwatch(self)
 
     def collect(self) -> CollectedFiles:
-        """The files; in a thread."""
+        """Return the files of the cut; runs in a thread."""
         self._seal()
         assert self._known is not None
         paths = sorted(self._directory.glob("*.sst"))
@@ -112,10 +112,11 @@ class Cut:
         return CollectedFiles(files, msgspec.msgpack.encode(meta))
 
     def _begins(self, present: set[str]) -> dict[str, int]:
-        """By file above level 0, the first key group from which a search in its level ends at it.
+        """Return, for each file above level 0, the first key group from which a search in its level ends
+        at it.
 
-        A search opens the first file that does not end before what is sought, whatever comes of it: so
-        who owns groups between two files needs the second.
+        A search opens the first file that does not end before the key, whether or not it finds the key
+        there. So the owner of groups between two files needs the second one.
         """
         assert self._known is not None
         levels: dict[int, list[tuple[bytes, bytes, str]]] = {}
@@ -132,7 +133,9 @@ class Cut:
         return begins
 
     def _describe(self, path: Path, begins: dict[str, int]) -> FileMeta:
-        """Who needs a file: all for one of level 0, which is opened by every read."""
+        """Describe a file by the key groups that need it: a file of level 0 is needed by all, as every
+        read opens it.
+        """
         own, name = self._database.groups, path.name
         first, last = own.first, own.last
         assert self._known is not None
@@ -146,7 +149,7 @@ class Cut:
         return FileMeta(name, id_, first, last)
 
     def _undo(self) -> LocalFile | None:
-        """The noted keys with their values at the cut, or None where they were absent."""
+        """Write the noted keys with their values at the cut, which are None where a key was absent."""
         own = self._database.groups
         keys = sorted(self._noted)
         if not keys:
@@ -159,7 +162,7 @@ class Cut:
         return LocalFile(f"{self._token}/{name}", path, len(found), own.first, own.last)
 
     def tables(self, reader: RowReader, dead_until: int) -> Iterator[pa.Table]:
-        """The rows at the cut as canonical tables; in a thread."""
+        """Yield the rows at the cut as canonical tables; runs in a thread."""
         self._database.unwatch(self)
         assert self._view is not None
         rows, made = Rows(), 0
@@ -172,13 +175,13 @@ class Cut:
             yield reader.table(rows)
 
     def release(self) -> None:
-        """Give back what the cut holds."""
+        """Release the resources of the cut."""
         self._database.unwatch(self)
         with self._guard:
             self._view = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def as_files_cut(self, reader: RowReader, keys: tuple[str, ...], dead_until: int) -> FilesCut:
-        """The cut as the runtime takes it."""
+        """Return the cut in the form that the runtime takes."""
         tables: Callable[[], Iterator[pa.Table]] = lambda: self.tables(reader, dead_until)  # noqa: E731
         return FilesCut(self.collect, tables, keys, self.release)

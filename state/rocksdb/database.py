@@ -4,9 +4,9 @@ The databases of a process share a cache and write buffers. Files are merged by 
 compaction). Whatever a merge writes is new, and is uploaded with the next checkpoint. Merging level by
 level, RocksDB's default, rewrites the whole state whenever the first level is full: with 1 % of the keys
 changed between checkpoints that uploads 13 % of a full checkpoint each time (mean of 300). Here files are
-merged with others of their size only: 1.7 % in the first 30 checkpoints, 3.0 % over 300, the merges with
-everything included; most checkpoints are the 1 %. A state that grows is rewritten once more each time it
-has doubled.
+merged only with others of their size, which uploads 1.7 % in the first 30 checkpoints and 3.0 % over 300,
+including the merges of everything; most checkpoints upload only the 1 %. A state that grows is rewritten
+once more each time it has doubled.
 
 The cost of that is bounded: there are at most about `_RUNS` sorted runs that a read may look into, and
 together they have at most twice the bytes of the largest, for a while three times during a merge of all.
@@ -52,20 +52,22 @@ from .layout import END_OF_GROUPS, behind, bounds_of, group_prefix
 _MIB: Final = 1 << 20
 _ARENAS: Final = 16
 _RUNS: Final = 12
-"""So many files, or sets of files without overlap, before some are merged."""
+"""The number of files, or of sets of files without overlap, from which on some are merged."""
 _RUNS_SLOW: Final = 4 * _RUNS
 _RUNS_STOP: Final = 8 * _RUNS
-"""Where writes wait. A merge of everything takes long, and checkpoints go on adding files meanwhile."""
+"""With this many runs writes wait. A merge of everything takes long, and checkpoints go on adding files
+meanwhile.
+"""
 _SPACE_PERCENT: Final = 100
-"""Of the largest run: once the others have so much together, all are merged."""
+"""All runs are merged once the others together reach this percentage of the largest."""
 _MANIFEST_BYTES: Final = 32 << 10
 _BLOOM_BITS: Final = 10
 
 
 class SharedMemory:
-    """Blocks read, indexes, filters and data not yet written of all databases with the same budget.
+    """The memory for blocks, indexes, filters and unwritten data of all databases with the same budget.
 
-    To the rest of the process it is one table among those that share the budget.
+    It counts as one table among those of the process that share the budget.
     """
 
     def __init__(self, budget_bytes: int, write_buffer_ratio: float) -> None:
@@ -79,7 +81,7 @@ class SharedMemory:
         )
 
     def fit(self) -> None:
-        """Grow or shrink to the share of now."""
+        """Grow or shrink to the present share."""
         share = self._share()
         if share != self._bytes:
             self._bytes = share
@@ -92,7 +94,9 @@ _guard = threading.Lock()
 
 
 def shared_memory(settings: RocksDBSettings) -> SharedMemory:
-    """The memory of this process for databases with these settings; freed with the last of them."""
+    """Return the memory of this process for databases with these settings. It is freed with the last of
+    them.
+    """
     budget = (settings.memory_bytes, settings.write_buffer_ratio)
     with _guard:
         memory = _shared.get(budget)
@@ -102,7 +106,7 @@ def shared_memory(settings: RocksDBSettings) -> SharedMemory:
 
 
 def database_options(settings: RocksDBSettings, memory: SharedMemory, *, copy: bool = False) -> Any:
-    """The options of a database; `copy`: of one that is only read, and may lack files."""
+    """Return the options of a database; `copy`: it is only read, and may lack files."""
     options = Options(raw_mode=True)
     options.create_if_missing(not copy)
     if copy:
@@ -117,7 +121,8 @@ def database_options(settings: RocksDBSettings, memory: SharedMemory, *, copy: b
     _merge_by_size(options)
     options.set_max_background_jobs(settings.threads)
     options.set_max_open_files(settings.open_files)
-    # The manifest is part of every checkpoint, so it is begun anew before it gets long; the log of none.
+    # The manifest is part of every checkpoint, so a new one is begun before it gets long. The log is in
+    # no checkpoint.
     options.set_max_manifest_file_size(_MANIFEST_BYTES)
     options.set_manifest_preallocation_size(4096)
     options.set_max_log_file_size(_MIB)
@@ -148,7 +153,7 @@ def _table_options(settings: RocksDBSettings, memory: SharedMemory) -> Any:
 
 
 def without_log() -> Any:
-    """Writes go to memory only: what survives a crash is the checkpoint."""
+    """Return options by which writes go to memory only: after a crash the checkpoint is restored."""
     options = WriteOptions()
     options.disable_wal = True
     return options
@@ -173,20 +178,20 @@ class OpenCut(Protocol):
 
 
 class Database:
-    """Bytes under bytes.
+    """A database of byte strings under byte strings.
 
     Reads and writes run in the mailbox; `checkpoint` in threads. While a cut is open, every key is noted
     in it before it is written.
 
     Args:
-        directory: where it lies; created, and deleted by `close`.
-        groups: the key groups of this subtask: no others are seen.
+        directory: the directory of the database, which is created, and deleted by `close`.
+        groups: the key groups of this subtask. No others are seen.
     """
 
     def __init__(self, directory: Path, settings: RocksDBSettings, groups: KeyGroupRange) -> None:
         self.directory, self.settings, self.groups = directory, settings, groups
         self.inherited: dict[str, str] = {}
-        """Ids of the files that came from a checkpoint, by name."""
+        """The ids of files from a checkpoint, by name."""
         self._memory = shared_memory(settings)
         self._no_log = without_log()
         self._cuts: tuple[OpenCut, ...] = ()
@@ -200,11 +205,11 @@ class Database:
         self.get = self._db.get
 
     def options(self, *, copy: bool = False) -> Any:
-        """The options it is opened with."""
+        """Return the options with which the database is opened."""
         return database_options(self.settings, self._memory, copy=copy)
 
     def replace(self, lay_out: Callable[[Path], None], inherited: dict[str, str]) -> None:
-        """Give up the (empty) content for the database that `lay_out` puts into the directory."""
+        """Replace the (empty) database by the one that `lay_out` puts into the directory."""
         self._db.close()
         shutil.rmtree(self.directory)
         self.directory.mkdir()
@@ -221,7 +226,7 @@ class Database:
         self._db[key] = value
 
     def delete(self, key: bytes) -> None:
-        """Remove a key, if there."""
+        """Remove a key if it is there."""
         if self._cuts:
             self._note(key)
         del self._db[key]
@@ -231,36 +236,39 @@ class Database:
             cut.note(key)
 
     def under(self, prefix: bytes) -> Span:
-        """The entries whose keys begin with a prefix."""
+        """Return the entries whose keys begin with a prefix."""
         return Span(self._db, prefix, behind(prefix))
 
     def all(self, start: bytes = b"") -> Span:
-        """The entries of the own key groups, from `start` on."""
+        """Return the entries of the own key groups, from `start` on."""
         first, stop = bounds_of(self.groups)
         return Span(self._db, max(first, start), stop)
 
     # --- cuts ----------------------------------------------------------------------------------
 
     def watch(self, cut: OpenCut) -> Span:
-        """All entries as they are now; `cut` hears of every key before it is written from now on."""
+        """Return all entries as they are now. From now on every key is noted in `cut` before it is
+        written.
+        """
         self._memory.fit()
         with self._cuts_guard:
             self._cuts = (*self._cuts, cut)
         return self.all()
 
     def unwatch(self, cut: OpenCut) -> None:
-        """`cut` need hear no more."""
+        """Stop noting keys in `cut`."""
         with self._cuts_guard:
             self._cuts = tuple(other for other in self._cuts if other is not cut)
 
     def checkpoint(self, directory: Path) -> dict[str, dict[str, Any]]:
-        """Hard links to all files, and the manifest that goes with them, in a new directory.
+        """Make hard links to all files, and the manifest that goes with them, in a new directory.
 
-        Returns what is known of files by name: of those that were there before and after.
+        Creating a checkpoint writes everything that is only in memory, and all other Python code has to
+        wait for it (rocksdict holds the interpreter's lock: 180 ms for 40 MB). So most data is first
+        flushed without holding the lock, in rounds, each of which writes what came during the one before.
 
-        Creating a checkpoint writes what is only in memory, and keeps all other Python code waiting for
-        it (rocksdict holds the interpreter's lock: 180 ms for 40 MB). So first most is written without
-        waiting; what comes meanwhile is written in the next round, and so on.
+        Returns:
+            RocksDB's description of the files by name, of those before the checkpoint and those after it.
         """
         for _ in range(_FLUSHES):
             self._db.flush(False)
@@ -282,7 +290,7 @@ class Database:
     # --- restore -------------------------------------------------------------------------------
 
     def apply(self, changes: list[tuple[bytes, bytes | None]]) -> None:
-        """Set values, or remove the keys (None); before any cut."""
+        """Set values, or remove keys where the value is None; only before any cut."""
         apply_changes(self._db, changes, self._no_log)
 
     def clip(self) -> None:
@@ -290,24 +298,24 @@ class Database:
         first, stop = bounds_of(self.groups)
         self._db.delete_range(
             group_prefix(0), first, self._no_log
-        )  # cuts read the groups of bounds
+        )  # cuts read the key groups of file bounds
         self._db.delete_range(stop, END_OF_GROUPS, self._no_log)
 
     def ingest(self, files: list[Path]) -> None:
-        """Take over files of sorted entries, which are moved away."""
+        """Take over files of sorted entries. The files are moved."""
         self._db.ingest_external_file([str(file) for file in files])
         for file in files:
             file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close it and delete its files; must not raise."""
-        with suppress(DbClosedError):  # it could not be opened again by `replace`
+        """Close the database and delete its files; must not raise."""
+        with suppress(DbClosedError):  # `replace` could not open it again
             self._db.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def apply_changes(db: Any, changes: list[tuple[bytes, bytes | None]], write_options: Any) -> None:
-    """Set values in a database, or remove keys (None)."""
+    """Set values in a database, or remove keys where the value is None."""
     batch = WriteBatch(raw_mode=True)
     for key, value in changes:
         if value is None:
@@ -318,7 +326,7 @@ def apply_changes(db: Any, changes: list[tuple[bytes, bytes | None]], write_opti
 
 
 class Loader:
-    """Puts many sorted entries into a database: as files, past its memory."""
+    """Puts many sorted entries into a database as files, without going through its memory."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -326,7 +334,7 @@ class Loader:
         self._writer: Any = None
 
     def add(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Entries in the order of keys, all behind those added before."""
+        """Add entries in the order of keys, all greater than those added before."""
         for count, (key, value) in enumerate(entries, 1):
             writer = self._writer
             if writer is None:
@@ -348,7 +356,7 @@ class Loader:
         self._writer = None
 
     def finish(self) -> None:
-        """All that was added is in the database now."""
+        """Put all added entries into the database."""
         if self._writer is not None:
             self._end()
         if self._files:
@@ -359,11 +367,11 @@ class Loader:
 class Span:
     """The entries of a database from `start` to before `stop`, as they are when this is made.
 
-    (rocksdict's own snapshots would not do: what iterates over one sees later writes.)
+    (rocksdict's own snapshots do not help: an iterator over one sees later writes.)
     """
 
     def __init__(self, db: Any, start: bytes, stop: bytes) -> None:
-        # Held as long as the iterator, which has only a pointer to the bound in it. rocksdict's lower
+        # Held as long as the iterator, which only has a pointer to the bound in it. rocksdict's lower
         # bound has no effect.
         self._options = ReadOptions()
         self._options.set_iterate_upper_bound(stop)
@@ -382,7 +390,7 @@ class Span:
         iterator.status()
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         iterator = self._iterator
         iterator.seek(key)
         if iterator.valid():
@@ -392,7 +400,7 @@ class Span:
         return None
 
     def last_key(self) -> bytes | None:
-        """The last key, if any."""
+        """Return the last key, or None."""
         iterator = self._iterator
         iterator.seek_to_last()
         if iterator.valid():
@@ -403,7 +411,9 @@ class Span:
 
 
 def link(source: Path, target: Path) -> None:
-    """The file under another name; a copy where the file system knows no links, or is another one."""
+    """Give the file another name; make a copy where the file system has no links, or the target is on
+    another one.
+    """
     try:
         os.link(source, target)
     except OSError:

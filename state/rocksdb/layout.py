@@ -1,9 +1,9 @@
 """The layout of keyed state in a RocksDB: the bytes of keys and values, and rows of canonical tables from
 them.
 
-Key: key group (2 bytes, big-endian), key, namespace (only of states that have namespaces), entry key (only
-of lists and maps); all but the first as `keys.encode_token` writes them. Each says where it ends, so
-the entries of one key and namespace lie side by side, and positions of a list in their order.
+Key: key group (2 bytes, big-endian), key, namespace (only of states that have namespaces), entry key
+(only of lists and maps); all but the first are written by `keys.encode_token`. Each part says where it
+ends, so the entries of one key and namespace lie side by side, and positions of a list in their order.
 
 Value: with a TTL first the time of the last use (8 bytes), then the value as its codec encodes it.
 """
@@ -25,61 +25,63 @@ _GROUP: Final = struct.Struct(">H")
 _INSTANT: Final = struct.Struct(">q")
 GROUP_BYTES: Final = _GROUP.size
 END_OF_GROUPS: Final = b"\xff\xff"
-"""Behind every key: there are at most 32,768 key groups."""
+"""A key behind all others, as there are at most 32,768 key groups."""
 
 
 def group_prefix(key_group: int) -> bytes:
-    """The prefix of all keys of a key group; keys of lower groups come before it."""
+    """Return the prefix of all keys of a key group; keys of lower groups come before it."""
     return _GROUP.pack(key_group)
 
 
 def group_of(key: bytes) -> int:
-    """The key group of a key."""
+    """Return the key group of a key."""
     group: int = _GROUP.unpack_from(key)[0]
     return group
 
 
 def bounds_of(groups: KeyGroupRange) -> tuple[bytes, bytes]:
-    """The first possible key of the key groups, and the first behind them."""
+    """Return the first possible key of the key groups, and the first one behind them."""
     return group_prefix(groups.first), group_prefix(groups.last + 1)
 
 
 def behind(prefix: bytes) -> bytes:
-    """The first possible key behind those that begin with `prefix`, which is not all 0xff."""
+    """Return the first possible key behind those that begin with `prefix`, which is not all 0xff."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,))
 
 
 class Places:
-    """The keys of one state, taken apart."""
+    """Takes the keys of one state apart, and puts them together."""
 
     def __init__(self, layout: Layout) -> None:
         self._namespaced = layout.namespaced
         self._entry = layout.entry
 
     def address_end(self, key: bytes) -> int:
-        """Where the entry key begins: the bytes before are the same for one key and namespace."""
+        """Return the position of the entry key: the bytes before it are the same for one key and
+        namespace.
+        """
         end = decode_token(key, GROUP_BYTES)[1]
         return decode_token(key, end)[1] if self._namespaced else end
 
     def address(self, key: bytes) -> tuple[Any, Any]:
-        """The user's key and namespace."""
+        """Return the user's key and namespace."""
         found, end = decode_token(key, GROUP_BYTES)
         namespace = decode_token(key, end)[0] if self._namespaced else None
         return key_of(found), None if namespace is None else key_of(namespace)
 
     def entry(self, key: bytes, start: int) -> Any:
-        """The entry key, which begins at `start`."""
+        """Return the entry key, which begins at `start`."""
         return key_of(decode_token(key, start)[0])
 
     def encode_entry(self, entry: Any) -> bytes:
-        """The bytes of an entry key. Raises TypeError if it is not of the declared type."""
+        """Return the bytes of an entry key. Raises TypeError if it is not of the declared type."""
         codec = self._entry
         assert codec is not None
         return encode_token(token(codec.hold(entry) if codec.encoding is None else entry))
 
     def encode(self, key_group: int, key: Any, namespace: Any, entry: Any) -> bytes:
-        """All of it."""
+        """Return the bytes of a whole key."""
         parts = [group_prefix(key_group), encode_token(token(key))]
         if self._namespaced:
             parts.append(encode_token(token(namespace)))
@@ -93,7 +95,9 @@ Decode = Callable[[bytes], Any]
 
 
 def value_functions(layout: Layout) -> tuple[Encode, Decode]:
-    """How the values of a table become bytes, and back; with a TTL they are (value, last use in ms)."""
+    """Return functions that encode and decode the values of a table; with a TTL these are (value, last
+    use in ms).
+    """
     encode, decode = layout.value.encode, layout.value.decode
     if not layout.with_ttl:
         return encode, decode
@@ -109,18 +113,18 @@ def value_functions(layout: Layout) -> tuple[Encode, Decode]:
 
 
 def split_value(data: bytes, with_ttl: bool) -> tuple[bytes, int]:
-    """The encoded value, and its last use (0 without TTL)."""
+    """Return the encoded value, and its last use (0 without TTL)."""
     return (data[_INSTANT.size :], last_use(data)) if with_ttl else (data, 0)
 
 
 def last_use(data: bytes) -> int:
-    """The time of the last use in the value of a table with a TTL."""
+    """Return the time of the last use in the value of a table with a TTL."""
     instant: int = _INSTANT.unpack_from(data)[0]
     return instant
 
 
 class RowReader:
-    """Entries as rows of the canonical table of a state."""
+    """Turns entries into rows of the canonical table of a state."""
 
     def __init__(self, layout: Layout, max_parallelism: int) -> None:
         self._layout, self._max_parallelism = layout, max_parallelism
@@ -143,12 +147,12 @@ class RowReader:
             rows.entries.append(self._places.entry(key, self._places.address_end(key)))
 
     def table(self, rows: Rows) -> pa.Table:
-        """The rows as a table."""
+        """Return the rows as a table."""
         return self._layout.table(rows, self._max_parallelism)
 
 
 def entries_from(rows: Rows, layout: Layout, max_parallelism: int) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of rows, in the order of keys. Raises TypeError for values of another type."""
+    """Return the entries of rows in the order of keys. Raises TypeError for values of another type."""
     places, (encode, _) = Places(layout), value_functions(layout)
     groups = key_groups_of(hash_keys(rows.keys), max_parallelism).tolist()
     entries = [

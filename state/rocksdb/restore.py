@@ -1,8 +1,9 @@
 """Restores a RocksDB from the files of a checkpoint, at any parallelism.
 
-The old database with most key groups in common is taken over as it is and clipped to the own range, if all
-its files are here; from the others the own key groups are copied, as sorted files, past the memory. If a
-state is declared in another way now, all values are read, adapted and written again.
+The old database with most key groups in common is taken over as it is and clipped to the own range, if
+all its files are here. From the others the own key groups are copied in sorted files, without going
+through the memory of the database. If the declaration of a state has changed, all values are read,
+adapted and written again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from .layout import Places, bounds_of, entries_from, split_value
 
 
 class StoredReader:
-    """Reads entries under an old declaration; keys are those of now, as they never change."""
+    """Reads entries under an old declaration of the values. Keys never change, so their declaration is
+    the present one.
+    """
 
     def __init__(self, spec: TableSpec, old: StateInfo, max_parallelism: int) -> None:
         schema = old.arrow_schema()
@@ -44,7 +47,7 @@ class StoredReader:
         self._max_parallelism = max_parallelism
 
     def table(self, entries: Iterable[tuple[bytes, bytes]]) -> pa.Table:
-        """The canonical table of some entries."""
+        """Return the canonical table of some entries."""
         layout, rows = self._layout, Rows()
         for key, data in entries:
             encoded, last_used = split_value(data, layout.with_ttl)
@@ -77,7 +80,7 @@ class StoredDatabase:
     """A database as one subtask left it in a checkpoint.
 
     Args:
-        groups: the key groups of the subtask that restores.
+        groups: the key groups of the restoring subtask.
     """
 
     def __init__(self, restored: RestoredFiles, groups: KeyGroupRange) -> None:
@@ -101,7 +104,7 @@ class StoredDatabase:
 
     @property
     def complete(self) -> bool:
-        """True if all files are here, also those without own key groups."""
+        """True if all files are here, including those without own key groups."""
         return all(file.id in self._files for file in self.meta.files)
 
     @property
@@ -118,13 +121,13 @@ class StoredDatabase:
             (directory / name).write_bytes(data)
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """What is to be put back: the files also have writes from after the cut."""
+        """Return the values to put back: the files also contain writes from after the cut."""
         if not self.meta.undo:
             return []
         return _CHANGES.decode(self._files[self.meta.undo].read_bytes())
 
     def entries(self, directory: Path, options: Any) -> Iterator[tuple[bytes, bytes]]:
-        """The entries of own key groups, read from a copy in `directory`, which is made and deleted."""
+        """Yield the entries of own key groups, read from a temporary copy in `directory`."""
         directory.mkdir()
         try:
             self.lay_out(directory)
@@ -162,7 +165,7 @@ class Restorer:
         self._max_parallelism, self._now_ms = max_parallelism, now_ms
 
     def restore(self, state: RestoredState) -> None:
-        """Take over what there is of the state: files, or a canonical table."""
+        """Take over the state from files, or from a canonical table."""
         name = self._spec.name
         rows = restored_rows(self._spec, state, self._now_ms)
         if rows is not None:
@@ -213,7 +216,7 @@ class Restorer:
         loader.finish()
 
     def _entries_of(self, one: StoredDatabase) -> Iterator[tuple[bytes, bytes]]:
-        """Read from a copy beside the own database."""
+        """Return the entries, read from a copy beside the own database."""
         directory = self._database.directory
         beside = directory.with_name(f"{directory.name}-old-{one.written.first}")
         return one.entries(beside, self._database.options(copy=True))
@@ -229,7 +232,7 @@ class Restorer:
 
 
 def _stored_alike(old: StateInfo, new: StateInfo) -> bool:
-    """True if values of both are the same bytes."""
+    """Return True if both declarations encode values as the same bytes."""
     before, after = old.arrow_schema(), new.arrow_schema()
     assert after is not None
     same = before is not None and before.equals(after, check_metadata=True)

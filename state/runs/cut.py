@@ -1,4 +1,4 @@
-"""A version of the runs as a checkpoint sees it, and back: files, their description, canonical tables."""
+"""Cuts of the runs: a version as files with their description or as canonical tables, and the restore."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class SegmentMeta(msgspec.Struct, frozen=True, array_like=True):
 class RunsMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The description of the files of a cut: its runs, newest first.
 
-    `identity` says how check lanes were computed; where another one is in use they are computed anew.
+    `identity` names the way in which check lanes were computed. If another one is in use, they are
+    computed again.
     """
 
     version: int
@@ -59,7 +60,7 @@ def files_cut(
     max_parallelism: int,
     chunk_bytes: int | None = None,
 ) -> FilesCut:
-    """A cut of the version, pinned, that a flush under way will result in."""
+    """Return a cut of the pinned version that a flush under way will result in."""
 
     def collect() -> CollectedFiles:
         return _collected(version.result(), identity, max_parallelism)
@@ -77,7 +78,7 @@ def files_cut(
 def canonical_tables(
     runs: RunSet, version: Version, max_parallelism: int, chunk_bytes: int | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of a pinned version, in the order of key groups, which are the first column."""
+    """Yield the rows of a pinned version in the order of key groups, which are the first column."""
     field = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
     for rows in runs.merged(version, chunk_bytes=chunk_bytes):
         groups = pa.array(key_groups_of(rows.hashes, max_parallelism))
@@ -85,7 +86,7 @@ def canonical_tables(
 
 
 def hash_range(first_group: int, last_group: int, max_parallelism: int) -> tuple[int, int]:
-    """The least and the greatest hash of these key groups (see `hashing.key_group_of`)."""
+    """Return the least and the greatest hash of these key groups (see `hashing.key_group_of`)."""
     first = -(-(first_group << 32) // max_parallelism) << 32
     behind = -(-((last_group + 1) << 32) // max_parallelism) << 32
     return first, behind - 1
@@ -114,9 +115,9 @@ class RunRestorer:
     """Takes over the files of the subtasks that wrote a checkpoint.
 
     Args:
-        directory: where files are linked to.
-        identity: how check lanes are computed now.
-        range_: first and last key group of this subtask.
+        directory: the directory in which files are linked.
+        identity: a name for the way in which check lanes are computed now.
+        range_: the first and last key group of this subtask.
     """
 
     def __init__(
@@ -135,13 +136,13 @@ class RunRestorer:
         self._files: dict[str, MappedFile] = {}
 
     def runs(self, restored: Sequence[RestoredFiles]) -> tuple[list[Run], bool]:
-        """The runs, newest first, their files pinned once per segment.
+        """Return the runs, newest first, and whether their check lanes are computed as in this job.
 
-        Also says whether their check lanes are those of this job.
+        The files of the runs are pinned once per segment.
 
         Raises:
             StateError: a file is missing, damaged, or does not fit.
-            StorageError: the local disk refused.
+            StorageError: the local disk failed.
         """
         by_subtask: list[list[list[Segment]]] = []
         same_identity = True
@@ -154,9 +155,9 @@ class RunRestorer:
                 self._max_parallelism,
             )
             by_subtask.append([self._segments(run, one, low, high) for run in meta.runs])
-        for file in self._files.values():  # one without own rows goes
+        for file in self._files.values():  # gives up files without own rows
             file.file.unpin()
-        # Subtasks have no key in common: their runs are put together by age, to have fewer of them.
+        # Subtasks have no keys in common, so their runs are joined by age, to have fewer of them.
         ages = max((len(runs) for runs in by_subtask), default=0)
         together = [
             [segment for runs in by_subtask if len(runs) >= age for segment in runs[-age]]
@@ -195,7 +196,9 @@ class RunRestorer:
         return segments
 
     def _open(self, id_: str, one: RestoredFiles) -> MappedFile:
-        """The file, in the own directory, pinned once; one that lies there already is the same."""
+        """Return the file in the own directory, pinned once. A file of this id that is already there is
+        the same.
+        """
         if id_ in self._files:
             return self._files[id_]
         if id_ not in one.files:
@@ -206,7 +209,7 @@ class RunRestorer:
         path = self._directory / f"{id_}.arrow"
         try:
             os.link(one.files[id_], path)
-        except OSError:  # another file system
+        except OSError:  # it is on another file system
             _copy(one.files[id_], path)
         file = RunFile(id_, path, self._pool)
         file.pin()
@@ -230,7 +233,7 @@ def rekeyed(
     layout: RowLayout,
     identify: Callable[[pa.Table], tuple[Hashes, Hashes | None]],
 ) -> Iterator[PackedRows]:
-    """The rows with their check lanes computed anew."""
+    """Yield the rows with their check lanes computed again."""
     for piece in pieces:
         table = layout.unpack(piece)
         hashes, checks = identify(table)

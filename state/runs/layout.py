@@ -1,10 +1,10 @@
-"""The layout of a row in a run: those of fixed width packed into one record per row.
+"""The layout of rows in a run: columns of fixed width are packed into one record per row.
 
 A lookup touches rows all over a file. Packed, a row costs one or two cache lines, and one page, however
 many columns it has. Strings and other columns without a fixed width stay Arrow columns beside the
-records. A record is the identity of the key, hash and check lane (if there is one), so that a row can be
-told without touching another page; flags, bit 0: the row is deleted, bit i + 1: fixed column i is null;
-and the columns, widest first.
+records. A record consists of the identity of the key, which is its hash and its check lane (if there is
+one), so that a row can be recognised without touching another page; of flags (bit 0: the row is deleted,
+bit i + 1: fixed column i is null); and of the columns, widest first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PackedRows:
     """Some rows in the order of their hashes.
 
     Attributes:
-        hashes: first lane of each row's identity.
+        hashes: the first lane of each row's identity.
         records: see `RowLayout`.
         variable: the columns of variable width.
     """
@@ -47,12 +47,12 @@ class PackedRows:
         return len(self.hashes)
 
     def slice(self, start: int, stop: int) -> PackedRows:
-        """Rows start to stop, not copied."""
+        """Return the rows from start to stop without copying them."""
         variable = [column.slice(start, stop - start) for column in self.variable]
         return PackedRows(self.hashes[start:stop], self.records[start:stop], variable)
 
     def take(self, rows: Index) -> PackedRows:
-        """The rows at these positions, in that order."""
+        """Return the rows at these positions, in that order."""
         indices = pa.array(rows) if self.variable else None
         variable = [column.take(indices) for column in self.variable]
         return PackedRows(self.hashes.take(rows), self.records.take(rows), variable)
@@ -64,10 +64,10 @@ class RowLayout:
     Attributes:
         schema: the columns of a row: keys and state.
         wide: identities have a second lane, which is kept in the record.
-        dtype: of a record; its size is a multiple of 8.
+        dtype: the type of a record, whose size is a multiple of 8.
 
     Raises:
-        StateError: a dictionary column; those are decoded before they become state.
+        StateError: there is a dictionary column, which must be decoded before it becomes state.
     """
 
     def __init__(self, schema: pa.Schema, wide: bool) -> None:
@@ -95,11 +95,11 @@ class RowLayout:
         return [self.schema.field(name) for name in self._variable]
 
     def empty(self, rows: int) -> Records:
-        """Room for records; the padding is zero, so that equal rows are equal bytes."""
+        """Return room for records. The padding is zero, so that equal rows have equal bytes."""
         return np.zeros(rows, self.dtype)
 
     def pack(self, hashes: Hashes, checks: Hashes | None, table: pa.Table) -> PackedRows:
-        """Rows of the columns of `schema`; a column `deleted` may say which of them are gone."""
+        """Pack rows of the columns of `schema`. A column `deleted` may mark deleted ones."""
         records = self.empty(len(hashes))
         records["hash"] = hashes
         if self.wide and checks is not None:
@@ -116,7 +116,7 @@ class RowLayout:
         return PackedRows(hashes, records, [one_array(table.column(n)) for n in self._variable])
 
     def unpack(self, rows: PackedRows) -> pa.Table:
-        """The columns of `schema`; what they are in deleted rows means nothing."""
+        """Return the columns of `schema`, whose values mean nothing in deleted rows."""
         records, columns = rows.records, dict(zip(self._variable, rows.variable, strict=True))
         words = [records[f"flags{word}"] for word in range(self._flag_words)]
         some = [
@@ -131,12 +131,12 @@ class RowLayout:
         return pa.Table.from_arrays([columns[n] for n in self.schema.names], schema=self.schema)
 
     def checks(self, records: Records) -> Hashes | None:
-        """The second lane of each record's identity; None if there is none."""
+        """Return the second lane of each record's identity; None if there is none."""
         return records["check"] if self.wide else None
 
     @staticmethod
     def deleted(records: Records) -> npt.NDArray[np.bool_]:
-        """Which rows are gone."""
+        """Return a mask of the deleted rows."""
         return (records["flags0"] & np.uint64(1)).astype(np.bool_)
 
     @staticmethod
@@ -146,11 +146,11 @@ class RowLayout:
 
 
 def join_rows(pieces: Sequence[PackedRows]) -> PackedRows:
-    """Pieces (at least one) one after the other."""
+    """Join pieces (at least one) one after the other."""
     if len(pieces) == 1:
         return pieces[0]
     variable = zip(*(piece.variable for piece in pieces), strict=True)
-    # Records as plain bytes: numpy would compare, and copy, field by field.
+    # Join records as plain bytes: numpy would compare and copy them field by field.
     dtype = pieces[0].records.dtype
     records = np.concatenate([piece.records.view(f"V{dtype.itemsize}") for piece in pieces])
     return PackedRows(
@@ -161,7 +161,7 @@ def join_rows(pieces: Sequence[PackedRows]) -> PackedRows:
 
 
 def one_array(column: Any) -> pa.Array:
-    """A column of a table, or an array, as one array."""
+    """Return a column of a table, or an array, as one array."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -170,7 +170,7 @@ def one_array(column: Any) -> pa.Array:
 
 
 def _fixed_width(field: pa.Field) -> int | None:
-    """Bytes of a value, None if values differ in width."""
+    """Return the bytes of a value; None if values differ in width."""
     type_ = field.type
     if pa.types.is_dictionary(type_):
         raise StateError(

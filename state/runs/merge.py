@@ -1,4 +1,4 @@
-"""Merges runs: which ones, and into one sequence of rows, which has the row of the newest run of each
+"""Merging of runs: the choice of runs, and the sequence of rows, with the row of the newest run for each
 identity.
 
 Runs are chosen by size (size-tiered, as in Cassandra and in RocksDB's universal compaction), and are
@@ -32,11 +32,11 @@ _LIKE = 1.5
 
 
 def choose_runs(sizes: Sequence[int], per_level: int, runs_max: int) -> tuple[int, int] | None:
-    """Which runs to merge into one, as the range [start, stop); None: leave them.
+    """Return the runs to merge into one, as the range [start, stop); None: none are to be merged.
 
     Args:
-        sizes: of the runs, newest first.
-        per_level: a group has at least this many runs.
+        sizes: the sizes of the runs, newest first.
+        per_level: the least number of runs in a group.
         runs_max: with more runs than this the newest are merged in any case.
     """
     if len(sizes) >= per_level and sum(sizes[:-1]) > _SPACE * sizes[-1]:
@@ -60,7 +60,7 @@ def merged(
     *,
     keep_deleted: bool,
 ) -> Iterator[PackedRows]:
-    """The rows of `runs`, newest first, in the order of their hashes.
+    """Yield the rows of `runs` (newest first) in the order of their hashes.
 
     Each piece is valid until the next one is asked for. The files must be pinned.
     """
@@ -97,7 +97,7 @@ _Part = tuple[Segment, int, int]
 
 
 def _read(cursors: Sequence[_Cursor], parts: Sequence[_Part], records: Records) -> PackedRows:
-    """The rows of all parts, one part after the other; the cursors move behind them."""
+    """Read the rows of all parts, one part after the other, and move the cursors behind them."""
     at = 0
     for cursor, (_, start, stop) in zip(cursors, parts, strict=True):
         cursor.read(records[at : at + stop - start], stop)
@@ -112,7 +112,9 @@ def _read(cursors: Sequence[_Cursor], parts: Sequence[_Part], records: Records) 
 
 
 def _newest(rows: PackedRows, layout: RowLayout, target: Records) -> PackedRows:
-    """Rows of several runs, newest run first, sorted, and of each identity the first only."""
+    """Sort the rows of several runs, given newest run first, and keep only the first row of each
+    identity.
+    """
     order = np.argsort(rows.hashes, kind="stable")
     hashes = rows.hashes.take(order)
     same = hashes[1:] == hashes[:-1]
@@ -127,14 +129,14 @@ def _newest(rows: PackedRows, layout: RowLayout, target: Records) -> PackedRows:
         kept = np.flatnonzero(np.concatenate([[True], ~same]))
         order, hashes = order.take(kept), hashes.take(kept)
     records = target[: len(order)]
-    # With mode="raise" numpy would fill a copy of its own first.
+    # With mode="raise" numpy would first fill a copy of its own.
     rows.records.take(order, out=records, mode="clip")
     indices = pa.array(order) if rows.variable else None
     return PackedRows(hashes, records, [column.take(indices) for column in rows.variable])
 
 
 def _by_identity(hashes: Hashes, checks: Hashes) -> tuple[Index, Hashes, Hashes]:
-    """A stable sort by both lanes: two keys share the first one, which is rare."""
+    """Sort stably by both lanes, for the rare case that two keys share the first one."""
     order = np.lexsort((checks, hashes))
     return order, hashes.take(order), checks[order]
 
@@ -149,18 +151,18 @@ class _Cursor:
         self._file: int | None = None
 
     def hash_after(self, rows: int) -> int:
-        """The hash of the row so many rows on, within the segment."""
+        """Return the hash of the row that is `rows` further on, within the segment."""
         segment, start, stop = self._parts[-1]
         return int(segment.rows.hashes[min(start + rows, stop) - 1])
 
     def upto(self, last: int) -> _Part:
-        """The rows up to the hash `last`. That lies within the segment, or rows of it are left."""
+        """Return the rows of the segment up to the hash `last`, which lies within it or behind it."""
         segment, start, stop = self._parts[-1]
         hashes = segment.rows.hashes[start:stop]
         return segment, start, start + int(np.searchsorted(hashes, np.uint64(last), "right"))
 
     def read(self, records: Records, upto: int) -> None:
-        """Read the records of the rows before `upto` and move there."""
+        """Read the records of the rows before `upto`, and move there."""
         segment, start, stop = self._parts[-1]
         path = segment.file.file.path
         if self._file is None:
@@ -188,7 +190,7 @@ class _Cursor:
             segment.forget()
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is read."""
+        """Close the file. It is opened again for the next read."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

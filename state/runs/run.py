@@ -32,10 +32,10 @@ from .run_file import FilePool, MappedFile, RunFile, write_run_file
 _ROWS_PER_BUCKET = 2
 _CHUNK_ROWS = 1 << 16
 _WINDOW = 8
-"""Fingerprints in a word."""
+"""The number of fingerprints in a word."""
 _ONES, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _WITHIN = np.array([(1 << 8 * rows) - 1 for rows in range(_WINDOW + 1)], np.uint64)
-"""The bytes of a window that belong to a bucket of so many rows."""
+"""For each number of rows in a bucket, a mask of the bytes of a window that belong to it."""
 _ONE, _THREE, _SEVEN = np.uint64(1), np.uint64(3), np.uint64(7)
 
 
@@ -44,12 +44,12 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Candidates:
-    """Rows that may hold what is looked for.
+    """Rows that may have the hashes in question.
 
     Attributes:
-        positions: of the hashes among those asked for; one may come more than once.
-        bases: first row of the window that was compared.
-        matches: the top bit of each byte of the window that agrees.
+        positions: the positions of the hashes among those asked for, which may repeat.
+        bases: the first row of the window that was compared.
+        matches: words with the top bit set in each byte of the window that agrees.
     """
 
     positions: Index
@@ -57,30 +57,32 @@ class Candidates:
     matches: Hashes
 
     def rows(self) -> Rows:
-        """The first candidate of each."""
+        """Return the first candidate of each."""
         lowest = self.matches & (~self.matches + _ONE)
         return self.bases + (np.bitwise_count(lowest - _ONE) >> 3)
 
     def take(self, which: Index) -> Candidates:
-        """Some of them, in that order."""
+        """Return some of the candidates, in that order."""
         return Candidates(self.positions[which], self.bases[which], self.matches[which])
 
     def others(self, which: Index) -> Candidates:
-        """The candidates behind the first ones of `which`."""
+        """Return the candidates behind the first ones of `which`."""
         rest = self.take(which)
         rest.matches &= rest.matches - _ONE
         return rest.take(np.flatnonzero(rest.matches))
 
 
 class RunIndex:
-    """Index of the rows of a run, given as ascending pieces of ascending hashes; at least one row."""
+    """The index of the rows of a run, given as ascending pieces of ascending hashes, with at least one
+    row.
+    """
 
     def __init__(self, pieces: Sequence[Hashes]) -> None:
         rows = sum(map(len, pieces))
         self._first, self._last = np.uint64(pieces[0][0]), np.uint64(pieces[-1][-1])
         span = int(self._last - self._first)
         buckets = rows // _ROWS_PER_BUCKET + 1
-        # The least shift that leaves no more buckets than that.
+        # Take the least shift that leaves no more buckets than that.
         self._shift = np.uint64(max(0, span.bit_length() - buckets.bit_length() + 1))
         self._fence = np.zeros((span >> int(self._shift)) + 2, np.uint32)
         self._words = np.zeros(rows // 8 + 2, np.uint64)
@@ -105,7 +107,7 @@ class RunIndex:
         self._fence[at : at + len(counts)] += counts.astype(np.uint32)
 
     def probe(self, hashes: Hashes) -> Candidates:
-        """Where each of ascending `hashes` may be."""
+        """Return the rows that may have these ascending hashes."""
         low = int(np.searchsorted(hashes, self._first, "left"))
         high = int(np.searchsorted(hashes, self._last, "right"))
         hashes = hashes[low:high]
@@ -142,11 +144,11 @@ class RunIndex:
         window >>= shift
         index += 1
         high = self._words.take(index)
-        high <<= _ONE  # a shift by 64 is undefined: in two steps
+        high <<= _ONE  # a shift by 64 is undefined, so shift in two steps
         high <<= np.uint64(63) - shift
         window |= high
         window ^= (hashes & np.uint64(0xFF)) * _ONES
-        # The lowest zero byte, and perhaps bytes above it, get their top bit set.
+        # This sets the top bit of the lowest zero byte, and perhaps of bytes above it.
         matches: Hashes = window - _ONES
         matches &= ~window
         matches &= _TOPS
@@ -159,7 +161,7 @@ class RunIndex:
 
 
 _FAULT_BYTES = 64 << 10
-"""The kernel maps the pages around the one that is touched as well (fault-around)."""
+"""The kernel also maps the pages around the one that is touched (fault-around)."""
 _PAGE_SHIFT = mmap.PAGESIZE.bit_length() - 1
 
 
@@ -177,19 +179,19 @@ class Segment:
 
     @property
     def first(self) -> int:
-        """Its least hash."""
+        """The least hash of the segment."""
         return int(self.rows.hashes[0])
 
     @property
     def last(self) -> int:
-        """Its greatest hash."""
+        """The greatest hash of the segment."""
         return int(self.rows.hashes[-1])
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def note_touched(self, rows: int) -> None:
-        """Count the pages that so many rows, spread over the file, map."""
+        """Count the pages that a lookup of this many rows, spread over the file, has mapped."""
         self.touched_bytes = min(self.touched_bytes + rows * _FAULT_BYTES, self.file.size_bytes)
 
     def forget(self) -> None:
@@ -218,7 +220,7 @@ class Hits:
 
 
 class Run:
-    """Segments in the order of their hashes, at least one; immutable."""
+    """An immutable run of at least one segment, in the order of their hashes."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = tuple(segments)
@@ -231,7 +233,7 @@ class Run:
         return self._rows
 
     def find(self, hashes: Hashes, checks: Hashes | None, prefetch: bool) -> list[Hits]:
-        """The rows of those of ascending `hashes` that are here."""
+        """Return the rows of those of ascending `hashes` that are in the run."""
         hits: list[Hits] = []
         candidates = self.index.probe(hashes)
         while candidates.positions.size:
@@ -255,7 +257,7 @@ class Run:
         return hits
 
     def _take(self, rows: Rows, prefetch: bool) -> Records:
-        """The records of ascending rows."""
+        """Return the records of ascending rows."""
         out = np.empty(len(rows), self.segments[0].rows.records.dtype)
         parts = self._parts(rows)
         if prefetch:
@@ -268,7 +270,7 @@ class Run:
         return out
 
     def _take_variable(self, rows: Rows) -> list[pa.Array]:
-        """The columns of variable width of ascending rows."""
+        """Return the columns of variable width of ascending rows."""
         if not self.segments[0].rows.variable:
             return []
         taken: list[list[pa.Array]] = []
@@ -278,7 +280,7 @@ class Run:
         return [pa.concat_arrays(list(column)) for column in zip(*taken, strict=True)]
 
     def _parts(self, rows: Rows) -> list[tuple[Segment, slice, int]]:
-        """Ascending rows by segment, with the segment's first row."""
+        """Divide ascending rows by segment, each with its first row."""
         cuts = [*np.searchsorted(rows, self._first_rows).tolist(), len(rows)]
         return [
             (segment, slice(cuts[at], cuts[at + 1]), int(self._first_rows[at]))
@@ -291,10 +293,10 @@ class Run:
 
 
 class RunWriter:
-    """Writes runs, one after the other, from one thread; keeps its buffer between them.
+    """Writes runs one after the other, in one thread, and keeps its buffer between them.
 
-    `new_id` gives each file its id, which is its name as well. Files of `pool` are written over. A file
-    that could not be written is removed again.
+    `new_id` gives each file its id, which is also its name. Files of `pool` are overwritten. A file that
+    could not be written is removed again.
     """
 
     def __init__(
@@ -309,12 +311,12 @@ class RunWriter:
         self._pool = pool
         self._file_bytes = file_bytes
         self._file_rows = max(1, file_bytes // (8 + layout.dtype.itemsize))
-        # Records as plain bytes: numpy would copy them field by field, seven times slower.
+        # Records are written as plain bytes: numpy would copy them field by field, seven times slower.
         self._plain = np.dtype(f"V{layout.dtype.itemsize}")
         self.release()
 
     def write(self, pieces: Iterable[PackedRows]) -> Run | None:
-        """Write one run. None if there are no rows."""
+        """Write one run and return it; None if there are no rows."""
         segments: list[Segment] = []
         try:
             self._write_all(pieces, segments)
@@ -341,7 +343,7 @@ class RunWriter:
                 full = held >= self._file_rows or (
                     held > 0 and held * self._row_bytes + variable_bytes >= self._file_bytes
                 )
-                # Rows of one hash stay together: a lookup goes to one segment only.
+                # Rows of one hash stay together, as a lookup goes to one segment only.
                 if full and piece.hashes[start] != self._hashes[held - 1]:
                     segments.append(self._seal(held, variable))
                     held, variable, variable_bytes, full = 0, [], 0, False

@@ -26,27 +26,29 @@ from .layout import PackedRows, Records, RowLayout
 
 
 class FilePool:
-    """Run files that are not needed any more, to be written over: up to `bytes_max` in a directory.
+    """Run files that are no longer needed, kept to be overwritten: up to `bytes_max` in a directory.
 
     The system has to provide the pages of a new file first; those of a file that was read or written lately
     are there already. Overwriting is some twenty times faster on virtual machines whose memory comes late.
     Files below `file_bytes_min` are not worth it.
 
-    Thread-safe. Files are offered by `RunFile`, once it is certain that nobody can read them any more.
+    Thread-safe. `RunFile` offers a file once it is certain that it can no longer be read.
     """
 
     def __init__(self, directory: Path, bytes_max: int, file_bytes_min: int) -> None:
         self._directory = directory
         self._bytes_max, self._file_bytes_min = bytes_max, file_bytes_min
         self._names = itertools.count()
-        self._free: list[tuple[Path, int]] = []  # the last one is the most likely to be in memory
+        self._free: list[tuple[Path, int]] = []  # the last one is most likely to be in memory
         self._waiting: set[Path] = set()
         self._closed = False
-        self._lock = RLock()  # a garbage collection in the midst of it may offer another file
+        self._lock = (
+            RLock()
+        )  # reentrant, as a garbage collection may offer another file while it is held
 
     @property
     def nbytes(self) -> int:
-        """Size of the files that wait here."""
+        """The total size of the files that wait here."""
         with self._lock:
             return sum(size for _, size in self._free)
 
@@ -59,7 +61,7 @@ class FilePool:
         path.unlink(missing_ok=True)
 
     def offer(self, path: Path) -> None:
-        """Keep the file for later, or delete it; one that has another name too is not kept."""
+        """Keep the file for later, or delete it. A file with a second name is not kept."""
         with self._lock:
             self._waiting.discard(path)
         try:
@@ -76,7 +78,7 @@ class FilePool:
         path.unlink(missing_ok=True)
 
     def take(self, path: Path) -> bool:
-        """Give an unused file this name; its content means nothing. False if there is none."""
+        """Give an unused file, whose content means nothing, this name; return False if there is none."""
         with self._lock:
             if not self._free:
                 return False
@@ -85,7 +87,7 @@ class FilePool:
         return True
 
     def close(self) -> None:
-        """Delete all files, those still mapped too; what is given up later is deleted at once."""
+        """Delete all files, even those still mapped. Files that are offered later are deleted at once."""
         with self._lock:
             unused = [*(path for path, _ in self._free), *self._waiting]
             self._free, self._waiting, self._closed = [], set(), True
@@ -101,7 +103,7 @@ _FIX = "restore from another checkpoint or savepoint"
 
 
 class FileMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """The description that a run file holds of itself."""
+    """The description of a run file in its own metadata."""
 
     version: int
     rows: int
@@ -112,11 +114,11 @@ class FileMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFile:
-    """An immutable file and who needs it. When nobody does any more it is deleted, or given to the pool.
+    """An immutable file with counts of its users. Without users it is deleted, or given to the pool.
 
-    `id` names the content for ever. The file may be written over only when it has no pins and is mapped
-    nowhere. A mapping lives as long as anything refers to its pages: so its end is the proof that nobody
-    can read them. Thread-safe.
+    `id` names the content for ever. The file may be overwritten only when it has no pins and is mapped
+    nowhere. A mapping lives as long as anything refers to its pages, so its end proves that they can no
+    longer be read. Thread-safe.
     """
 
     def __init__(self, id_: str, path: Path, pool: FilePool | None = None) -> None:
@@ -124,7 +126,9 @@ class RunFile:
         self._pool = pool
         self._pins = self._maps = 0
         self._given_up = False
-        self._lock = RLock()  # a garbage collection in the midst of it may end a mapping
+        self._lock = (
+            RLock()
+        )  # reentrant, as a garbage collection may end a mapping while it is held
 
     def pin(self) -> None:
         """Keep the file until `unpin`."""
@@ -132,12 +136,14 @@ class RunFile:
             self._pins += 1
 
     def unpin(self) -> None:
-        """Undo one `pin`; the last one gives the file up. Whoever has it mapped may go on reading."""
+        """Undo one `pin`; the last one gives the file up. Existing mappings can still be read."""
         self._let_go(pins=1, maps=0)
 
     def mapped(self, mapping: mmap.mmap) -> None:
-        """Note a mapping of the file, while it is pinned. The mapping's end is noted by itself."""
-        if self._pool is not None:  # or else who maps it does not matter
+        """Note a mapping of the file, which must be pinned. The end of the mapping is noted
+        automatically.
+        """
+        if self._pool is not None:  # without a pool mappings do not matter
             with self._lock:
                 self._maps += 1
             finalize(mapping, self._let_go, pins=0, maps=1).atexit = False
@@ -161,12 +167,12 @@ class RunFile:
 def write_run_file(
     path: Path, layout: RowLayout, rows: PackedRows, *, overwrite: bool = False
 ) -> None:
-    """Write rows, at least one, sorted by hash, to a new file; or over one whose content means nothing.
+    """Write at least one row, sorted by hash, to a new file, or over one whose content means nothing.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: the disk failed.
     """
-    # Slices drag along what they do not show: for the checksum all must be as it will be read.
+    # A slice keeps all of its buffers, but the checksum must be that of the data as it will be read.
     rows = PackedRows(rows.hashes, rows.records, [pa.concat_arrays([c]) for c in rows.variable])
     arrays = [
         pa.Array.from_buffers(pa.uint64(), len(rows), [None, pa.py_buffer(rows.hashes)]),
@@ -208,12 +214,12 @@ class MappedFile:
 
     Attributes:
         rows: all rows, as views of the mapped pages.
-        records_at: offset in the file of the first record.
-        size_bytes: of the file.
+        records_at: the offset of the first record in the file.
+        size_bytes: the size of the file.
 
     Raises:
-        StateError: the file is missing, damaged, of another format, or holds other columns.
-        StorageError: it cannot be opened, or not mapped, whatever it holds.
+        StateError: the file is missing or damaged, is of another format, or has other columns.
+        StorageError: the file cannot be opened or mapped.
     """
 
     def __init__(self, file: RunFile, layout: RowLayout, *, verify: bool) -> None:
@@ -250,7 +256,7 @@ class MappedFile:
                 raise damaged(file.path, f"checksum=`{found}` expected=`{metadata.checksum}`")
 
     def forget(self) -> None:
-        """Give the mapped pages back to the page cache; they come again when they are read."""
+        """Give the mapped pages back to the page cache. They are mapped again when they are read."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -260,10 +266,10 @@ class MappedFile:
 
 
 def layout_of(path: Path) -> RowLayout:
-    """The layout that a file was written with.
+    """Return the layout that a file was written with.
 
     Raises:
-        StateError: it is none of ours, or of a newer version.
+        StateError: the file is not a run file, or is of a newer version.
     """
     with pa.memory_map(str(path)) as source:
         try:
@@ -313,7 +319,7 @@ def _check_layout(path: Path, schema: pa.Schema, metadata: FileMetadata, layout:
 
 
 def _checksum(rows: PackedRows) -> str:
-    """xxh3-64 of hashes, records and variable columns, in hex."""
+    """Return the xxh3-64 of hashes, records and variable columns, in hex."""
     digest = xxhash.xxh3_64()
     for data in (rows.hashes.view(np.uint8), _as_bytes(rows.records)):
         for start in range(0, len(data), _CHUNK_BYTES):
@@ -330,16 +336,16 @@ def _as_bytes(records: Records) -> npt.NDArray[np.uint8]:
 
 
 def unreadable(path: Path, error: OSError) -> CorruptError | StorageError:
-    """The error of a run file that the system does not let us read."""
+    """Return the error for a run file that the system cannot read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, str(error))
     return StorageError(
         f"cannot read a run file file=`{path}` reason=`{error}`",
-        fix="look after the disk, and after the limits of this process: open files (ulimit -n), "
+        fix="check the disk, and the limits of this process: open files (ulimit -n), "
         "memory mappings (vm.max_map_count)",
     )
 
 
 def damaged(path: Path, reason: str) -> CorruptError:
-    """The error of a run file that is not what it was."""
+    """Return the error for a run file whose content has changed."""
     return CorruptError(f"a run file is damaged file=`{path}` reason=`{reason}`", fix=_FIX)

@@ -1,8 +1,8 @@
 """The runs of one state: lookup, new runs, merges, and versions that keep files alive.
 
-A version is an immutable list of runs. Whoever reads for long pins one; a file is deleted when no version
-that is current or pinned has it. Lookups come from one thread, the mailbox; new runs and merges from
-others. The content of a version changes with new runs only, never with a merge.
+A version is an immutable list of runs. Long reads pin a version; a file is deleted when no current or
+pinned version has it. Lookups run in one thread, the mailbox; new runs and merges come from others. Only
+new runs change the rows of the current version, merges do not.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .run_file import FilePool
 
 
 class _Stopped(Exception):
-    """A merge is not wanted any more."""
+    """Raised to end a merge that is no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Runs, newest first."""
+    """A list of runs, newest first."""
 
     runs: tuple[Run, ...] = ()
 
@@ -50,14 +50,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a lookup: row i of `table` belongs to the key at `positions[i]` of the question."""
+    """The result of a lookup: row i of `table` belongs to the key at `positions[i]` of those asked for."""
 
     positions: Index
     table: pa.Table
 
 
 class RunSet:
-    """The runs of one state in one directory. `clear` deletes what nobody else has pinned."""
+    """The runs of one state in one directory. `clear` deletes files without other pins."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class RunSet:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that is kept between new runs."""
+        """The memory of the buffer that is kept between new runs."""
         return self._flush_writer.nbytes
 
     def release_buffer(self) -> None:
-        """Give it up; not while `add` runs."""
+        """Free the buffer; must not be called while `add` runs."""
         self._flush_writer.release()
 
     def pin(self) -> Version:
-        """The current version, pinned."""
+        """Pin the current version and return it."""
         with self._lock:
             self._version.pin()
             return self._version
@@ -107,14 +107,14 @@ class RunSet:
         self._stopped = True
 
     def clear(self) -> None:
-        """Forget all runs. Files that are pinned elsewhere stay until they are not."""
+        """Forget all runs. Files that are pinned elsewhere stay until they are unpinned."""
         self._install(lambda runs: ())
         self.release_buffer()
 
     # --- reading -------------------------------------------------------------------------------
 
     def lookup(self, hashes: Hashes, checks: Hashes | None) -> Found:
-        """The rows of these identities, which are distinct; what is deleted is not found."""
+        """Return the rows of these distinct identities. Deleted rows are not found."""
         order = np.argsort(hashes)
         hashes = hashes[order]
         checks = checks[order] if checks is not None and self.layout.wide else None
@@ -148,14 +148,14 @@ class RunSet:
         return Found(order[positions], self.layout.unpack(rows))
 
     def _forget_pages(self) -> None:
-        """Unmap pages once lookups have touched as many as the settings allow."""
+        """Unmap pages once lookups have touched more than the settings allow."""
         segments = [segment for run in self._version.runs for segment in run.segments]
         if sum(segment.touched_bytes for segment in segments) > self._settings.mapped_bytes:
             for segment in segments:
                 segment.forget()
 
     def merged(self, version: Version, chunk_bytes: int | None = None) -> Iterator[PackedRows]:
-        """The rows of a pinned version in the order of their hashes; see `merge.merged`."""
+        """Yield the rows of a pinned version in the order of their hashes; see `merge.merged`."""
         return merged(
             version.runs,
             self.layout,
@@ -166,9 +166,8 @@ class RunSet:
     # --- writing, in threads -------------------------------------------------------------------
 
     def add(self, pieces: Iterator[PackedRows]) -> Version:
-        """Write the newest run; returns the version that begins with it, pinned.
-
-        One call at a time.
+        """Write the newest run, and return the pinned version that begins with it. Only one call at a
+        time.
         """
         run = self._flush_writer.write(pieces)
         if run is None:
@@ -176,7 +175,7 @@ class RunSet:
         return self._install(lambda runs: (run, *runs), pin=True, born=run)
 
     def adopt(self, runs: Sequence[Run]) -> None:
-        """Take over runs, newest first, into an empty set; their files have been pinned once."""
+        """Take over runs, newest first, into an empty set. Their files must have been pinned once."""
         self._version = Version(tuple(runs))
 
     @property
@@ -190,7 +189,7 @@ class RunSet:
         return len(self._version.runs) >= self._settings.runs_stop
 
     def merge_once(self) -> None:
-        """Merge some runs, if there are too many. One call at a time, beside `add`."""
+        """Merge some runs if there are too many. Only one call at a time; `add` may run meanwhile."""
         version = self.pin()
         try:
             choice = self._choice(version.runs)
@@ -243,9 +242,10 @@ class RunSet:
 def _replaced(
     runs: tuple[Run, ...], chosen: Sequence[Run], merged_run: Run | None
 ) -> tuple[Run, ...]:
-    """The merged run in the place of the chosen ones; newer runs may have come meanwhile.
+    """Return the runs with the merged one in the place of the chosen ones. Newer runs may have been added
+    meanwhile.
 
-    If the set was cleared meanwhile nothing is there to replace.
+    If the set has been cleared meanwhile, there is nothing to replace.
     """
     if chosen[0] not in runs:
         return runs
@@ -255,7 +255,7 @@ def _replaced(
 
 
 def _others(hits: Sequence[Hits], size: int) -> Index:
-    """The positions that were not hit."""
+    """Return the positions that were not hit."""
     left = np.ones(size, np.bool_)
     for hit in hits:
         left[hit.positions] = False
@@ -263,5 +263,5 @@ def _others(hits: Sequence[Hits], size: int) -> Index:
 
 
 def _faults() -> int:
-    """The number of times that this thread waited for the disk."""
+    """Return the number of times that this thread waited for the disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

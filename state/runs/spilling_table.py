@@ -1,9 +1,9 @@
 """Keyed state that need not fit into memory: a delta in memory over runs on disk.
 
-Rows are changed in the delta only. A key that is new there is looked up in the runs first, and its state
-loaded (read, modify, write). When the delta has used up its budget it is handed to a thread, which sorts it
-and writes it as the newest run, while a second delta takes its place; keys are looked up in the first one
-until the run is there. A snapshot does the same, and then *is* the runs. Merges run beside all that.
+Rows are changed in the delta only. A key that is new there is first looked up in the runs, and its state
+is loaded (read, modify, write). When the delta has used up its budget, a thread sorts it and writes it as
+the newest run, while a second delta takes its place; keys are looked up in the first one until the run is
+there. A snapshot does the same; it then consists of the runs. Merges run at the same time.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from .run_file import FilePool
 from .run_set import Found, RunSet, Version
 
 Submit: TypeAlias = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Runs a function in a thread; two at a time are needed at most."""
+"""Runs a function in a thread. At most two are needed at a time."""
 Identify: TypeAlias = Callable[[pa.Table], tuple[Hashes, Hashes | None]]
-"""The two lanes of the identity of each row of a table, from its key columns."""
+"""Computes the two lanes of the identity of each row of a table, from its key columns."""
 
 _PACK_ROWS = 1 << 16
 _HELD_FACTOR = 2
-"""Arrays grow by doubling: what a delta holds may be twice what its rows take."""
+"""Arrays grow by doubling, so a delta may hold twice the memory that its rows take."""
 
 
 def delta_room(memory_bytes: int, index_bytes: int) -> int:
-    """Bytes for the delta being filled; there may be as much being written."""
+    """Return the bytes for the delta that is being filled. Another one of this size may be being
+    written.
+    """
     return max(memory_bytes // 8, (memory_bytes - index_bytes) // 2)
 
 
 class Delta(Protocol):
-    """Rows in memory, one per slot: 0, 1, 2, ... While it is being written nobody changes it."""
+    """Rows in memory, one per slot: 0, 1, 2, ... A delta does not change while it is being written."""
 
     @property
     def size(self) -> int:
@@ -53,28 +55,28 @@ class Delta(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take; 0 if there are none."""
+        """The bytes that the rows take; 0 if there are none."""
         ...
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
-        """The identity of each slot's key; None: all second lanes are 0."""
+        """Return the identity of each slot's key; None: all second lanes are 0."""
         ...
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
-        """The slot of each identity, -1 where there is none. Adds nothing."""
+        """Return the slot of each identity, -1 where there is none. Adds nothing."""
         ...
 
     def table(self, slots: Index) -> pa.Table:
-        """Keys and state of these slots. With a column `deleted` (bool): which of them are gone."""
+        """Return keys and state of these slots. A column `deleted` (bool) may mark deleted ones."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that it holds, also when it is empty."""
+        """The bytes that the delta holds, even when it is empty."""
         ...
 
     def clear(self) -> None:
-        """Forget all rows; may keep the memory."""
+        """Forget all rows. The memory may be kept."""
         ...
 
 
@@ -83,15 +85,16 @@ D = TypeVar("D", bound=Delta)
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What is stored, and for whom.
+    """The rows that a table stores, and their owner.
 
     Attributes:
-        schema: keys and state.
-        keys: which columns are keys.
-        wide: keys have a check lane. Without one their hash alone is their identity.
-        identity: how check lanes are computed; two jobs that compute them alike share the text.
+        schema: the columns of keys and state.
+        keys: the names of the key columns.
+        wide: True if keys have a check lane. Without one their hash alone is their identity.
+        identity: a name for the way in which check lanes are computed, equal for jobs that compute them
+            alike.
         identify: computes both lanes.
-        key_groups: of this subtask.
+        key_groups: the key groups of this subtask.
     """
 
     schema: pa.Schema
@@ -115,11 +118,12 @@ class SpillingTable(Generic[D]):
     Per batch: find or add the keys in `delta`, `lookup` the new ones, update, then `settle`.
 
     Args:
-        new_delta: makes an empty delta. Two are in use at a time, and are used again.
-        directory: of this table alone.
-        new_id: ids of files, unlike those of any subtask and attempt of this operator.
-        memory_bytes: the budget, asked after every batch; without it, that of the settings.
-        pool: for files to use again; other tables of the directory may share it.
+        new_delta: makes an empty delta. Two are in use at a time, and they are reused.
+        directory: a directory that only this table uses.
+        new_id: makes ids of files, unique among all subtasks and attempts of this operator.
+        memory_bytes: returns the budget, and is called after every batch; None: the budget is that of the
+            settings.
+        pool: files to be reused. Other tables of the directory may share it.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class SpillingTable(Generic[D]):
         pool: FilePool | None = None,
     ) -> None:
         self.delta = new_delta()
-        """The rows new or changed since the last flush."""
+        """The rows that are new or have changed since the last flush."""
         self._shape, self._settings, self._submit = shape, settings, submit
         self._memory_bytes = memory_bytes or (lambda: settings.memory_bytes)
         self._new_delta, self._directory = new_delta, directory
@@ -148,7 +152,7 @@ class SpillingTable(Generic[D]):
 
     @property
     def spilled(self) -> bool:
-        """True if some rows are, or are about to be, on disk only."""
+        """True if some rows are, or will soon be, on disk only."""
         return bool(self._frozen is not None or self._runs.version.runs)
 
     @property
@@ -159,7 +163,7 @@ class SpillingTable(Generic[D]):
     # --- records -------------------------------------------------------------------------------
 
     def lookup(self, hashes: Hashes, checks: Hashes | None) -> Found | None:
-        """The rows of keys that are not in the delta; None if there are none.
+        """Return the rows of keys that are not in the delta; None if there are none.
 
         Raises:
             StorageError: a flush or a merge failed.
@@ -184,14 +188,14 @@ class SpillingTable(Generic[D]):
         return Found(positions, pa.concat_tables([one.table for one in found]))
 
     def _living(self, positions: Index, table: pa.Table) -> Found:
-        """Rows of the delta that is being written, without those that are deleted."""
+        """Return the rows of the delta that is being written, without deleted ones."""
         if DELETED_COLUMN in table.column_names:
             living = np.flatnonzero(~table.column(DELETED_COLUMN).to_numpy())
             positions, table = positions[living], table.take(pa.array(living))
         return Found(positions, table.select(self._shape.schema.names))
 
     def settle(self) -> None:
-        """Flush if the budget is used up, merge if there are many runs. Waits if they fall behind.
+        """Flush if the budget is used up, and merge if there are many runs. Waits if either falls behind.
 
         Raises:
             StorageError: a flush or a merge failed, now or earlier.
@@ -201,7 +205,7 @@ class SpillingTable(Generic[D]):
             self.flush()
 
     def flush(self) -> None:
-        """Begin to write the delta, if there is anything in it. Waits as `settle` does.
+        """Begin to write the delta if it has rows. Waits as `settle` does.
 
         Raises:
             StorageError: a flush or a merge failed, now or earlier.
@@ -210,24 +214,26 @@ class SpillingTable(Generic[D]):
             self._start_flush(owned_by_cut=False)
 
     def wait_for_flush(self) -> None:
-        """Wait until a delta that is being written has been.
+        """Wait until no delta is being written.
 
         Raises:
-            StorageError: it could not be.
+            StorageError: the flush failed.
         """
         self._wait_for_flush()
 
     def poll(self) -> bool:
-        """Take note of what threads have finished. True while they work for this table.
+        """Take over the results of finished threads. Return True while threads work for this table.
 
         Raises:
-            StorageError: what they could not do.
+            StorageError: a flush or a merge failed.
         """
         self._reap()
         return self._flush is not None or self._merge is not None
 
     def _start_flush(self, *, owned_by_cut: bool) -> Future[Version]:
-        """Hand the delta to a thread. Waits for the flush before, and for a merge if runs are many."""
+        """Hand the delta to a thread. Waits for the previous flush, and for a merge if there are many
+        runs.
+        """
         self._wait_for_flush()
         while self._runs.has_too_many_runs and self._merge is not None:
             self._merge.result()
@@ -240,7 +246,7 @@ class SpillingTable(Generic[D]):
         return version
 
     def _write(self, frozen: D) -> Version:
-        """Write the rows of a delta as the newest run; in a thread."""
+        """Write the rows of a delta as the newest run; runs in a thread."""
         return self._runs.add(self._sorted_rows(frozen))
 
     def _sorted_rows(self, frozen: D) -> Iterator[PackedRows]:
@@ -257,10 +263,10 @@ class SpillingTable(Generic[D]):
             self._reap()
 
     def _reap(self) -> None:
-        """Take note of what threads have finished; start the next merge.
+        """Take over the results of finished threads, and start the next merge.
 
         Raises:
-            StorageError: what they could not do.
+            StorageError: a flush or a merge failed.
         """
         flush = self._flush
         if flush is not None and flush.version.done():
@@ -278,7 +284,7 @@ class SpillingTable(Generic[D]):
             self._merge = self._submit(self._runs.merge_once)
 
     def _keep_spare(self, written: D) -> None:
-        """Use the memory again, unless it has become more than the budget allows."""
+        """Keep the delta for reuse, unless its memory has grown beyond the budget."""
         room = delta_room(self._memory_bytes(), 0)
         if written.held_bytes <= _HELD_FACTOR * room:
             written.clear()
@@ -289,7 +295,7 @@ class SpillingTable(Generic[D]):
     # --- everything ----------------------------------------------------------------------------
 
     def rows_on_disk(self) -> Iterator[pa.Table]:
-        """The rows that are not in the delta, in the order of their hashes.
+        """Yield the rows that are not in the delta, in the order of their hashes.
 
         The delta must not change meanwhile. Waits if a flush is under way.
         """
@@ -305,9 +311,9 @@ class SpillingTable(Generic[D]):
             version.unpin()
 
     def snapshot(self, chunk_bytes: int | None = None) -> FilesCut:
-        """A cut as of now. Waits only if an earlier flush is still under way.
+        """Return a cut of the present state. Waits only if an earlier flush is still under way.
 
-        `chunk_bytes`: rows that its `tables` handle at a time; None: as many as a merge.
+        `chunk_bytes` bounds the rows that its `tables` handle at a time; None: as many as a merge.
         """
         return files_cut(
             self._runs,
@@ -319,7 +325,7 @@ class SpillingTable(Generic[D]):
         )
 
     def _flushed(self) -> Future[Version]:
-        """A version, pinned for the caller, with all rows of now."""
+        """Return a version with all present rows, pinned for the caller."""
         self._wait_for_flush()
         if self.delta.size:
             return self._start_flush(owned_by_cut=True)
@@ -328,7 +334,7 @@ class SpillingTable(Generic[D]):
         return version
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
-        """Take over the rows of own key groups of an earlier `snapshot`; only into an empty table.
+        """Take over the rows of own key groups from an earlier `snapshot`, into an empty table.
 
         Raises:
             StateError: a file is missing, damaged, or does not fit.
@@ -352,13 +358,15 @@ class SpillingTable(Generic[D]):
         old.unpin()
 
     def stop(self) -> bool:
-        """Make a merge end early. True while threads still work for this table: `close` waits for them."""
+        """Make a merge end early. Return True while threads still work for this table: `close` waits for
+        them.
+        """
         self._runs.stop()
         under_way = [self._merge, None if self._flush is None else self._flush.version]
         return any(work is not None and not work.done() for work in under_way)
 
     def close(self) -> None:
-        """Give up the files, but for those that a cut has pinned. Does not raise."""
+        """Give up the files, except those that a cut has pinned. Does not raise."""
         self._runs.stop()
         if self._merge is not None:
             self._merge.exception()

@@ -22,14 +22,14 @@ from ..values import Array, Index
 RESERVE_FROM = 1 << 18
 """Arrays with more entries than this lie in reserved address space."""
 RESERVED_ENTRIES = 1 << 26
-"""So many entries are reserved at first (512 MiB of addresses for 8-byte ones), then 8 times as many."""
+"""This many entries are reserved at first (512 MiB of addresses for 8-byte ones), then 8 times as many."""
 _FILL_BLOCK = 1 << 14
 _SMALLEST = 64
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 
 
 def reserved_zeros(entries: int, dtype: Any) -> Array | None:
-    """Zeros that take memory only where they are written; None if the system refuses."""
+    """Return zeros that take memory only where they are written; None if the system refuses."""
     size = entries * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
@@ -39,7 +39,7 @@ def reserved_zeros(entries: int, dtype: Any) -> Array | None:
 
 
 def large_zeros(entries: int, dtype: Any) -> Array:
-    """Zeros whose memory comes page by page as it is written, if they are many."""
+    """Return zeros. If they are many, memory is taken page by page as they are written."""
     zeros = reserved_zeros(entries, dtype) if entries > RESERVE_FROM else None
     return np.zeros(entries, dtype) if zeros is None else zeros
 
@@ -49,8 +49,8 @@ class SlotArray:
 
     Attributes:
         data: the entries; those from `filled` on mean nothing yet. Growth may replace it by another
-            array, and leaves the one before as it is.
-        filled: entries that hold the initial value or what was written; never less than reserved.
+            array, and does not change the old one.
+        filled: how many entries hold the initial value or a written one; never fewer than were reserved.
     """
 
     __slots__ = ("_initial", "_zero", "data", "filled")
@@ -62,7 +62,7 @@ class SlotArray:
         self.filled = _SMALLEST
 
     def reserve(self, size: int) -> None:
-        """Make sure of entries 0 to `size` - 1."""
+        """Make sure that there are entries 0 to `size` - 1."""
         if size <= self.filled:
             return
         if size > len(self.data):
@@ -101,10 +101,10 @@ class SlotArray:
 
 
 class ObjectArray:
-    """The same for Python objects, None at first; a list, which Python extends in place.
+    """A growing list of Python objects with an entry per slot, None at first. Python extends it in place.
 
     Attributes:
-        data: the entries; growth keeps the list.
+        data: the entries; growth keeps the list object.
     """
 
     __slots__ = ("data",)
@@ -113,7 +113,7 @@ class ObjectArray:
         self.data: list[Any] = []
 
     def reserve(self, size: int) -> None:
-        """Make sure of entries 0 to `size` - 1."""
+        """Make sure that there are entries 0 to `size` - 1."""
         if size > len(self.data):
             self.data.extend([None] * (size - len(self.data)))
 
@@ -128,7 +128,7 @@ class ObjectArray:
 
 
 def entries_of(data: Array | list[Any], which: Index | slice) -> Array:
-    """A copy of some entries of `SlotArray.data` or `ObjectArray.data`."""
+    """Return a copy of some entries of `SlotArray.data` or `ObjectArray.data`."""
     if isinstance(data, list):
         values = data[which] if isinstance(which, slice) else [data[at] for at in which.tolist()]
         found: Array = np.empty(len(values), object)
@@ -138,13 +138,17 @@ def entries_of(data: Array | list[Any], which: Index | slice) -> Array:
 
 
 class SlotRanks:
-    """Numbers slots without sorting; keeps scratch memory by slot."""
+    """Numbers the distinct slots of a batch without sorting, so that arrays over them are short. It keeps
+    scratch memory by slot.
+    """
 
     def __init__(self) -> None:
         self._seen = SlotArray(np.int32)
 
     def of(self, slots: Index, size: int) -> tuple[Index, Index]:
-        """The slots, each once, and for each row the number of its slot among them; all below `size`."""
+        """Return the distinct slots, and for each row the number of its slot among them; all slots are
+        below `size`.
+        """
         self._seen.reserve(size)
         seen, order = self._seen.data, np.arange(len(slots), dtype=np.int32)
         seen[slots] = order
@@ -157,7 +161,7 @@ class SlotLists:
     """Lists by slot.
 
     Attributes:
-        starts, lengths: where each list lies in the array, and how many items it has.
+        starts, lengths: the position of each list in the array, and the number of its items.
     """
 
     def __init__(self, dtype: Any = np.int64) -> None:
@@ -169,12 +173,12 @@ class SlotLists:
         self._used = 0
 
     def reserve(self, size: int) -> None:
-        """Make sure of slots 0 to `size` - 1."""
+        """Make sure that there are slots 0 to `size` - 1."""
         for array in (self.starts, self.lengths, self._room):
             array.reserve(size)
 
     def append(self, slots: Index, items: Array) -> None:
-        """Add items to the ends of lists, in their order; `items[i]` to that of `slots[i]`."""
+        """Append `items[i]` to the list of `slots[i]`, in the order of the items."""
         if not len(slots):
             return
         unique, rank = self._ranks.of(slots, self.lengths.filled)
@@ -201,11 +205,11 @@ class SlotLists:
         self._used = int(ends[-1])
 
     def items(self, starts: Array, lengths: Array) -> Array:
-        """The items of lists that start there and have these lengths, one after the other."""
+        """Return the items of lists with these starts and lengths, one list after the other."""
         return self._items.data[ranges(starts, lengths)]
 
     def of(self, slots: Index) -> tuple[Array, Array]:
-        """The lengths of these lists, and their items one after the other."""
+        """Return the lengths of these lists, and their items, one list after the other."""
         lengths = self.lengths.data.take(slots)
         return lengths, self.items(self.starts.data.take(slots), lengths)
 
@@ -222,7 +226,7 @@ class SlotLists:
 
 
 def ranges(starts: Array, lengths: Array) -> Index:
-    """The numbers of `lengths[i]` places from `starts[i]` on, one range after the other."""
+    """Return the ranges of `lengths[i]` numbers from `starts[i]` on, one after the other."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     found: Index = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)

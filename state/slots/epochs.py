@@ -1,12 +1,12 @@
 """Consistent cuts of arrays by slot, whose cost at the barrier does not grow with the state.
 
-Each slot has the number (epoch) of the table's next cut at the time of its last change. To take a cut is to
-note how many slots there are and to count the epoch up. Until a thread has read what it needs from the
-arrays, which go on changing under it, the cut is *open*: whoever is about to change a slot for the first
-time since the cut puts the slot's old values and old epoch into the cut's undo log. The thread reads first,
-then closes the cut, then lays the log over what it read: a change that it saw was logged before. This is
-multi-version reading with the versions kept only as long as somebody reads (STA-05). The same epochs tell
-which slots changed between two cuts, so that a delta needs no marks of its own (STA-09).
+Each slot has the number (epoch) of the table's next cut at the time of its last change. To take a cut is
+to note how many slots there are and to count the epoch up. Until a thread has read what it needs from the
+arrays, which go on changing under it, the cut is *open*: before a slot is changed for the first time
+since the cut, its old values and old epoch are put into the cut's undo log. The thread reads first, then
+closes the cut, then lays the log over what it read: a change that it saw was logged before. This is
+multi-version reading in which versions are kept only while they may be read. The same epochs tell which
+slots changed between two cuts, so that a delta needs no marks of its own.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..values import Array, Index
 from .arrays import ObjectArray, SlotArray, entries_of
 
 Field: TypeAlias = SlotArray | ObjectArray
-"""Some values by slot that belong to a state."""
+"""An array of values by slot that belongs to a state."""
 Which: TypeAlias = Index | slice
 RESTORED_EPOCH = 1
 """The epoch of rows that were restored; what changes afterwards belongs to cut 2."""
 MARK_ALL_FACTOR = 4
-"""Tables this many times smaller than a batch count as changed as a whole: that is one short fill."""
+"""A table this many times smaller than a batch is marked as changed as a whole, which is one short fill."""
 
 
 class TableEpoch:
     """Counts the cuts of one table, which may consist of several groups of slots.
 
     Attributes:
-        current: the number of the next cut, which is the epoch of what changes now.
+        current: the number of the next cut, which is the epoch of present changes.
         lock: held while values go into undo logs, and while a cut is closed.
     """
 
@@ -44,18 +44,18 @@ class TableEpoch:
         self.lock = threading.Lock()
 
     def restored(self) -> None:
-        """The table was restored: that state stands for cut 1."""
+        """Note that the table was restored: its state then stands for cut 1."""
         self.current = RESTORED_EPOCH + 1
 
     def cut(self) -> int:
-        """Count a cut; returns its number."""
+        """Count a cut and return its number."""
         self.current += 1
         return self.current - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Undo:
-    """Values of some slots, each once, before they changed."""
+    """The values of some distinct slots before they changed."""
 
     slots: Index
     epochs: npt.NDArray[np.uint32]
@@ -68,7 +68,7 @@ class SlotCut:
 
     Attributes:
         epoch: the number of the cut.
-        size: how many slots there were.
+        size: the number of slots at the cut.
     """
 
     epoch: int
@@ -80,7 +80,7 @@ class SlotCut:
     _log: list[_Undo] = field(default_factory=list)
 
     def slots(self, since: int | None) -> Which:
-        """The slots that had changed after cut number `since`, ascending; None: all."""
+        """Return the slots that had changed after cut number `since`, ascending; None: all slots."""
         if since is None:
             return slice(0, self.size)
         epochs = self._epochs[: self.size].copy()
@@ -91,7 +91,7 @@ class SlotCut:
         return np.flatnonzero(epochs > since)
 
     def values(self, which: Which) -> list[Array]:
-        """The values of these slots (see `slots`), one array per field. Closes the cut."""
+        """Return the values of these slots (see `slots`), one array per field. Closes the cut."""
         found = [entries_of(data, which) for data in self._data]
         self.close()
         for undo in self._log:
@@ -106,13 +106,13 @@ class SlotCut:
         return found
 
     def close(self) -> None:
-        """Nothing will be read any more."""
+        """Close the cut: nothing more will be read."""
         with self._owner.table.lock:
             if self in self._owner.cuts:
                 self._owner.cuts.remove(self)
 
     def add(self, undo: _Undo) -> None:
-        """Note values that are about to change; those that changed after the cut already are not its."""
+        """Note values that are about to change, except those that have already changed since the cut."""
         mine = undo.epochs <= self.epoch
         mine &= undo.slots < self.size
         if mine.all():
@@ -123,21 +123,21 @@ class SlotCut:
 
 
 class ChangedSlots:
-    """Which slots of one group changed when, and the open cuts of the group.
+    """The epochs in which the slots of one group changed, and the open cuts of the group.
 
-    `fields` says which fields the state consists of at the moment. One that a cut knows stays among them
-    while the cut is open.
+    `fields` returns the fields that the state consists of at the moment. A field that a cut knows stays
+    among them while the cut is open.
     """
 
     def __init__(self, table: TableEpoch, fields: Callable[[], list[Field]]) -> None:
         self.table = table
         self._fields = fields
         self.cuts: list[SlotCut] = []
-        """The open ones, oldest first."""
+        """The open cuts, oldest first."""
         self._epochs = SlotArray(np.uint32)
 
     def touch(self, slots: Index, size: int) -> None:
-        """Call before `slots`, which may repeat, change; there are `size` slots now."""
+        """Note that `slots`, which may repeat, are about to change; there are `size` slots now."""
         self._epochs.reserve(size)
         which: Which = slots
         if size * MARK_ALL_FACTOR <= len(slots):
@@ -154,7 +154,7 @@ class ChangedSlots:
         self._epochs.data[slots] = epochs
 
     def epochs_of(self, slots: Index) -> npt.NDArray[np.uint32]:
-        """The epoch of each slot's last change."""
+        """Return the epoch of each slot's last change."""
         return self._epochs.data.take(slots)
 
     def cut(self, epoch: int, size: int) -> SlotCut:
@@ -190,8 +190,8 @@ class ChangedSlots:
         slots, before = slots[untouched], before[untouched]
         if not slots.size:
             return
-        # One row of each slot, by a claim in the epochs, which are written next anyway: what a thread
-        # reads there meanwhile is corrected by the log.
+        # Choose one row of each slot by a claim in the epochs, which are about to be written anyway. A
+        # thread that reads a claim corrects it by the log.
         claims = np.arange(len(slots), dtype=np.uint32)
         epochs[slots] = claims
         won = epochs.take(slots) == claims

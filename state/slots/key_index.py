@@ -1,4 +1,4 @@
-"""The keys of a batch -> slots, with the keys themselves kept once per slot, as pieces of Arrow columns."""
+"""An index from the keys of a batch to slots, which keeps each key once, in pieces of Arrow columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECE_BYTES_MAX = 1 << 21
 
 
 def stored_key_type(type_: pa.DataType) -> pa.DataType:
-    """The type under which keys of a column are kept, emitted and snapshotted."""
+    """Return the type in which the keys of a column are kept, emitted and snapshotted."""
     if pa.types.is_dictionary(type_):
         return stored_key_type(type_.value_type)
     if type_ == pa.string_view():
@@ -30,7 +30,7 @@ def stored_key_type(type_: pa.DataType) -> pa.DataType:
 
 
 def stored_keys(column: pa.Array) -> pa.Array:
-    """The column under its `stored_key_type`."""
+    """Return the column with its `stored_key_type`."""
     type_ = stored_key_type(column.type)
     return column if column.type == type_ else column.cast(type_)
 
@@ -39,24 +39,24 @@ class KeyHasher:
     """Computes the identity of keys made of columns of the given types.
 
     Raises:
-        StateError: a type that cannot be a key.
+        StateError: a column is of a type that cannot be a key.
     """
 
     def __init__(self, types: Sequence[pa.DataType], seed: int, *, dense: bool = True) -> None:
         for type_ in types:
             check_key_type(type_)
         self._seed = seed
-        # The hash of an integer is a bijection: only null needs telling apart.
+        # The hash of an integer is a bijection, so only null needs a second lane.
         self.exact = len(types) == 1 and (
             pa.types.is_integer(types[0]) or pa.types.is_boolean(types[0])
         )
-        """Keys that are not null are told apart by their hash alone."""
+        """True if keys that are not null differ whenever their hashes do."""
         fit = len(types) == 1 and pa.types.is_integer(types[0]) and types[0] != pa.uint64()
         self.dense = dense and fit
-        """The keys are numbers that fit int64, and may lie close together."""
+        """True if the keys are numbers that fit int64, which may lie close together."""
 
     def identify(self, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes | None]:
-        """The two lanes of each row's identity; None where all of the second are 0."""
+        """Return the two lanes of each row's identity; None if the second lane is 0 throughout."""
         hashes = hash_columns(columns)
         if not self.exact:
             return hashes, identity_columns(columns, self._seed)
@@ -66,7 +66,7 @@ class KeyHasher:
 
 
 class BatchKeys:
-    """The keys of one batch. Hashes are computed once, and only if somebody wants them."""
+    """The keys of one batch. Hashes are computed once, when they are first needed."""
 
     __slots__ = ("_hasher", "_lanes", "columns", "integers")
 
@@ -80,7 +80,7 @@ class BatchKeys:
             self.integers = integers.astype(np.int64, copy=False)
 
     def lanes(self, which: Rows | slice | None) -> tuple[Hashes, Hashes | None]:
-        """The identities (see `KeyHasher.identify`) of some rows; None: of all."""
+        """Return the identities (see `KeyHasher.identify`) of some rows; None: of all rows."""
         if self._lanes is None:
             self._lanes = self._hasher.identify(self.columns)
         hashes, checks = self._lanes
@@ -91,7 +91,7 @@ class BatchKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The keys of some slots in a row; never changes."""
+    """The keys of some consecutive slots. A piece never changes."""
 
     columns: list[pa.Array]
     nbytes: int
@@ -104,7 +104,7 @@ class _Piece:
 class KeyIndex:
     """The keys of one piece of keyed state (one window, one running aggregate).
 
-    Integer keys that lie close together are indexed by a plain array as long as they do.
+    Integer keys are indexed by a plain array as long as they lie close together.
     """
 
     def __init__(self, hasher: KeyHasher) -> None:
@@ -120,16 +120,16 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, without the keys."""
+        """The memory in use, without that of the keys."""
         return self._table.nbytes + (0 if self._dense is None else self._dense.nbytes)
 
     @property
     def key_bytes(self) -> int:
-        """Memory of the keys."""
+        """The memory of the keys."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def memory(self) -> list[Array]:
-        """The arrays of the index."""
+        """Return the arrays of the index."""
         return self._table.memory() + ([] if self._dense is None else [self._dense.memory])
 
     def clear(self) -> None:
@@ -143,13 +143,17 @@ class KeyIndex:
         self._pieces = []
 
     def lookup(self, keys: BatchKeys, which: Rows | slice | None = None) -> Slots:
-        """The slot of each key of the rows `which` (None: of all); new keys are kept."""
+        """Return the slot of the key of each of the rows `which` (None: of all rows). New keys are
+        added.
+        """
         return self.lookup_new(keys, which)[0]
 
     def lookup_new(
         self, keys: BatchKeys, which: Rows | slice | None = None
     ) -> tuple[Slots, list[pa.Array]]:
-        """The same, and the keys that are new, which have the last slots; no columns if none is."""
+        """Return the slots and the columns of the new keys, which have the last slots; no columns if no
+        key is new.
+        """
         slots, fresh = self._find(keys, which)
         if not fresh.size:
             return slots, []
@@ -162,12 +166,16 @@ class KeyIndex:
         return slots, columns
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
-        """The slot of each identity, -1 where there is none; not with a hasher that is `dense`."""
+        """Return the slot of each identity, -1 where there is none. Must not be called with a hasher that
+        is `dense`.
+        """
         assert self._dense is None
         return self._table.find(hashes, checks)
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
-        """The identity of each slot's key (views); not with a hasher that is `dense`."""
+        """Return the identity of each slot's key (views). Must not be called with a hasher that is
+        `dense`.
+        """
         assert self._dense is None
         return self._table.lanes()
 
@@ -182,7 +190,7 @@ class KeyIndex:
         return self._table.lookup(*keys.lanes(which))
 
     def _leave_dense(self) -> None:
-        """The keys spread too far, or one is null: from now on they are found by their hashes."""
+        """Find keys by their hashes from now on, as they spread too far or one of them is null."""
         keys = self.keys()
         self._dense = None
         if keys:
@@ -206,20 +214,20 @@ class KeyIndex:
             pieces[-2:] = [_Piece(_joined([before.columns, last.columns]), nbytes)]
 
     def keys(self, low: int = 0, high: int | None = None) -> list[pa.Array]:
-        """The key columns of the slots from `low` to `high`, one entry per slot.
+        """Return the key columns of the slots from `low` to `high`, one entry per slot.
 
         Raises:
-            StateError: they are larger than one array can be.
+            StateError: the keys are larger than one array can be.
         """
         taken = _slices(self._pieces, low, self.size if high is None else high)
         return _joined(taken) if taken else []
 
     def take(self, slots: Rows) -> list[pa.Array]:
-        """The keys of some slots."""
+        """Return the keys of some slots."""
         if len(self._pieces) == 1:
             indices = pa.array(slots)
             return [column.take(indices) for column in self._pieces[0].columns]
-        # piece by piece: pyarrow would join them all first
+        # Take from each piece: pyarrow would join all pieces first.
         order = np.argsort(slots, kind="stable")
         back = np.empty(len(order), np.intp)
         back[order] = np.arange(len(order))
@@ -228,19 +236,21 @@ class KeyIndex:
         return [plain_column(column).take(indices) for column in found]
 
     def cut(self) -> KeyCut:
-        """The keys as they are now."""
+        """Return the keys as they are now."""
         return KeyCut(list(self._pieces), self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCut:
-    """The keys of an index at a cut; for any thread."""
+    """The keys of an index at a cut. It may be read in any thread."""
 
     _pieces: list[_Piece]
     size: int
 
     def take(self, which: Rows | slice) -> list[pa.ChunkedArray]:
-        """The keys of these slots, which ascend. No columns if there never was a key."""
+        """Return the keys of these slots, which must ascend. There are no columns if there never was a
+        key.
+        """
         if isinstance(which, slice):
             taken = _slices(self._pieces, which.start, which.stop)
         else:
@@ -254,17 +264,17 @@ class KeyCut:
 
 
 def taken_keys(column: pa.Array, rows: Rows) -> pa.Array:
-    """The keys of some rows under their `stored_key_type`."""
+    """Return the keys of some rows with their `stored_key_type`."""
     if pa.types.is_dictionary(column.type):
         return stored_keys(column.take(pa.array(rows)))
     return stored_keys(column).take(pa.array(rows))
 
 
 def plain_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column in one array.
+    """Return the column as one array.
 
     Raises:
-        StateError: it is larger than one array can be.
+        StateError: the column is larger than one array can be.
     """
     if isinstance(column, pa.Array):
         return column
@@ -274,7 +284,7 @@ def plain_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def too_much_text(error: Exception) -> StateError:
-    """What to say when offsets of 32 bits run over."""
+    """Return the error for keys whose 32-bit offsets overflow."""
     return StateError(
         f"the text of the keys of one subtask is larger than 2 GiB reason=`{error}`",
         fix="cast the key column to large_string (or large_binary), or raise the parallelism",
@@ -282,7 +292,9 @@ def too_much_text(error: Exception) -> StateError:
 
 
 def _slices(pieces: list[_Piece], low: int, high: int) -> list[list[pa.Array]]:
-    """The slots from `low` to `high` of each piece; an empty one if there are none, for its types."""
+    """Return the slots from `low` to `high` of each piece. If there are none, an empty slice gives the
+    types.
+    """
     found, start = [], 0
     for piece in pieces:
         first, last = max(low - start, 0), min(high - start, piece.rows)

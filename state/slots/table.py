@@ -32,10 +32,12 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 
 _INITIAL_CELLS = 1_024
 _CELLS_PER_KEY = 4
-"""A cell is 4 bytes, so the index is kept sparse: nine of ten keys are met in the first probe."""
+"""A cell takes only 4 bytes, so the index is kept sparse: nine in ten keys are met in the first probe."""
 _SMALL_CELLS_MAX = 1 << 15
 _SMALL_CELLS_PER_KEY = 16
-"""An index that fits the nearest caches is sparser still: there a batch costs what its rounds cost."""
+"""An index that fits the nearest caches is sparser still: there the number of rounds decides the cost of
+a batch.
+"""
 _FIRST_GUESS = 1 / 32
 _MOVE_AT_LEAST = 16_384
 _STEP_SHIFT = np.uint64(20)
@@ -43,7 +45,7 @@ _PREPARE_FROM = 1 << 20
 _PAGE_CELLS = 1_024
 _ROOM_MAX = 1 << 16
 MAX_SLOTS = 2**30
-"""Keys one table can hold, as slots are int32."""
+"""The number of keys that one table can hold, as slots are int32."""
 
 
 class SlotTable:
@@ -51,15 +53,17 @@ class SlotTable:
 
     def __init__(self) -> None:
         self.size = 0
-        """Slots given out so far."""
+        """The number of slots given out so far."""
         self._cells: Slots = np.zeros(_INITIAL_CELLS, np.int32)
-        self._old: Slots | None = None  # the smaller index while its keys are being moved
+        self._old: Slots | None = None  # the smaller index, while its keys are being moved
         self._moved = 0
         self._to_move = 0
-        self._next: Slots | None = None  # the larger index to come, and how many cells have memory
+        self._next: Slots | None = (
+            None  # the next, larger index, and how many of its cells have memory
+        )
         self._backed = 0
         self._hashes = SlotArray(np.uint64)
-        self._checks: SlotArray | None = None  # None: all are 0
+        self._checks: SlotArray | None = None  # None: all checks are 0
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +73,7 @@ class SlotTable:
         return lanes + sum(part.nbytes for part in cells if part is not None)
 
     def memory(self) -> list[Array]:
-        """The arrays this consists of."""
+        """Return the arrays of the table."""
         parts = [self._cells, self._old, self._next, self._hashes.data]
         checks = [] if self._checks is None else [self._checks.data]
         return [part for part in (*parts, *checks) if part is not None]
@@ -82,11 +86,11 @@ class SlotTable:
         self._checks = None
 
     def lookup(self, hashes: Hashes, checks: Hashes | None = None) -> tuple[Slots, Rows]:
-        """The slot of each row's key; new keys get the next slots.
+        """Return the slot of each row's key; new keys get the next slots.
 
         Args:
-            hashes: first lane of the identity.
-            checks: second lane; None stands for all zeros.
+            hashes: the first lane of the identity.
+            checks: the second lane; None stands for all zeros.
 
         Returns:
             The slots, and for each new slot, in order, a row that holds its key.
@@ -104,8 +108,8 @@ class SlotTable:
         fresh: list[Rows] = []
         distinct = _FIRST_GUESS
         while missed.size:
-            # Insert a block at a time: the misses may repeat few keys, which need little room. How
-            # many of them were distinct is the guess for the next block.
+            # Insert a block at a time: the misses may repeat few keys, which need little room. The share
+            # of distinct keys in a block is the guess for the next one.
             room = self._make_room(int(missed.size * distinct) + 1)
             block, missed = missed[:room], missed[room:]
             fresh.append(self._insert(slots, block, hashes, checks))
@@ -130,7 +134,7 @@ class SlotTable:
         self._move(self.size)
 
     def find(self, hashes: Hashes, checks: Hashes | None = None) -> Slots:
-        """The slot of each row's key, -1 where it is absent. Changes nothing."""
+        """Return the slot of each row's key, -1 where it is absent. Changes nothing."""
         if not self.size:
             return np.full(len(hashes), -1, np.int32)
         slots, missed = self._find(self._cells, hashes, checks)
@@ -139,14 +143,14 @@ class SlotTable:
         return slots
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
-        """The identity of each slot's key (views); None: all second lanes are 0."""
+        """Return the identity of each slot's key (views); None: all second lanes are 0."""
         checks = None if self._checks is None else self._checks.data[: self.size]
         return self._hashes.data[: self.size], checks
 
     # --- probing -------------------------------------------------------------------------------
 
     def _find(self, cells: Slots, hashes: Hashes, checks: Hashes | None) -> tuple[Slots, Rows]:
-        """The slot of each row, -1 where its key is absent; and the rows of absent keys."""
+        """Return the slot of each row, -1 where its key is absent, and the rows of absent keys."""
         mask = len(cells) - 1
         at = hashes.view(np.int64) & mask
         slots = cells.take(at, mode="wrap")
@@ -180,9 +184,9 @@ class SlotTable:
     def _differs(
         self, slots: Slots, hashes: Hashes, checks: Hashes | None
     ) -> npt.NDArray[np.bool_]:
-        """True where the slot does not hold the row's key; there must be a key.
+        """Return True where the slot does not hold the row's key; the table must not be empty.
 
-        An empty cell, -1, is read as slot 0. That always differs: slot 0 is the first to be in any
+        An empty cell, -1, is read as slot 0, which always differs: slot 0 is the first to enter any
         index, so a row with its key meets it before it meets an empty cell.
         """
         differs: npt.NDArray[np.bool_] = self._hashes.data.take(slots, mode="clip") != hashes
@@ -194,13 +198,13 @@ class SlotTable:
     def _find_again(
         self, cells: Slots, slots: Slots, rows: Rows, hashes: Hashes, checks: Hashes | None
     ) -> Rows:
-        """Look for `rows` in one index: fills in their slots, returns those still absent."""
+        """Look for `rows` in one index: fill in their slots, and return the rows that are still absent."""
         found, absent = self._find(cells, hashes[rows], None if checks is None else checks[rows])
         slots[rows] = found
         return rows[absent]
 
     def _insert(self, slots: Slots, rows: Rows, hashes: Hashes, checks: Hashes | None) -> Rows:
-        """Give slots to the absent keys of `rows`, which may repeat; returns the row of each."""
+        """Give slots to the absent keys of `rows`, which may repeat, and return the row of each new key."""
         cells, mask = self._cells, len(self._cells) - 1
         h = hashes[rows]
         at, steps = h.view(np.int64) & mask, _steps(h)
@@ -231,7 +235,9 @@ class SlotTable:
     # --- growth --------------------------------------------------------------------------------
 
     def _make_room(self, wanted: int) -> int:
-        """How many keys may be inserted now, at least `wanted`; starts to grow if they are too many."""
+        """Return how many keys may be inserted now, at least `wanted`. Starts to grow the index if it is
+        too small.
+        """
         room = _most_keys(len(self._cells)) - self.size
         if room < wanted:
             self._move(self._to_move)
@@ -248,7 +254,7 @@ class SlotTable:
             self._next, self._backed = None, 0
             self._move(0)
             room = _most_keys(cells) - self.size
-        # not all of the room at once, which may be many pages; the caller comes again
+        # Reserve only a part of the room, which may be many pages; the caller comes again.
         room = min(room, max(wanted, _ROOM_MAX))
         self._hashes.reserve(self.size + room)
         if self._checks is not None:
@@ -256,7 +262,7 @@ class SlotTable:
         return room
 
     def _prepare(self) -> None:
-        """Give the index to come its memory little by little, while the last eighth of this one fills.
+        """Give the next index its memory little by little, while the last eighth of this one fills.
 
         Its cells are written at random: without this the first batches after growth would touch a new
         page for nearly every key.
@@ -276,7 +282,7 @@ class SlotTable:
             self._backed = upto
 
     def _move(self, at_least: int) -> None:
-        """Move some keys from the old index to the new one; twice as many as can come in new."""
+        """Move some keys from the old index to the new one, twice as many as can be added meanwhile."""
         if self._old is None:
             return
         stop = min(self._to_move, self._moved + max(at_least, _MOVE_AT_LEAST))
@@ -296,12 +302,12 @@ class SlotTable:
 
 
 def _most_keys(cells: int) -> int:
-    """The number of keys that an index of this size takes."""
+    """Return the number of keys that an index of this size takes."""
     return cells // (_SMALL_CELLS_PER_KEY if cells <= _SMALL_CELLS_MAX else _CELLS_PER_KEY)
 
 
 def _steps(hashes: Hashes) -> npt.NDArray[np.int64]:
-    """Each row's own odd step, from bits that the first probe did not use."""
+    """Return an odd step for each row, from bits that the first probe did not use."""
     steps = (hashes >> _STEP_SHIFT) | np.uint64(1)
     return steps.view(np.int64)
 
@@ -309,7 +315,7 @@ def _steps(hashes: Hashes) -> npt.NDArray[np.int64]:
 SPAN_ALWAYS = 1 << 18
 """Keys within a span of this many numbers are always close enough (1 MiB of slots)."""
 SPAN_PER_KEY = 16
-"""Beyond that the array may have this many entries per key, or per row of the batch."""
+"""Beyond that span the array may have this many entries per key, or per row of the batch."""
 
 
 class DenseSlots:
@@ -318,21 +324,21 @@ class DenseSlots:
     def __init__(self) -> None:
         self.size = 0
         self._base = 0
-        self._low = self._high = 0  # of the keys so far
+        self._low = self._high = 0  # the least and the greatest key so far
         self._slots: Slots = np.empty(0, np.int32)  # slot + 1 of key - base; 0: absent
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, at most."""
+        """The most memory that may be in use."""
         return min(len(self._slots), self._high - self._low + 1) * self._slots.itemsize
 
     @property
     def memory(self) -> Slots:
-        """The array this consists of."""
+        """The array of the slots."""
         return self._slots
 
     def clear(self) -> None:
-        """Forget all keys; keeps the memory if it is little."""
+        """Forget all keys. A small array is kept."""
         if len(self._slots) > SPAN_ALWAYS:
             self._slots = np.empty(0, np.int32)
         else:
@@ -340,9 +346,9 @@ class DenseSlots:
         self.size = 0
 
     def lookup(self, keys: npt.NDArray[np.int64]) -> tuple[Slots, Rows] | None:
-        """The slot of each row's key, and for each new slot, in order, a row that holds its key.
+        """Return the slot of each row's key, and for each new slot, in order, a row that holds its key.
 
-        None, with nothing changed, if the keys spread too far.
+        If the keys spread too far, return None and change nothing.
         """
         if not len(keys):
             return np.empty(0, np.int32), np.empty(0, np.intp)
@@ -368,7 +374,7 @@ class DenseSlots:
         return slots, fresh
 
     def _cover(self, low: int, high: int, rows: int) -> bool:
-        """Make room for keys from `low` to `high`; False if that would be too much."""
+        """Make room for keys from `low` to `high`; return False if that would be too much."""
         if self.size:
             low, high = min(low, self._low), max(high, self._high)
         span, room = high - low + 1, len(self._slots)
@@ -382,9 +388,9 @@ class DenseSlots:
         return True
 
     def _make_room(self, low: int, span: int) -> None:
-        """Move to a larger array that covers `span` keys from `low` on, and the old keys."""
-        # Half as much again, so that keys that grow by and by do not make a copy per batch; if large, in
-        # reserved address space, where what is not used costs nothing.
+        """Move to a larger array that covers `span` keys from `low` on and the old keys."""
+        # Half as much again, so that slowly growing keys do not cause a copy per batch. A large array
+        # lies in reserved address space, where unused entries cost nothing.
         larger = None
         if span > RESERVE_FROM:
             larger = reserved_zeros(max(RESERVED_ENTRIES, 8 * span), np.int32)
@@ -398,7 +404,9 @@ class DenseSlots:
 
 
 def _centred(low: int, span: int, room: int) -> int:
-    """A base that leaves a quarter of the free room below `low`, the rest above: keys mostly grow."""
+    """Return a base that leaves a quarter of the free room below `low` and the rest above, as keys mostly
+    grow.
+    """
     base = low - (room - span) // 4
     smallest, largest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     return int(max(smallest, min(base, largest - room + 1)))
