@@ -23,8 +23,8 @@ from headgate.runtime.cluster.process import tune_process
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.job_client import JobClient
 from headgate.runtime.control.link import connect
+from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
-from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import Job, runnable
 from headgate.runtime.observe.metrics import MetricsRegistry

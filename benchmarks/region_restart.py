@@ -164,7 +164,7 @@ async def _filled(coordinator: JobCoordinator, keys: int) -> None:
 
 
 async def _checkpoint(coordinator: JobCoordinator) -> None:
-    from headgate.runtime.coordinator.local_client import LocalClient
+    from headgate.runtime.coordinator.clients import LocalClient
 
     client = LocalClient(coordinator.clients, asyncio.get_running_loop())
     await client.request("checkpoint")

@@ -4,7 +4,7 @@ The splits of both are made before the job starts, those of the live source at a
 the splits of the history, if the user says how. So nothing has to be decided while the job runs: where each
 subtask stands is in the positions of its splits, and the order of the two is kept by the reader. A live
 split is not begun before the history is over in all subtasks; that is no state, and found out again after
-a restore (`runtime/coordinator/histories.py`).
+a restore (`runtime/coordinator/sources.py`).
 """
 
 from __future__ import annotations

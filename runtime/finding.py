@@ -136,7 +136,7 @@ def found_in_storage(job: StoredJob, where: Where) -> Found:
     """
     if job.ended is not None:
         raise JobNotFound(
-            f"the job does not run name=`{job.name}`: its last run ended as {job.ended.status.shown}",
+            f"the job does not run name=`{job.name}`: its last run ended as {job.ended.status.status_name}",
             fix=f"`headgate history {job.name} --storage ...` shows its runs",
         )
     leader = job.leader

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
 from .control.job_client import BEGUN, Connect, Event, HungUp, JobClient, outcome_of
-from .coordinator.ended import outcome_of_end
+from .coordinator.ending import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome

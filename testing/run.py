@@ -9,8 +9,8 @@ from typing import Any, Final
 from ..errors import HeadgateError, JobError
 from ..runtime.cluster.inprocess import InProcessCluster
 from ..runtime.control.job_client import Event
+from ..runtime.coordinator.clients import LocalClient
 from ..runtime.coordinator.job import JobCoordinator
-from ..runtime.coordinator.local_client import LocalClient
 from ..runtime.job_spec import JobSpec
 from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore

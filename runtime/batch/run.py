@@ -30,7 +30,7 @@ from ...operators.source import SourceRun
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..coordinator.output import begin_output, check_output, delete_output
-from ..coordinator.source_runs import SourceStorage
+from ..coordinator.sources import SourceStorage
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options.execution import RUNTIME_MODE

@@ -190,7 +190,7 @@ async def _stored_status(job: StoredJob, place: Where) -> str:
     from ..rest.client import RestClient
 
     if job.ended is not None:
-        return job.ended.status.shown
+        return job.ended.status.status_name
     try:
         found = found_in_storage(job, place)
         status = await status_of(await RestClient.connect(found.addresses, found.token))
@@ -241,7 +241,7 @@ def _ended_json(end: JobEnded) -> dict[str, Any]:
     failure = end.failure
     return {
         "run": end.run,
-        "status": end.status.shown,
+        "status": end.status.status_name,
         "reason": end.reason,
         "began_ms": end.history.began_ms or None,
         "ended_ms": end.ended_ms,

@@ -199,8 +199,8 @@ def _detach(spec: JobSpec, cluster: str, log_file: Path | None) -> int:
     submitted = submit_spec(spec, cluster, log_file=log_file)
     if submitted.end is not None:
         end = submitted.end
-        say(f"run {spec.run} of job {spec.name} has ended: {end.status.shown}, {end.reason}")
-        return _EXIT_CODES.get(end.status.shown, FAILED)
+        say(f"run {spec.run} of job {spec.name} has ended: {end.status.status_name}, {end.reason}")
+        return _EXIT_CODES.get(end.status.status_name, FAILED)
     how = "has begun" if submitted.begun is Begun.NOW else "goes on already"
     say(f"job {spec.name} {how} on {cluster}, run {spec.run}")
     if submitted.log_file:

@@ -83,9 +83,9 @@ async def host_coordinator(
         open_store=open_store,
         token=token,
         metrics=metrics,
-        metrics_url=endpoint.url if endpoint is not None else "",
         takes_over=takes_over,
     )
+    coordinator.metrics_url = endpoint.url if endpoint is not None else ""
     rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
     place = _Place(clock, cluster_name, host, takes_over)
     try:

@@ -10,8 +10,8 @@ from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
 from ..control.job_client import Connect, Event
 from ..control.registry import make_token
+from ..coordinator.clients import connect_locally
 from ..coordinator.job import JobCoordinator
-from ..coordinator.local_client import connect_locally
 from ..coordinator.placement import worker_groups
 from ..job_spec import JobSpec
 from ..listening import Listener, ListenerLimits

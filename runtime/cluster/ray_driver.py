@@ -20,9 +20,9 @@ from ...operators.clock import SystemClock
 from ..control import registry
 from ..control.job_client import Connect, Event, JobClient, outcome_of
 from ..control.registry import make_token
-from ..coordinator.ended import outcome_of_end
+from ..coordinator.clients import connect_locally
+from ..coordinator.ending import outcome_of_end
 from ..coordinator.job import JobCoordinator
-from ..coordinator.local_client import connect_locally
 from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener, ListenerLimits
 from ..options.monitoring import METRICS_HOST, METRICS_PORT

@@ -1,8 +1,7 @@
 """A coordinator as its clients see it, and the events by which it announces what happens to its job.
 
-Clients are the command line, handles, drivers and the process that stands by. There are two ways to a
-coordinator: `rest/client.py` speaks HTTP, from any process; `coordinator/local_client.py` calls the
-coordinator of the same process.
+There are two ways to it. `rest/client.py` speaks HTTP, from any process; `LocalClient`
+calls the coordinator of the same process.
 """
 
 from __future__ import annotations
@@ -92,6 +91,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     text: str
     body: bytes = b"null"
+
+
+class EventListener(Protocol):
+    """Is called with each event of a job, in the process that hosts its coordinator."""
+
+    def __call__(self, event: Event, /) -> None: ...
 
 
 class Subscriber(Protocol):

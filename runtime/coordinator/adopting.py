@@ -1,138 +1,141 @@
-"""State: a new coordinator asks for what runs, and goes on with it if it is all that there should be.
+"""State: a new coordinator finds out what runs, and goes on with it if it is the complete attempt.
 
-Workers go on with records while they have no coordinator. One that takes over has their ids from the job
-log. It adopts the attempt as it is, or has it dropped everywhere and deploys the next one. Why it does what
-is decided in `protocol/adoption.py`.
+Workers process records even while they have no coordinator. A coordinator that takes over knows their
+ids from the job log. It adopts the attempt as it is, or stops it everywhere and deploys the next one.
+`protocol/adoption.py` decides between the two.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-
-import msgspec
+from typing import final
 
 from ...api.resources import DEFAULT_GROUP
 from ...errors import FencedError, HeadgateError, JobNotReady, StorageError
 from ..control.messages import (
-    Adopt,
-    CheckpointAborted,
-    CheckpointCompleted,
     Inventory,
     SubtaskFailed,
     SubtaskFinished,
 )
-from ..options.recovery import ORPHANED_MAX
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_by_log
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import Deployment
-from .context import ClientWish, JobContext, JobEvent, Prepared
+from .context import JobContext
+from .environment import JobEnvironment
+from .events import ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
 from .placement import worker_groups
-from .restore import continues
-from .states import State, deploying, ended_by_wish, ends_at_once, running
-from .workers import FromWorker, Worker, WorkerLost
+from .states import ToDeploying, ToRunning, Transition, end_by, ends_at_once
+from .workers import Worker
 
 REPORT_TIMEOUT_S = 10.0
-"""A worker that has greeted and not said by then what it runs is lost: it may hang in a cancellation."""
+"""A worker that is connected and has not reported by then what it runs counts as lost: it may hang in
+a cancellation."""
 
 
-class Adopting(State):
-    """From the start of a generation until it is clear whether the attempt goes on."""
+@final
+class Adopting:
+    """The state from the start of a generation until it is clear whether the attempt goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._env = job.env
+        self._attempt = job.attempt
         self._reports: dict[str, WorkerReport] = {}
         self._lost: dict[str, str] = {}
         self._kept: list[JobEvent] = []
-        """For the state that goes on with the attempt."""
+        """Events for the state that goes on with the attempt."""
 
-    async def run(self, job: JobContext) -> State:
-        job.set_status("RECONCILING")
-        wish, verdict = await self._judge(job)
-        if wish is not None:
-            return ended_by_wish(wish)
+    async def run(self) -> Transition:
+        self._job.set_status("RECONCILING")
+        command, verdict = await self._judge()
+        if command is not None:
+            return end_by(command)
         if isinstance(verdict, Refused):
-            await _confirm(job)  # a worker that obeys another coordinator is not gone
-            job.publish(
+            await _confirm(self._env)  # a worker that obeys another coordinator is not gone
+            self._env.publish(
                 "adopted",
-                f"generation {job.generation} takes over and restarts the job: {verdict.reason}",
+                f"generation {self._env.generation} takes over and restarts the job: {verdict.reason}",
                 adopted=False,
                 reason=verdict.reason,
             )
-            await job.pool.close()  # nothing of the old attempt may run beside the next
-            return deploying()
-        job.adopted_after_ms = verdict.orphaned_ms
+            await self._job.pool.close()  # nothing of the old attempt may run beside the next
+            return ToDeploying()
+        self._job.lifecycle.adopted_after_ms = verdict.orphaned_ms
         for event in self._kept:
-            job.events.put_nowait(event)
-        job.publish(
+            self._env.events.put_nowait(event)
+        self._env.publish(
             "adopted",
-            f"generation {job.generation} takes over and goes on with attempt {job.attempt}; "
-            f"its workers were without a coordinator for {verdict.orphaned_ms} ms",
+            f"generation {self._env.generation} takes over and goes on with attempt "
+            f"{self._attempt.number}; its workers were without a coordinator for {verdict.orphaned_ms} ms",
             adopted=True,
             orphaned_ms=verdict.orphaned_ms,
-            generation=job.generation,
-            attempt=job.attempt,
-            workers=job.pool.describe(),
+            generation=self._env.generation,
+            attempt=self._attempt.number,
+            workers=self._job.pool.describe(),
         )
-        workers = list(job.pool.live.values())
-        job.warm_spares()
-        job.pool.retire(workers)  # none goes; spares are started anew
-        return running(workers, verdict)
+        workers = list(self._job.pool.live.values())
+        self._job.warm_spares()
+        self._job.pool.retire(workers)  # none leaves; spares are started again
+        return ToRunning(workers, verdict)
 
-    async def _judge(self, job: JobContext) -> tuple[ClientWish | None, Adopted | Refused]:
-        log = job.log
+    async def _judge(self) -> tuple[ClientCommand | None, Adopted | Refused]:
+        log = self._env.log
         deployment = log.view.deployment if log is not None else None
         if log is None or deployment is None:
             return None, Refused("the log has no deployment")
         try:
-            job.adopt(plan_of(job, deployment), deployment.parallelism)
+            self._attempt.use(self._plan_of(deployment), deployment.parallelism)
         except HeadgateError as error:
             return None, Refused(str(error))
-        groups = worker_groups(job.plan, job.spec)
+        groups = worker_groups(self._attempt.plan, self._env.spec)
         fits = len(groups) == len(deployment.workers)
-        # Those of another plan are looked for as well: nobody else would end them.
+        # The workers of another plan are looked for as well: nothing else would end them.
         groups = groups if fits else [DEFAULT_GROUP] * len(deployment.workers)
         own = dict(zip(deployment.workers, groups, strict=True))
-        found = asyncio.get_running_loop().create_task(job.pool.find(own), name="find workers")
+        found = asyncio.get_running_loop().create_task(
+            self._job.pool.find(own), name="find workers"
+        )
         silent = asyncio.get_running_loop().create_task(
-            self._lose_silent(job, found), name="lose silent workers"
+            self._lose_silent(found), name="lose silent workers"
         )
         try:
-            wish = await self._hear(job, found)
+            command = await self._hear(found)
         finally:
             found.cancel()
             silent.cancel()
             await asyncio.gather(found, silent, return_exceptions=True)
-        if wish is not None:
-            return wish, Refused("a client wants it to end")
-        plan = job.plan
+        if command is not None:
+            return command, Refused("a client wants it to end")
+        plan = self._attempt.plan
         refusal = "it has loops" if plan.loops else ""
         refusal = refusal or ("" if fits else "its workers had another number of slots")
-        refusal = refusal or refusal_by_log(log.view, job.spec.run, plan.fingerprint())
+        refusal = refusal or refusal_by_log(log.view, self._env.spec.run, plan.fingerprint())
         if refusal:
             return None, Refused(refusal)
         subtasks = [(v.id, index) for v in plan.vertices for index in range(v.parallelism)]
-        live = {id_: report for id_, report in self._reports.items() if id_ in job.pool.live}
+        live = {id_: report for id_, report in self._reports.items() if id_ in self._job.pool.live}
         verdict = decide(log.view, subtasks, live)
         if isinstance(verdict, Adopted):
-            if not self._is_in_place(job, own, live):
+            if not self._is_in_place(own, live):
                 return None, Refused("the subtasks run on other workers than they should")
-            job.attempt = deployment.attempt
-            job.executions.begin(job.executions.failover.everything, deployment.attempt)
-            # Half written files of checkpoints to come would look like those of old ones.
-            await job.checkpoints.swept()
+            self._attempt.adopt(deployment.attempt)
+            # Half-written files of future checkpoints would look like those of old ones.
+            await self._job.checkpoints.swept()
         return None, verdict
 
-    async def _hear(self, job: JobContext, found: asyncio.Task[list[Worker]]) -> ClientWish | None:
-        """Until all workers that were found have reported, or are lost; returns how it is to end.
+    async def _hear(self, found: asyncio.Task[list[Worker]]) -> ClientCommand | None:
+        """Wait until all workers that were found have reported, or are lost.
 
-        Also if it is to end: a worker that is not found, or does not answer, would work on by itself.
+        Return the command that ends the job, if there was one. The wait is the same in that case,
+        because a worker that is not found, or does not answer, would go on by itself.
         """
-        end: ClientWish | None = None
-        done = Prepared(0)  # only to wake us
-        found.add_done_callback(lambda _: job.events.put_nowait(done))
+        end: ClientCommand | None = None
+        done = Prepared(0)  # it only wakes this method
+        found.add_done_callback(lambda _: self._env.events.put_nowait(done))
         while not (found.done() and self._all_reported(found.result())):
-            event = await job.events.get()
+            event = await self._env.events.get()
             match event:
                 case FromWorker(worker_id, Inventory(report=report)):
                     self._reports[worker_id] = report
@@ -141,145 +144,61 @@ class Adopting(State):
                 case WorkerLost(worker_id, reason):
                     self._lost[worker_id] = reason
                     self._kept.append(event)
-                case ClientWish() as wish if end is None and ends_at_once(wish):
-                    end = wish
-                case ClientWish() as wish:
-                    wish.refuse(
+                case ClientCommand() as command if end is None and ends_at_once(command):
+                    end = command
+                case ClientCommand() as command:
+                    command.refuse(
                         JobNotReady("the job has a new coordinator", fix="try again in a moment")
                     )
         return end
 
-    async def _lose_silent(self, job: JobContext, found: asyncio.Task[list[Worker]]) -> None:
+    async def _lose_silent(self, found: asyncio.Task[list[Worker]]) -> None:
         workers = await found
         await asyncio.sleep(REPORT_TIMEOUT_S)
         for worker in workers:
             if worker.worker_id not in self._reports:
-                job.pool.lose(worker.worker_id, "it did not say what it runs")
+                self._job.pool.lose(worker.worker_id, "it did not say what it runs")
 
-    def _is_in_place(
-        self, job: JobContext, own: Mapping[str, str], reports: Mapping[str, WorkerReport]
-    ) -> bool:
-        """Take the workers as they are; False if not each subtask is where they say."""
-        hosts = {id_: job.pool.live[id_].host_id for id_ in own}
-        # Nobody sits anywhere yet: all stay as they are.
-        workers = job.seats.order(hosts, own, list(own.values()))
-        job.executions.place(workers, job.spec)
+    def _is_in_place(self, own: Mapping[str, str], reports: Mapping[str, WorkerReport]) -> bool:
+        """Take the workers as they are; return False unless each subtask is where it should be."""
+        hosts = {id_: self._job.pool.live[id_].host_id for id_ in own}
+        # No worker had any slots before: all stay as they are.
+        workers = self._job.affinity.order(hosts, own, list(own.values()))
+        self._attempt.executions.place(workers, self._env.spec)
         found = {
             SubtaskId(*subtask): id_
             for id_, report in reports.items()
             for subtask in report.subtasks
         }
-        return found == job.executions.placement
+        return found == self._attempt.executions.placement
 
     def _all_reported(self, workers: list[Worker]) -> bool:
         return all(w.worker_id in self._reports or w.worker_id in self._lost for w in workers)
 
+    def _plan_of(self, deployment: Deployment) -> PhysicalPlan:
+        """Return the plan of the job at the parallelism of a deployment.
 
-async def _confirm(job: JobContext) -> None:
-    """Look into the log, if it can be read, who leads.
+        Raises:
+            PlanError: the job cannot run at that parallelism.
+        """
+        plan = self._attempt.plan
+        same = deployment.parallelism == self._attempt.parallelism
+        if same and deployment.max_parallelism == plan.max_parallelism:
+            return plan
+        return self._env.spec.replan(deployment.parallelism, deployment.max_parallelism)
+
+
+async def _confirm(env: JobEnvironment) -> None:
+    """Check in the log, if it can be read, that this coordinator leads.
 
     Raises:
-        FencedError: another coordinator does.
+        FencedError: another coordinator leads.
     """
-    if job.log is None:
+    if env.log is None:
         return
     try:
-        await job.log.confirm()
+        await env.log.confirm()
     except FencedError:
         raise
     except StorageError:
-        pass  # who does not lead cannot deploy either
-
-
-def plan_of(job: JobContext, deployment: Deployment) -> PhysicalPlan:
-    """The plan of the job at the parallelism of a deployment.
-
-    Raises:
-        PlanError: it cannot run at that.
-    """
-    plan = job.plan
-    same = deployment.parallelism == job.parallelism
-    if same and deployment.max_parallelism == plan.max_parallelism:
-        return plan
-    return job.spec.replan(deployment.parallelism, deployment.max_parallelism)
-
-
-def go_on(job: JobContext, workers: list[Worker], adopted: Adopted) -> None:
-    """Tell the workers of an adopted attempt who leads now, and what became of its checkpoints."""
-    for worker in workers:
-        worker.send(Adopt(attempt=job.attempt))
-        if adopted.completed:
-            worker.send(
-                CheckpointCompleted(
-                    attempt=job.attempt,
-                    checkpoint_id=adopted.completed,
-                    generation=job.generation,
-                )
-            )
-        for checkpoint_id in adopted.aborted:
-            worker.send(CheckpointAborted(attempt=job.attempt, checkpoint_id=checkpoint_id))
-
-
-def ids_before(job: JobContext, adopted: Adopted | None) -> tuple[int, int]:
-    """The checkpoints before those of an attempt that begins, or is adopted.
-
-    Returns:
-        No id up to this one may be used again; and what the next checkpoint may build on; 0: nothing.
-    """
-    if adopted is None:
-        restored, used = job.restored, job.restored_checkpoint
-        own = restored.manifest if restored is not None and restored.own else None
-        return used, used if own is not None and continues(own, job.plan) else 0
-    newest = job.log.view.newest if job.log is not None else None
-    if newest is None or newest.checkpoint_id != adopted.base:
-        return adopted.last_checkpoint, 0
-    base = adopted.base if continues(newest.manifest, job.plan) else 0
-    return adopted.last_checkpoint, base
-
-
-async def log_parts(job: JobContext) -> None:
-    """Write down that some regions restart: a successor that knows of the deployment restarts it all.
-
-    Only to say why. Should it not get there: all workers know it too, and do not wait for a successor.
-
-    Raises:
-        FencedError: a newer coordinator leads; nothing may begin.
-    """
-    deployment = job.log.view.deployment if job.log is not None else None
-    if job.log is None or deployment is None or deployment.in_parts:
-        return
-    try:
-        await job.log.deploy(msgspec.structs.replace(deployment, in_parts=True))
-    except FencedError:
-        raise
-    except StorageError as error:
-        job.publish("unlogged", f"the log does not have the restart of regions: {error}")
-
-
-async def log_deployment(job: JobContext, workers: list[Worker]) -> int:
-    """Write down what is about to run; returns for how many ms it may go on without a coordinator.
-
-    If that fails the attempt runs all the same, but no successor will know of it.
-
-    Raises:
-        FencedError: a newer coordinator leads; nothing may begin.
-    """
-    orphaned_ms = job.options.get(ORPHANED_MAX)
-    if job.log is None or not orphaned_ms or job.plan.loops:
-        return 0
-    deployment = Deployment(
-        attempt=job.attempt,
-        workers=tuple(worker.worker_id for worker in workers),
-        plan=job.plan.fingerprint(),
-        parallelism=job.parallelism,
-        max_parallelism=job.plan.max_parallelism,
-        restored_checkpoint=job.restored_checkpoint,
-    )
-    try:
-        await job.log.deploy(deployment)
-    except FencedError:
-        raise
-    except StorageError as error:
-        job.publish("unlogged", f"a takeover would restart attempt {job.attempt}: {error}")
-        return 0
-    return orphaned_ms
+        pass  # a coordinator that does not lead cannot deploy either

@@ -1,4 +1,4 @@
-"""Carries out what the checkpoint protocol decides: triggers, log entries, notices, deletions.
+"""Carries out the decisions of the checkpoint protocol: triggers, log entries, notices, deletions.
 
 A job without checkpoint storage has a driver too: it takes savepoints, and nothing else.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, final
 
 from ...errors import FencedError, HeadgateError, InternalError
-from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
+from ...state.snapshot import OperatorSnapshot
 from ..control.messages import (
     CheckpointAborted,
     CheckpointAcked,
@@ -23,6 +23,7 @@ from ..control.messages import (
     TriggerCheckpoint,
 )
 from ..observe.figures import CheckpointFigures
+from ..options.state import CHECKPOINT_HISTORY
 from ..plan import PhysicalPlan
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator
 from ..protocol.checkpoints.decisions import (
@@ -38,7 +39,13 @@ from ..protocol.checkpoints.decisions import (
     Trigger,
     WakeAt,
 )
-from ..protocol.checkpoints.manifest import Manifest, files_written_by
+from ..protocol.checkpoints.manifest import (
+    Manifest,
+    ManifestOperator,
+    ManifestSubtask,
+    files_written_by,
+    unshared_files,
+)
 from ..protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
@@ -49,24 +56,13 @@ from ..protocol.failures import CheckpointFailure, as_headgate_error
 from ..protocol.ids import CheckpointId, SubtaskId
 from ..savepoint import store as savepoints
 from ..savepoint.store import savepoint_of
-from ..storage.base import AddressOpener, CheckpointStore
+from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
-from .checkpoint_report import part_of
-from .manifests import make_manifest, size_of, state_bytes_of
-from .trimmer import Trimmer
+from .environment import JobEnvironment
+from .events import PublishResult
 
 _log = logging.getLogger("headgate.checkpoint")
 CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
-
-
-@dataclass(frozen=True, slots=True)
-class PublishResult:
-    """Event: the log entry of a checkpoint, or the metadata of a savepoint, was written, or not."""
-
-    checkpoint_id: int
-    error: HeadgateError | None
-    savepoint: str = ""
-    """Its address, if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +74,40 @@ class Outcome:
     refused: tuple[RequestFailed, ...] = ()
 
 
+class CheckpointHost(Protocol):
+    """The part of a job that the checkpoint driver needs; `JobContext` is one."""
+
+    def broadcast(self, message: Messages) -> None:
+        """Send a message to all workers."""
+        ...
+
+    def wake_at(self, at_ms: int) -> None:
+        """Arrange a call of `tick` at this time; replaces the one before."""
+        ...
+
+    def checkpoint_completed(self) -> None:
+        """Note that a checkpoint of the job, not a savepoint, is complete."""
+        ...
+
+
+@final
 class CheckpointDriver:
-    """The shell around `CheckpointCoordinator`, one per reign."""
+    """The shell around `CheckpointCoordinator`: one for each generation of a job."""
 
     def __init__(
         self,
         protocol: CheckpointCoordinator[CheckpointAcked],
-        *,
-        log: JobLog | None,
-        store: CheckpointStore | None,
-        open_at: AddressOpener,
-        options: Mapping[str, str],
-        clock: Clock,
-        generation: int,
-        retain: int,
-        history: int,
-        directory: str,
-        broadcast: Callable[[Messages], None],
-        put_event: Callable[[PublishResult], None],
-        wake_at: Callable[[int], None],
+        env: JobEnvironment,
+        host: CheckpointHost,
     ) -> None:
+        checkpoint = env.spec.checkpoint
         self.protocol = protocol
-        self._log = log
-        self._store = store
-        self._open_at = open_at
-        self._options = options
-        self._clock = clock
-        self._generation = generation
-        self._retain = retain
-        self._directory = directory
-        self._broadcast = broadcast
-        self._put_event = put_event
-        self._wake_at = wake_at
-        self.announce: Callable[..., None] = _no_announcement
-        """Called with the kind, text and details of each event that clients should see."""
-        self.on_ended: Callable[[CheckpointRecord], None] = _nobody_asks
-        """Called with the record of each checkpoint or savepoint that completed or failed."""
-        self.on_completed: Callable[[], None] | None = None
-        """Called when a checkpoint has completed."""
+        self._env = env
+        self._host = host
+        self._log = log = env.log
+        self._store = store = env.store
+        self._clock = env.steady_clock
+        self._retain = checkpoint.retain if checkpoint is not None else 1
         self._attempt = 0
         self._plan: PhysicalPlan | None = None
         self._next_parallelism = 0
@@ -128,23 +120,23 @@ class CheckpointDriver:
         """Ids of the savepoints under way."""
         self._next_id = 0
         self._declined: dict[int, str] = {}
-        """By checkpoint under way, the reason that the first subtask to decline it gave."""
+        """The reason that the first subtask to decline gave, by checkpoint under way."""
         self.last_declined = ""
         """The reason that a subtask gave for the last failed checkpoint; empty if none declined."""
         self.savepoints: dict[str, Manifest] = {}
-        """Complete savepoints by their address, until whoever asked for one takes it out."""
+        """Complete savepoints by their address, until their requests are answered."""
         newest = log.view.newest if log is not None else None
         self.last_completed = newest.checkpoint_id if newest else 0
         self.last_completed_at_ms = newest.manifest.completed_ms if newest else 0
         self.last_duration_ms = newest.manifest.duration_ms if newest else 0
-        self.last_size_bytes = size_of(newest.manifest) if newest else 0
+        self.last_size_bytes = newest.manifest.size_bytes if newest else 0
         self.completed = 0
         self.failed = 0
         self.failed_in_a_row = 0
-        """Checkpoints that failed since the last one completed. A restart of the job does not reset it."""
+        """The number of checkpoints that failed since the last one completed; restarts do not reset it."""
         self.last_failure = ""
-        """Why the last of these failed; empty if the last checkpoint completed."""
-        self.history = CheckpointHistory(history)
+        """The reason why the last of these failed; empty if the last checkpoint completed."""
+        self.history = CheckpointHistory(env.options.get(CHECKPOINT_HISTORY))
         self.figures = CheckpointFigures()
 
     @property
@@ -153,8 +145,9 @@ class CheckpointDriver:
         return bool(self._unanswered)
 
     def path_of(self, checkpoint_id: int) -> str:
-        """What a run names to begin with this checkpoint; empty if the job keeps none."""
-        return f"{self._directory}@{checkpoint_id}" if self._directory and checkpoint_id else ""
+        """Return the path by which a run can start from this checkpoint; empty if the job keeps none."""
+        directory = self._env.checkpoint_directory
+        return f"{directory}@{checkpoint_id}" if directory and checkpoint_id else ""
 
     @property
     def in_progress(self) -> int:
@@ -171,12 +164,12 @@ class CheckpointDriver:
         return self._plan
 
     def start(self, attempt: int, plan: PhysicalPlan, *, used: int, base: int) -> Outcome:
-        """All subtasks of `attempt` run.
+        """Begin with the checkpoints of an attempt: all its subtasks run.
 
         Args:
             attempt: its number.
-            plan: what it runs.
-            used: no id up to this one may be given to a checkpoint again.
+            plan: its plan.
+            used: the id up to which no id may be given to a checkpoint again.
             base: the checkpoint of this job that the next one may build on; 0: none.
         """
         self._attempt = attempt
@@ -195,11 +188,11 @@ class CheckpointDriver:
         return self._carry_out(decisions)
 
     def tick(self) -> Outcome:
-        """Time has passed."""
+        """Let time pass."""
         return self._carry_out(self.protocol.tick(self._clock.now_ms()))
 
     def backlog(self, reads: bool) -> Outcome:
-        """Sources read a backlog, or none does; said as often as you like."""
+        """Note whether sources read a backlog; may be repeated."""
         return self._carry_out(self.protocol.backlog(self._clock.now_ms(), reads))
 
     def request(
@@ -212,16 +205,16 @@ class CheckpointDriver:
         native: bool = False,
         next_parallelism: int = 0,
     ) -> Outcome:
-        """Somebody wants a checkpoint, or a savepoint in the directory `savepoint`.
+        """Request a checkpoint, or a savepoint in the directory `savepoint`.
 
         Args:
-            token: names the request in the outcome.
-            stop: sources emit nothing behind it.
+            token: identifies the request in the outcome.
+            stop: sources emit nothing after its barrier.
             final: all data has ended.
-            savepoint: address of its directory.
-            native: the savepoint is to keep the files of the state backend.
-            next_parallelism: with this one the job stops, to go on at another parallelism; the log
-                entry says so, and whoever continues the job obeys it.
+            savepoint: the address of the savepoint's directory.
+            native: the savepoint consists of the state backend's own files.
+            next_parallelism: the job stops with this checkpoint and goes on at this parallelism. The
+                log entry has it, so another coordinator would go on in the same way.
         """
         if stop:
             self._next_parallelism = next_parallelism
@@ -236,7 +229,7 @@ class CheckpointDriver:
         return self._carry_out(decisions)
 
     def acked(self, message: CheckpointAcked) -> Outcome:
-        """A subtask's part is durable."""
+        """Handle an acknowledgement: the part of a subtask is durable."""
         record = self.history.record(message.checkpoint_id)
         if record is not None:
             task = self.plan.vertices[message.vertex].name
@@ -260,7 +253,7 @@ class CheckpointDriver:
         parts["async"].observe(part.async_ms / 1000)
 
     def declined(self, message: CheckpointDeclined) -> Outcome:
-        """A subtask could not take part."""
+        """Handle a decline: a subtask could not take part."""
         task = self.plan.vertices[message.vertex].name
         fields = {"job": self.plan.job_name, "task": task, "subtask": message.index}
         _log.warning(
@@ -282,7 +275,7 @@ class CheckpointDriver:
         )
 
     def publish_result(self, result: PublishResult) -> Outcome:
-        """The log entry is written, or not.
+        """Handle the result of a publication: the log entry is written, or it is not.
 
         Raises:
             FencedError: a newer coordinator owns the job.
@@ -298,7 +291,7 @@ class CheckpointDriver:
         path = result.savepoint or self.path_of(checkpoint_id)
         ended = self.history.completed(checkpoint_id, now, path)
         if ended is not None:
-            self.on_ended(ended)
+            self._report(ended)
         outcome = self._carry_out(self.protocol.published(checkpoint_id, now))
         if result.savepoint:
             self._savepoint_published(checkpoint_id, result.savepoint)
@@ -307,20 +300,39 @@ class CheckpointDriver:
             self.last_completed_at_ms = now
             self.completed += 1
             self.failed_in_a_row, self.last_failure = 0, ""
-            if self.on_completed is not None:
-                self.on_completed()
-            # Until the trim has its turn others may begin, and build on this one.
-            self.tidy(self._trim(self.protocol.oldest_base or checkpoint_id))
+            self._host.checkpoint_completed()
+            # Before it is trimmed, other checkpoints may begin, and build on this one.
+            self.clean_up(self._trim(self.protocol.oldest_base or checkpoint_id))
         return outcome
+
+    def _report(self, record: CheckpointRecord) -> None:
+        """Add the span of a checkpoint or savepoint that completed or failed."""
+        self._env.spans.add(
+            f"headgate.{record.kind}",
+            record.trigger_ms,
+            record.end_ms or record.trigger_ms,
+            {
+                "headgate.checkpoint.id": record.checkpoint_id,
+                "headgate.checkpoint.status": record.status.lower(),
+                "headgate.checkpoint.written_bytes": record.written_bytes,
+                "headgate.checkpoint.state_bytes": record.state_bytes,
+                "headgate.checkpoint.in_flight_bytes": record.persisted_bytes,
+                "headgate.checkpoint.subtasks": len(record.expected),
+                "headgate.checkpoint.subtasks_acknowledged": len(record.parts),
+                "headgate.checkpoint.subtasks_unaligned": record.unaligned,
+                "headgate.checkpoint.explanation": explain(record),
+            },
+            failed=record.failure,
+        )
 
     def _savepoint_published(self, checkpoint_id: int, address: str) -> None:
         self._savepoint_ids.discard(checkpoint_id)
         manifest = self.savepoints.get(address)
-        if manifest is not None:  # else it came too late, and is being deleted
+        if manifest is not None:  # otherwise it came too late, and is being deleted
             self._announce_complete("savepoint", "COMPLETED", manifest, path=address)
 
     def job_failed(self) -> Outcome:
-        """The attempt is over."""
+        """Abort the checkpoints of the attempt, which is over."""
         return self._carry_out(self.protocol.job_failed(self._clock.now_ms()))
 
     async def close(self) -> None:
@@ -343,20 +355,20 @@ class CheckpointDriver:
                 case Publish():
                     self._publish(decision)
                 case NotifyComplete(checkpoint_id):
-                    self._broadcast(
+                    self._host.broadcast(
                         CheckpointCompleted(
                             attempt=self._attempt,
                             checkpoint_id=checkpoint_id,
-                            generation=self._generation,
+                            generation=self._env.generation,
                         )
                     )
                 case NotifyAborted(checkpoint_id, reason):
                     self._aborted(checkpoint_id, reason)
                 case Discard():
                     self.savepoints.pop(decision.options.savepoint, None)
-                    self.tidy(self._delete(decision))
+                    self.clean_up(self._delete(decision))
                 case WakeAt(at_ms):
-                    self._wake_at(at_ms)
+                    self._host.wake_at(at_ms)
                 case FailJob():
                     fail = decision
                 case RequestDone():
@@ -373,7 +385,7 @@ class CheckpointDriver:
         vertices = self.plan.vertices
         everyone = [(v.name, index) for v in vertices for index in range(v.parallelism)]
         self.history.started(CheckpointRecord(checkpoint_id, kind, trigger_ms, everyone))
-        self._broadcast(
+        self._host.broadcast(
             TriggerCheckpoint(
                 attempt=self._attempt,
                 checkpoint_id=checkpoint_id,
@@ -389,7 +401,7 @@ class CheckpointDriver:
         text = f"{reason.sentence}{declined and f': {declined}'}"
         ended = self.history.failed(checkpoint_id, self._clock.now_ms(), text)
         if ended is not None:
-            self.on_ended(ended)
+            self._report(ended)
         if reason.counts:
             self.last_declined = declined
             if kind == "checkpoint":
@@ -398,13 +410,13 @@ class CheckpointDriver:
                 self.last_failure = text
             record = self.history.record(checkpoint_id)
             why = f"failed: {text}" if record is None or declined else explain(record)
-            self.announce(
+            self._env.publish(
                 kind,
                 f"{kind} {checkpoint_id} {why}",
                 id=checkpoint_id,
                 status="FAILED",
             )
-        self._broadcast(CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id))
+        self._host.broadcast(CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id))
 
     def _publish(self, decision: Publish[CheckpointAcked]) -> None:
         checkpoint_id, options = decision.checkpoint_id, decision.options
@@ -412,7 +424,7 @@ class CheckpointDriver:
         if options.savepoint:
             writing = self._write_savepoint(manifest, options)
         else:
-            # The log says it with the checkpoint that stops the job, not with an older one.
+            # Only the entry of the checkpoint that stops the job has it, not that of an older one.
             parallelism = self._next_parallelism if options.stop else 0
             is_final = decision.final or (options.stop and not parallelism)
             wrote = {name for ack in decision.acks.values() for name in ack.wrote}
@@ -434,42 +446,42 @@ class CheckpointDriver:
         try:
             await writing
         except Exception as caught:
-            # An answer is due whatever happens, or the job could never be restarted.
+            # Whatever happens, an answer is due: without it the job could never be restarted.
             error = as_headgate_error(caught, f"checkpoint {checkpoint_id} was not published")
-        self._put_event(PublishResult(checkpoint_id, error, savepoint))
+        self._env.events.put_nowait(PublishResult(checkpoint_id, error, savepoint))
 
     async def _write_entry(
         self, manifest: Manifest, *, is_final: bool, parallelism: int, wrote: set[str]
     ) -> None:
         if self._log is None:
-            return  # the end of a stop with savepoint: sinks commit, and nothing is kept
+            return  # a stop with savepoint ends: sinks commit, and nothing is stored
         await self._log.complete_checkpoint(
             manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
         )
         self.last_duration_ms = manifest.duration_ms
-        self.last_size_bytes = size_of(manifest)
+        self.last_size_bytes = manifest.size_bytes
         self.figures.duration.observe(manifest.duration_ms / 1000)
-        self.figures.state_bytes = state_bytes_of(manifest)
+        self.figures.state_bytes = manifest.state_bytes()
         self._announce_complete("checkpoint", "COMPLETED", manifest)
 
     async def _write_savepoint(self, manifest: Manifest, options: CheckpointOptions) -> None:
         savepoint = savepoint_of(manifest, self.plan.job_name, native=options.native)
         address = options.savepoint
-        async with savepoints.opened(self._open_at, address, self._options) as store:
+        async with savepoints.opened(self._env.open_at, address, self._env.spec.options) as store:
             await savepoints.publish(store, savepoint)
         self.savepoints[address] = manifest
 
     def _announce_complete(self, kind: str, status: str, manifest: Manifest, **body: Any) -> None:
-        size = size_of(manifest)
+        size = manifest.size_bytes
         record = self.history.record(manifest.checkpoint_id)
         where = f" in {body['path']}" if "path" in body else ""
-        self.announce(
+        self._env.publish(
             kind,
             f"{kind} {manifest.checkpoint_id} completed in {manifest.duration_ms} ms "
             f"({size:,} bytes){where}",
             id=manifest.checkpoint_id,
             status=status,
-            generation=self._generation,
+            generation=self._env.generation,
             duration_ms=manifest.duration_ms,
             size_bytes=size,
             persisted_data=0 if record is None else record.persisted_bytes,
@@ -478,49 +490,143 @@ class CheckpointDriver:
 
     # -- deletions ----------------------------------------------------------------------------------
 
-    def tidy(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background that makes room. Whatever goes wrong is only untidy."""
-        task = asyncio.get_running_loop().create_task(_forgiven(coroutine), name="cleanup")
+    def clean_up(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Delete something in the background. If it fails, only a warning is logged."""
+        task = asyncio.get_running_loop().create_task(_warn_only(coroutine), name="cleanup")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
 
     def sweep(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Clean up behind older coordinators, beside the start of the workers."""
-        self._sweeping = asyncio.get_running_loop().create_task(_forgiven(coroutine), name="sweep")
+        """Delete what older coordinators left behind, while the workers start."""
+        self._sweeping = asyncio.get_running_loop().create_task(_warn_only(coroutine), name="sweep")
 
     async def swept(self) -> None:
-        """Wait for the sweep: what workers have half written looks like what dead ones left behind."""
+        """Wait for the sweep: half-written files of workers look like those that dead ones left behind."""
         if self._sweeping is not None:
             await asyncio.shield(self._sweeping)
 
     async def _trim(self, keep_from: int | None) -> None:
-        """Drop the checkpoints beyond `retain` that none under way builds on."""
+        """Drop checkpoints beyond `retain`, except those that one under way builds on."""
         if self.trimmer is not None:
             await self.trimmer.trim(self._retain, keep_from)
 
     async def _delete(self, discard: Discard[CheckpointAcked]) -> None:
-        """Delete what was written for this checkpoint only."""
+        """Delete the files that were written for this checkpoint only."""
         address = discard.options.savepoint
         snapshots = [snapshot for ack in discard.payloads for snapshot in ack.snapshots]
         if address:
             files = sorted({h.file for s in snapshots for h in s.handles if h.file is not None})
-            async with savepoints.opened(self._open_at, address, self._options) as store:
+            async with savepoints.opened(
+                self._env.open_at, address, self._env.spec.options
+            ) as store:
                 await savepoints.delete(store, files)
         elif self._store is not None:
-            written = files_written_by(snapshots, self._generation, discard.checkpoint_id)
+            written = files_written_by(snapshots, self._env.generation, discard.checkpoint_id)
             await self._store.delete_files(written)
 
 
-def _nobody_asks(record: CheckpointRecord) -> None:
-    """No spans are wanted."""
-
-
-def _no_announcement(kind: str, text: str, **details: Any) -> None:
-    """Drop the event: no client listens yet."""
-
-
-async def _forgiven(coroutine: Coroutine[Any, Any, None]) -> None:
+async def _warn_only(coroutine: Coroutine[Any, Any, None]) -> None:
     try:
         await coroutine
     except HeadgateError as error:
         _log.warning("something was left over: %s", error)
+
+
+def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms: int) -> Manifest:
+    """Return all acknowledgements as one manifest, by operator name."""
+    operators: list[ManifestOperator] = []
+    for vertex in plan.vertices:
+        acks = [decision.acks[SubtaskId(vertex.id, index)] for index in range(vertex.parallelism)]
+        for node in vertex.nodes:
+            subtasks = tuple(
+                ManifestSubtask(
+                    subtask=ack.index,
+                    snapshots=tuple(s for s in ack.snapshots if _belongs(s, node.name)),
+                    finished=ack.finished,
+                )
+                for ack in acks
+            )
+            operators.append(
+                ManifestOperator(name=node.name, parallelism=vertex.parallelism, subtasks=subtasks)
+            )
+    return Manifest(
+        checkpoint_id=decision.checkpoint_id,
+        trigger_ms=decision.trigger_ms,
+        completed_ms=now_ms,
+        duration_ms=now_ms - decision.trigger_ms,
+        max_parallelism=plan.max_parallelism,
+        operators=tuple(operators),
+    )
+
+
+def _belongs(snapshot: OperatorSnapshot, name: str) -> bool:
+    """Return True if it is not empty and belongs to the operator `name`."""
+    return snapshot.operator == name and bool(snapshot.handles or snapshot.states)
+
+
+@final
+class Trimmer:
+    """Drops checkpoints beyond `retain`: their log entries, then the files that no other one needs.
+
+    Files whose deletion failed are remembered. The log forgets them with its next trim, so they are
+    deleted before that.
+    """
+
+    def __init__(self, log: JobLog, store: CheckpointStore) -> None:
+        self._log = log
+        self._store = store
+        self._doomed: list[str] = []
+        self._lock = asyncio.Lock()
+        self._wanted: tuple[int, int | None] = (0, None)
+        self._calls = 0
+        self._carried_out = 0
+        """The number of the newest call that was carried out."""
+
+    async def trim(self, retain: int, keep_from: int | None = None) -> None:
+        """Keep the newest `retain` checkpoints, and all from the id `keep_from` on.
+
+        `keep_from` may be out of date, because the base of a checkpoint never gets older. If several
+        calls wait, since the store is slower than checkpoints are, one of them does what the newest
+        wants.
+
+        Raises:
+            StorageError: something is left over; the next call tries again.
+        """
+        self._wanted = retain, keep_from
+        self._calls += 1
+        own = self._calls
+        async with self._lock:
+            if self._carried_out >= own:
+                return
+            (retain, keep_from), newest = self._wanted, self._calls
+            await self._delete_doomed()
+            subsumed = await self._log.trim(retain, keep_from)
+            kept = [logged.manifest for logged in self._log.view.checkpoints]
+            self._doomed = unshared_files(subsumed, kept)
+            await self._delete_doomed()
+            self._carried_out = newest
+
+    async def _delete_doomed(self) -> None:
+        if self._doomed:
+            await self._store.delete_files(self._doomed)
+            self._doomed = []
+
+
+def part_of(message: CheckpointAcked, task: str, ack_ms: float) -> SubtaskPart:
+    """Return the statistics of an acknowledgement."""
+    handles = [handle for snapshot in message.snapshots for handle in snapshot.handles]
+    return SubtaskPart(
+        task=task,
+        index=message.index,
+        ack_ms=max(0.0, ack_ms),
+        start_delay_ms=message.start_delay_ms,
+        alignment_ms=message.alignment_ms,
+        sync_ms=message.sync_ms,
+        async_ms=message.async_ms,
+        written_bytes=message.written_bytes,
+        state_bytes=sum(handle.size_bytes for handle in handles),
+        processed_bytes=message.processed_bytes,
+        persisted_bytes=message.in_flight_bytes,
+        unaligned=message.unaligned,
+        finished=message.finished,
+    )

@@ -1,30 +1,32 @@
-"""What clients ask of a coordinator, and what it tells them, whichever way they come.
+"""The clients of a coordinator: their requests, the answers, and the events that they follow.
 
-`rest/server.py` asks on behalf of clients in other processes, and `local_client.py` of those in this one.
+`rest/server.py` passes on the requests of clients in other processes, and `LocalClient` those of clients in
+the same process, in its event loop or in that of another thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from ...errors import HeadgateError, JobError
-from ..control.job_client import Event, Subscriber
+from ..control.job_client import Connect, Event, EventQueue, HungUp, JobClient, Subscriber
+from ..options.network import REST_EVENTS
 from ..protocol.job_result import JobFailure
-from .context import ClientWish
-from .states import HAND_OVER
+from .events import HAND_OVER, ClientCommand, PutEvent
 
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""
 VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_OVER})
 """The verbs that the states of a job carry out."""
 ANSWER_S: Final = 5.0
-"""Once the job has ended, requests under way in this process get so long to be answered."""
+"""The time in which requests of this process are still answered once the job has ended."""
 ENDED = "the job has ended"
 T = TypeVar("T")
 Arguments: TypeAlias = Mapping[str, Any]
@@ -37,16 +39,16 @@ class Clients:
 
     def __init__(
         self,
-        put_event: Callable[[ClientWish], None],
+        put_event: PutEvent,
         views: Mapping[str, View],
         before: Mapping[str, Before],
     ) -> None:
-        """Nobody is served yet.
-
+        """
         Args:
-            put_event: takes the wishes that the running job answers.
-            views: by verb, what only reads; `status` is one of them.
-            before: by verb, what is done in front of the job's own part; if it has a result, that is all.
+            put_event: takes the commands that the running job answers.
+            views: functions that only read, by verb; `status` is one of them.
+            before: functions that are called before the job carries a verb out; a result of theirs is
+                the answer.
         """
         self._put_event = put_event
         self._views = views
@@ -54,21 +56,21 @@ class Clients:
         self._subscribers: set[Subscriber] = set()
         self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._open: list[ClientWish] = []
-        """Wishes without an answer yet."""
+        self._open: list[ClientCommand] = []
+        """Commands without an answer yet."""
         self._ended = False
         self._closed = False
 
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """What a verb that only reads has to show.
+        """Return the result of a verb that only reads.
 
         Raises:
-            HeadgateError: there is no such thing.
+            HeadgateError: what the arguments name does not exist.
         """
         return self._views[verb](arguments)
 
     async def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Do what `verb` says, and wait until it is done.
+        """Carry a verb out and return its result.
 
         Raises:
             HeadgateError: the job refuses, has ended, or there is no such verb.
@@ -82,23 +84,23 @@ class Clients:
             return done
         if self._ended:
             raise JobError(ENDED)
-        wish = ClientWish(verb, asyncio.get_running_loop().create_future(), arguments)
-        self._open.append(wish)
+        command = ClientCommand(verb, asyncio.get_running_loop().create_future(), arguments)
+        self._open.append(command)
         try:
-            self._put_event(wish)
-            return await wish.answer
+            self._put_event(command)
+            return await command.answer
         finally:
-            self._open.remove(wish)
+            self._open.remove(command)
 
     def in_background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Do `work` whether or not somebody still waits for it; `close` waits for its end."""
+        """Do `work` even if its client stops waiting; `close` waits for its end."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Hand over the events that are kept, and each one from now on, until the result is called."""
+        """Pass on the kept events, and each one from now on, until the returned function is called."""
         for event in self._history:
             subscriber.put(event)
         subscriber.replayed()
@@ -109,7 +111,7 @@ class Clients:
 
     @property
     def followed(self) -> bool:
-        """True while somebody follows the events."""
+        """True while a client follows the events."""
         return bool(self._subscribers)
 
     def publish(self, event: Event) -> None:
@@ -120,21 +122,120 @@ class Clients:
             subscriber.put(event)
 
     def end(self, body: dict[str, Any], failure: JobFailure | None) -> None:
-        """The job is over: the last event says how, and why if it failed.
+        """Publish the last event: how the job ended, and why if it failed.
 
-        Nobody is left to hear the wishes that came while it ended.
+        Commands that came while it ended are refused.
         """
         self._ended = True
-        for wish in self._open:
-            wish.refuse(JobError(ENDED))
+        for command in self._open:
+            command.refuse(JobError(ENDED))
         detail = {**body, "error": None if failure is None else msgspec.to_builtins(failure)}
         text = f"job ended: {body['status']}"
         self.publish(Event(kind="ended", text=text, body=json.dumps(detail).encode()))
 
     async def close(self) -> None:
-        """Let answers reach those in this process who wait for them, and end the events."""
+        """Wait until requests of this process are answered, and end the events."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=ANSWER_S)
         self._closed = True
         for subscriber in self._subscribers:
             subscriber.close()
+
+
+class LocalClient:
+    """A client in the same process, without a socket; a `JobClient`."""
+
+    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        """
+        Args:
+            clients: the clients of the coordinator.
+            loop: the event loop of the coordinator.
+        """
+        self._clients = clients
+        self._loop = loop
+
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        asked = self._ask(verb, arguments)
+        if asyncio.get_running_loop() is self._loop:
+            return await asked
+        return await self._over_there(asked)
+
+    async def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        # A client that stops waiting does not revoke its request.
+        task = self._clients.in_background(self._clients.ask(verb, arguments), f"client {verb}")
+        return await asyncio.shield(task)
+
+    async def _over_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the loop of the coordinator and return its result."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise HungUp from None
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise HungUp from None  # the loop was closed
+
+    async def events(self) -> AsyncIterator[Event]:
+        queue = EventQueue(REST_EVENTS.default)
+        if asyncio.get_running_loop() is self._loop:
+            unsubscribe = self._clients.subscribe(queue)
+        else:
+            unsubscribe = await self._subscribe_over_there(queue)
+        try:
+            while (event := await queue.next()) is not None:
+                yield event
+        finally:
+            unsubscribe()
+
+    async def _subscribe_over_there(self, queue: EventQueue) -> Callable[[], None]:
+        relayed = _Relayed(queue, asyncio.get_running_loop())
+
+        async def subscribe() -> Callable[[], None]:
+            return self._clients.subscribe(relayed)
+
+        unsubscribe = await self._over_there(subscribe())
+
+        def later() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                self._loop.call_soon_threadsafe(unsubscribe)
+
+        return later
+
+    async def close(self) -> None:
+        """Do nothing: no connection is open."""
+
+
+def connect_locally(clients: Clients) -> Connect:
+    """Return a function that makes clients of a coordinator in the running loop, for all threads."""
+    loop = asyncio.get_running_loop()
+
+    async def connect() -> JobClient:
+        return LocalClient(clients, loop)
+
+    return connect
+
+
+class _Relayed:
+    """A `Subscriber` that passes all events to the queue of another event loop."""
+
+    def __init__(self, queue: EventQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue = queue
+        self._loop = loop
+
+    def replayed(self) -> None:
+        self._call(self._queue.replayed)
+
+    def put(self, event: Event) -> None:
+        self._call(self._queue.put, event)
+
+    def close(self) -> None:
+        self._call(self._queue.close)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # that loop is closed, with its clients
+            self._loop.call_soon_threadsafe(function, *arguments)

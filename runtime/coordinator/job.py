@@ -1,7 +1,7 @@
-"""The coordinator of one job: starts from the store, runs the states, answers to clients.
+"""The coordinator of one job: it starts from the store, runs the states of the job, and answers clients.
 
-It holds no truth. Everything it needs to take over lies in the job log, so one that crashed is replaced
-by another with the same arguments, and the log fences the old one should it still be alive.
+It holds no state of its own. Everything that another coordinator needs to take over is in the job log, so
+one that crashed is replaced by another with the same arguments. If it is still alive, the log fences it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,81 +20,111 @@ from ...errors import FencedError, HeadgateError, InternalError, JobError, JobNo
 from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..control.cluster import Cluster
-from ..control.job_client import Event
+from ..control.job_client import EventListener
 from ..control.link import Link
-from ..control.messages import CheckpointAcked, Hello, StepStuck
-from ..job_spec import JobSpec, checkpoint_rules
+from ..control.messages import Hello, StepStuck
+from ..job_spec import JobSpec
 from ..listening import Listener, ListenerLimits
 from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsRegistry
 from ..observe.spans import open_spans
-from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..options.network import CONTROL_TOKEN_IN_STORAGE
 from ..options.recovery import (
-    EXCEPTION_HISTORY,
-    FAILURE_ENRICHERS,
     FORMER_WATCH,
     HISTORY_RUNS,
-    REDUNDANT_WORKERS,
-    REGISTRATION_TIMEOUT,
-    SAME_FAILURE_MAX,
-    SAME_RECORD_MAX,
-    START_FAILURES_MAX,
-    START_RETRY,
     STORE_PATIENCE,
     TAKEOVERS_MAX,
     TAKEOVERS_WINDOW,
 )
 from ..options.registry import Options
-from ..options.state import CHECKPOINT_HISTORY, PROBE_RACES, PROBE_TIMEOUT
-from ..protocol.checkpoints.coordinator import CheckpointCoordinator
+from ..options.state import PROBE_RACES, PROBE_TIMEOUT
 from ..protocol.checkpoints.statistics import CheckpointHistory
-from ..protocol.failure_history import FailureHistory
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import GenerationStarted, JobEnded, JobStatus, LogView
-from ..protocol.restart import StartFailures, restart_strategy
-from ..shipping import ship
 from ..storage.base import AddressOpener, CheckpointStore, StoreOpener
 from ..storage.joblog_store import JobLog
 from ..storage.open_store import counted, open_store_at
 from ..storage.probe import probe_races
 from ..storage.stored_jobs import publish_token, sweep_orphans, withdraw_token
-from .checkpoint_report import report
-from .checkpointing import CheckpointDriver
+from .adopting import Adopting
 from .clients import Clients
-from .context import Failure, JobContext, JobEvent, Tick
-from .ended import again, logged_failure, outcome_of_end
-from .enrichers import FailureEnrichers, load_enrichers
+from .commands import dispose_savepoint, savepoint_of_trigger
+from .context import JobContext
+from .deploying import Deploying
+from .ending import (
+    REASON,
+    STATUS,
+    Ended,
+    HandingOver,
+    end_from_log,
+    logged_failure,
+    outcome_of_end,
+)
+from .environment import JobEnvironment
+from .events import JobEvent
+from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
-from .handing_over import REASON, STATUS
-from .job_metrics import register_job
-from .job_spans import checkpoint_ended
 from .leadership import Leadership, check_not_followed, patiently
-from .liveness import publish_stuck, watching
 from .output import check_output, starts_without_state
-from .poison import PoisonJudge
-from .replacing import OutputReplacer
-from .restored import dispose_claimed
+from .reporting import register_job
+from .restarting import Failing, Rescaling
+from .running import Running
 from .server import ControlServer
-from .states import End, State, adopting, deploying, ended
-from .steady_clock import SteadyClock
+from .states import (
+    End,
+    ToAdopting,
+    ToDeploying,
+    ToFailing,
+    ToHandingOver,
+    ToRescaling,
+    ToRunning,
+    Transition,
+)
+from .status import describe
 from .views import (
     checkpoint_directory,
+    describe_checkpoints,
     describe_config,
     describe_metrics,
     describe_plan,
     describe_subtasks,
 )
-from .watchdog import Watchdog
-from .wishes import dispose_savepoint, savepoint_of_trigger
-from .workers import WorkerPool
+from .watchdog import Watchdog, publish_stuck
+from .workers import PoolSettings, WorkerPool
 
 PROGRESS_S = 1.0
 
 
+class State(Protocol):
+    """A state of a job, which does one thing."""
+
+    async def run(self) -> Transition | None:
+        """Do it, and return what follows; None: this coordinator is done."""
+        ...
+
+
+def state_after(transition: Transition, job: JobContext) -> State:
+    """Return the state that a transition leads to."""
+    match transition:
+        case ToAdopting():
+            return Adopting(job)
+        case ToDeploying():
+            return Deploying(job)
+        case ToRunning(workers, adopted):
+            return Running(job, workers, adopted)
+        case ToFailing():
+            return Failing(job, transition)
+        case ToRescaling():
+            return Rescaling(job)
+        case ToHandingOver(command):
+            return HandingOver(job, command)
+        case End():
+            return Ended(job, transition)
+
+
 class _OverBefore(Exception):
-    """The run of this coordinator has ended, and another has begun since: it must not be disturbed."""
+    """The run of this coordinator has ended, and another has begun since, which must not be disturbed."""
 
     def __init__(self, end: JobEnded) -> None:
         self.end = end
@@ -113,33 +143,31 @@ class JobCoordinator:
         open_at: AddressOpener = open_store_at,
         token: str | None = None,
         metrics: MetricsRegistry | None = None,
-        metrics_url: str = "",
         takes_over: bool = False,
     ) -> None:
-        """`takes_over`: another coordinator has led this run, and workers may wait for the next."""
+        """`takes_over`: another coordinator has led this run, and workers may wait for the next one."""
         self.spec = spec
         self._clock = clock
-        self._steady_clock = SteadyClock(clock)
         self._storage = StorageFigures()
         self._open_store = counted(open_store, self._storage)
         self._open_at = counted(open_at, self._storage)
         self._options = Options(spec.options)
         self._registry = metrics or MetricsRegistry()
         self._metrics = self._registry.group(job_name=spec.name)
-        self._metrics_url = metrics_url
+        self.metrics_url = ""
+        """The Prometheus endpoint of this process, if it has one."""
         self._spans = open_spans(self._options, spec.name)
         self._takes_over = takes_over
         self._former = ""
-        """A text that says what became of the former run; empty: there is nothing to say."""
+        """A text about the end of the former run; empty: there was none."""
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._context: JobContext | None = None
         self._over: JobOutcome | None = None
         """The end of this run, if it had ended before this coordinator began."""
-        self._tick: asyncio.TimerHandle | None = None
-        self.on_event: Callable[[Event], None] | None = None
-        """Called for every event, for those in the same process."""
+        self.on_event: EventListener | None = None
+        """A listener in the same process, which gets every event."""
         self.on_lead: Callable[[], Awaitable[None]] | None = None
         """Called once the job log says that this coordinator leads, before anything runs."""
         self.server = ControlServer(
@@ -149,45 +177,38 @@ class JobCoordinator:
             Listener.control(self._options),
         )
         self.rest_url = ""
-        """Where the REST API of this process is, if it has a TCP port."""
+        """The address of the REST API of this process, if it has a TCP port."""
         self.rest_addresses: tuple[str, ...] = ()
-        """Where clients in other processes find it; told in the job log."""
+        """The addresses at which clients in other processes find it; the job log has them."""
         self.clients = self._clients()
         self._pool = WorkerPool(
             cluster,
             self.server,
             clock,
-            self._events.put_nowait,
-            job_name=spec.name,
-            name_prefix=f"{spec.name}-{os.getpid()}-{secrets.token_hex(4)}",
-            heartbeat_interval_ms=self._options.get(HEARTBEAT_INTERVAL),
-            heartbeat_timeout_ms=self._options.get(HEARTBEAT_TIMEOUT),
-            watching=watching(self._options),
-            on_stuck=self._on_stuck,
-            spares=self._options.get(REDUNDANT_WORKERS),
-            start_timeout_ms=self._options.get(REGISTRATION_TIMEOUT),
-            start_failures=StartFailures(
-                self._options.get(START_FAILURES_MAX), self._options.get(START_RETRY)
+            PoolSettings.of(
+                spec.name, f"{spec.name}-{os.getpid()}-{secrets.token_hex(4)}", self._options
             ),
+            self._events.put_nowait,
+            on_stuck=self._on_stuck,
             leadership=self._leadership,
         )
 
     def _clients(self) -> Clients:
-        """Return what answers clients: views, and the requests that are the same in every state."""
+        """Return the clients, with the views and requests that are the same in every state."""
         return Clients(
             self._events.put_nowait,
             {
                 "status": lambda _: self._describe(),
                 "checkpoints": lambda given: self._describe_checkpoints(given.get("id")),
-                "subtasks": lambda given: describe_subtasks(self._begun(), given["vertex"]),
-                "config": lambda _: describe_config(self._begun()),
-                "plan": lambda _: describe_plan(self._begun()),
+                "subtasks": lambda given: describe_subtasks(self._begun().attempt, given["vertex"]),
+                "config": lambda _: describe_config(self._begun().env),
+                "plan": lambda _: describe_plan(self.spec, self._begun().attempt),
                 "metrics": lambda _: describe_metrics(
                     self._registry, self._describe().get("metrics", [])
                 ),
             },
             {
-                "dispose": lambda given: dispose_savepoint(self._begun(), given.get("path")),
+                "dispose": lambda given: dispose_savepoint(self._begun().env, given.get("path")),
                 "savepoint": self._savepoint_before,
             },
         )
@@ -200,24 +221,24 @@ class JobCoordinator:
 
     def _on_stuck(self, worker_id: str, stuck: StepStuck) -> None:
         if self._context is not None:
-            publish_stuck(self._context, worker_id, stuck)
+            publish_stuck(self._context.env, worker_id, stuck)
 
     def note(self, text: str) -> None:
-        """Log and announce what the cluster waits for."""
+        """Log and publish what the cluster waits for."""
         if self._context is not None:
-            self._context.publish("waiting", text)
+            self._context.env.publish("waiting", text)
 
     def _describe(self) -> dict[str, Any]:
         if self._context is None:
             found = {"name": self.spec.name, "run": self.spec.run, "status": "INITIALIZING"}
             return {**found, **_ending(self._over), "rest": self.rest_url}
-        return {**self._context.describe(), "rest": self.rest_url}
+        return {**describe(self._context), "rest": self.rest_url}
 
     async def _savepoint_before(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result of a savepoint that was asked for before; None: it is to be taken."""
+        """Return the result of a savepoint that was requested before; None: it has to be taken."""
         if "trigger" not in given:
             return None
-        return await savepoint_of_trigger(self._begun(), given)
+        return await savepoint_of_trigger(self._begun().env, given)
 
     def _begun(self) -> JobContext:
         if self._context is None:
@@ -228,7 +249,7 @@ class JobCoordinator:
         history = (
             CheckpointHistory(0) if self._context is None else self._context.checkpoints.history
         )
-        return report(history, checkpoint_id)
+        return describe_checkpoints(history, checkpoint_id)
 
     @property
     def generation(self) -> int:
@@ -238,12 +259,12 @@ class JobCoordinator:
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        """The last failures, as the status shows them."""
-        records = [] if self._context is None else self._context.failures.records
+        """The last failures, in the form that the status has."""
+        records = [] if self._context is None else self._context.failures.history.records
         return [record.as_json() for record in records]
 
     async def run(self) -> JobOutcome:
-        """Run the job. Returns how it ended; raises only if it could not begin, or was fenced.
+        """Run the job and return how it ended; raise only if it could not begin, or was fenced.
 
         Raises:
             StorageError: the checkpoint store cannot be used.
@@ -260,12 +281,17 @@ class JobCoordinator:
             loop = asyncio.get_running_loop()
             beat = loop.create_task(self._pool.beat(), name="heartbeats")
             progress = loop.create_task(self._progress(context), name="progress")
-            state: State | None = _first_state(context, view)
-            await self._make_room(context, view)
-            while state is not None:
-                state = await self._leadership.while_leading(state.run(context))
+            following: Transition | None = _first_transition(context, view)
+            await self._prepare_output(context, view)
+            while following is not None:
+                state = state_after(following, context)
+                following = await self._leadership.while_leading(state.run())
             outcome = _outcome(context)
-            failure = None if context.end is None else logged_failure(context.end.failure)
+            failure = (
+                None
+                if context.lifecycle.end is None
+                else logged_failure(context.lifecycle.end.failure)
+            )
         except _OverBefore as over:
             outcome = self._over = outcome_of_end(over.end)
             failure = over.end.failure
@@ -284,12 +310,9 @@ class JobCoordinator:
             for task in (beat, progress):
                 if task is not None:
                     task.cancel()
-            if self._tick is not None:
-                self._tick.cancel()
             await self._pool.close()
             if self._context is not None:
-                await self._context.old_output.close()
-                await self._context.enrichers.close()
+                await self._context.close()
             self._metrics.close()
             await self._spans.close()
             if store is not None:
@@ -298,7 +321,7 @@ class JobCoordinator:
         return outcome
 
     async def close(self) -> None:
-        """Stop listening, once the clients in this process have had their last word."""
+        """Stop listening, once requests of clients in this process are answered."""
         await self.clients.close()
         await self.server.close()
 
@@ -312,7 +335,7 @@ class JobCoordinator:
         self._storage.register(self._metrics.add())
         try:
             await store.open()
-            if not self._takes_over:  # whoever led this run before has tried it
+            if not self._takes_over:  # the coordinator that led this run before has tried it
                 races, timeout_ms = self._options.get(PROBE_RACES), self._options.get(PROBE_TIMEOUT)
                 await probe_races(store, random.Random(), races, timeout_ms / 1000)
             log = JobLog(store, secrets.token_hex(16), self._clock)
@@ -331,7 +354,7 @@ class JobCoordinator:
         return store, log, before
 
     async def _take_over(self, log: JobLog) -> LogView:
-        """Start our generation; returns what the log says in front of its entry."""
+        """Start this coordinator's generation; return the view of the log before its entry."""
         spec = self.spec
         before = await log.load()
         _check_not_over(spec, before)
@@ -352,15 +375,15 @@ class JobCoordinator:
             await check_output(spec, spec.graph)
 
         def follow(view: LogView, started: GenerationStarted) -> GenerationStarted:
-            # The coordinator before us may have gone on since we read the log: it may have been
-            # rescaled, or have ended the job.
+            # The coordinator before may have gone on since the log was read: it may have rescaled the
+            # job, or ended it.
             nonlocal before
             _check_not_over(spec, view)
             check_not_followed(spec.run, claimed, view)
             if view.run != seen and is_other_run(view, spec.run) and not spec.take_over:
                 raise already_runs("another run has begun at the same moment")
             before = view
-            # Within a run the log knows the parallelism better than what the job once said.
+            # Within a run the parallelism in the log is newer than that in the job.
             logged = view.parallelism if view.run == spec.run else 0
             return msgspec.structs.replace(
                 started,
@@ -380,13 +403,13 @@ class JobCoordinator:
         )
         return before
 
-    async def _make_room(self, context: JobContext, before: LogView | None) -> None:
-        """Let sinks deal with output of earlier runs, if this run begins without state."""
-        spec, log = self.spec, context.log
+    async def _prepare_output(self, context: JobContext, before: LogView | None) -> None:
+        """Let sinks handle the output of earlier runs, if this run begins without state."""
+        spec, log = self.spec, context.env.log
         if _end_of(spec, before) is not None:
             return
         if log is None and self._takes_over:
-            return  # what is there was written by this very run, under the coordinator before
+            return  # the output is of this run, under the coordinator before
         if starts_without_state(spec, None if log is None else log.view, fresh=False):
             if log is None:
                 await check_output(spec, spec.graph)
@@ -396,86 +419,30 @@ class JobCoordinator:
         self, store: CheckpointStore | None, log: JobLog | None, before: LogView | None
     ) -> JobContext:
         spec = self.spec
-        generation = log.generation if log is not None else 0
-        judge = PoisonJudge(self._options.get(SAME_RECORD_MAX), self._options.get(SAME_FAILURE_MAX))
-        context = JobContext(
+        env = JobEnvironment(
             spec=spec,
             options=self._options,
             clock=self._clock,
-            steady_clock=self._steady_clock,
-            pool=self._pool,
             events=self._events,
-            strategy=restart_strategy(spec.restart, random.Random().uniform),
+            open_at=self._open_at,
             log=log,
             store=store,
-            checkpoints=self._make_driver(log, store, generation),
-            old_output=OutputReplacer(
-                spec, log, self._clock, lambda kind, text: context.publish(kind, text)
-            ),
-            open_at=self._open_at,
-            generation=generation,
-            plan=spec.plan,
-            parallelism=spec.parallelism,
-            plan_blob=ship(spec.plan),
-            metrics_url=self._metrics_url,
+            checkpoint_directory=checkpoint_directory(spec) if log is not None else "",
+            metrics_url=self.metrics_url,
             spans=self._spans,
-            status_since_ms=self._clock.now_ms(),
-            began_ms=self._clock.now_ms() if log is None else log.view.history.began_ms,
-            failures=FailureHistory(self._options.get(EXCEPTION_HISTORY)),
-            judge=lambda failure: judge.judged(
-                failure, self._clock.now_ms(), context.checkpoints.last_completed
-            ),
-            enrichers=FailureEnrichers(load_enrichers(self._options.get(FAILURE_ENRICHERS) or "")),
         )
-        context.subscribers.append(self.clients.publish)
+        env.listeners.append(self.clients.publish)
         if self.on_event is not None:
-            context.subscribers.append(self.on_event)
-        context.checkpoints.announce = context.publish
-        context.checkpoints.on_ended = partial(checkpoint_ended, context)
-        if spec.claim:
-            context.checkpoints.on_completed = partial(_dispose_claimed, context)
+            env.listeners.append(self.on_event)
+        context = JobContext(env, self._pool)
         if log is not None and store is not None:
-            _announce_start(context, log, before)
+            _announce_start(env, log, before)
             if self._former:
-                context.publish("start", f"job {spec.name}: {self._former}")
+                env.publish("start", f"job {spec.name}: {self._former}")
             context.checkpoints.sweep(_sweep(store, log))
-            if spec.claim and log.view.newest is not None:
-                _dispose_claimed(context)
+            if log.view.newest is not None:
+                context.checkpoint_completed()
         return context
-
-    def _make_driver(
-        self, log: JobLog | None, store: CheckpointStore | None, generation: int
-    ) -> CheckpointDriver:
-        protocol: CheckpointCoordinator[CheckpointAcked] = CheckpointCoordinator(
-            checkpoint_rules(self.spec.checkpoint, self._options)
-        )
-        checkpoint = self.spec.checkpoint
-
-        def broadcast(message: Any) -> None:
-            if self._context is not None:
-                self._context.tell(message)
-
-        return CheckpointDriver(
-            protocol,
-            log=log,
-            store=store,
-            open_at=self._open_at,
-            options=self.spec.options,
-            clock=self._steady_clock,
-            generation=generation,
-            retain=checkpoint.retain if checkpoint is not None else 1,
-            history=Options(self.spec.options).get(CHECKPOINT_HISTORY),
-            directory=checkpoint_directory(self.spec) if log is not None else "",
-            broadcast=broadcast,
-            put_event=self._events.put_nowait,
-            wake_at=self._wake_at,
-        )
-
-    def _wake_at(self, at_ms: int) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-        delay = max(0, at_ms - self._steady_clock.now_ms()) / 1000
-        self._tick = asyncio.get_running_loop().call_later(delay, self._events.put_nowait, Tick())
 
     async def _progress(self, context: JobContext) -> None:
         watchdog = Watchdog(context, int(1000 * PROGRESS_S))
@@ -483,21 +450,24 @@ class JobCoordinator:
             await asyncio.sleep(PROGRESS_S)
             watchdog.look()
             if context.works:
-                context.publish("progress", "", **context.describe())
+                context.env.publish("progress", "", **describe(context))
 
 
-def _first_state(context: JobContext, before: LogView | None) -> State:
-    """Deploying; or the end again, if a coordinator of this run wrote it to the log and then died.
+def _first_transition(context: JobContext, before: LogView | None) -> Transition:
+    """Return how the job begins under this coordinator.
 
-    And the end also if one coordinator after the other dies: something in the job kills them.
+    It deploys, or adopts what an earlier coordinator left running. If a coordinator of this run recorded
+    the end of the job and then died, the job ends in that way. It also ends if one coordinator after the
+    other dies, because something in the job kills them.
     """
-    end = _end_of(context.spec, before)
+    end = _end_of(context.env.spec, before)
     if end is not None:
-        return ended(again(context, end))
-    allowed, window_ms = context.options.get(TAKEOVERS_MAX), context.options.get(TAKEOVERS_WINDOW)
-    since_ms = context.clock.now_ms() - window_ms
-    if context.log is None or context.log.view.takeovers_since(since_ms) <= allowed:
-        return deploying() if _nothing_runs(context) else adopting()
+        return end_from_log(context, end)
+    options, log = context.env.options, context.env.log
+    allowed, window_ms = options.get(TAKEOVERS_MAX), options.get(TAKEOVERS_WINDOW)
+    since_ms = context.env.clock.now_ms() - window_ms
+    if log is None or log.view.takeovers_since(since_ms) <= allowed:
+        return ToDeploying() if _nothing_runs(log) else ToAdopting()
     reason = (
         f"the coordinator died {allowed + 1} times within {format_duration(window_ms)}, "
         f"without a checkpoint in between"
@@ -508,17 +478,16 @@ def _first_state(context: JobContext, before: LogView | None) -> State:
     )
     failure = Failure(reason, "coordinator", FailureKind.TAKEOVERS, error)
     context.record(failure)
-    return ended(End(JobStatus.FAILED, reason, failure))
+    return End(JobStatus.FAILED, reason, failure)
 
 
-def _nothing_runs(context: JobContext) -> bool:
-    """True if the log has nothing that an earlier coordinator left running."""
-    log = context.log
+def _nothing_runs(log: JobLog | None) -> bool:
+    """Return True if the log has no deployment that an earlier coordinator left running."""
     return log is None or log.view.deployment is None
 
 
 def _ending(outcome: JobOutcome | None) -> dict[str, Any]:
-    """The status of a run that has ended, as far as its entry in the log tells."""
+    """Return the part of the status of an ended run that its entry in the log has."""
     if outcome is None:
         return {}
     return {
@@ -531,8 +500,8 @@ def _ending(outcome: JobOutcome | None) -> dict[str, Any]:
 
 
 def _end_of(spec: JobSpec, before: LogView | None) -> JobEnded | None:
-    """The end of this very run, none of which may run again; None if it has not ended."""
-    # Also if it is not the last entry: another coordinator may have taken over there, and died too.
+    """Return the end of this run, which may then not run again; None if it has not ended."""
+    # It need not be the last entry: another coordinator may have taken over since, and died too.
     end = before.last_end if before is not None else None
     return end if end is not None and end.run == spec.run else None
 
@@ -544,9 +513,9 @@ def _check_not_over(spec: JobSpec, before: LogView) -> None:
 
 
 def _check_begins_with_something(spec: JobSpec, before: LogView) -> None:
-    """Raise UsageError if a new run would start empty only because the one before got nowhere.
+    """Raise UsageError if a new run would start empty although the run before began with a savepoint.
 
-    That one was to begin with a savepoint, and ended without a checkpoint of its own.
+    That run ended without a checkpoint of its own.
     """
     new = not before.empty and before.run != spec.run
     if new and before.restore_from and not (spec.fresh or spec.restore_from or _finished(before)):
@@ -557,85 +526,74 @@ def _check_begins_with_something(spec: JobSpec, before: LogView) -> None:
 
 
 def _starts_fresh(spec: JobSpec, before: LogView) -> bool:
-    """True for a new run that is not to restore anything: as asked, or since the last one finished."""
+    """Return True for a new run that restores nothing: the user wants that, or the last run finished."""
     if before.empty or before.run == spec.run:
-        return False  # nothing to leave behind, or a takeover within the run
+        return False  # the log is empty, or this is a takeover within the run
     return spec.fresh or bool(spec.restore_from) or _finished(before)
 
 
 async def _sweep(store: CheckpointStore, log: JobLog) -> None:
-    """Delete what older coordinators wrote and no retained checkpoint needs."""
+    """Delete files of older coordinators that no retained checkpoint needs."""
     await sweep_orphans(store, log.view.files, log.generation)
-
-
-def _dispose_claimed(context: JobContext) -> None:
-    """A checkpoint of this run is durable: what it began with is needed no more, if it may go."""
-    context.checkpoints.on_completed = None
-    context.checkpoints.tidy(dispose_claimed(context))
 
 
 def _finished(before: LogView) -> bool:
     return before.ended is not None and before.ended.status is JobStatus.FINISHED
 
 
-def _announce_start(context: JobContext, log: JobLog, before: LogView | None) -> None:
-    """Say where the job starts from."""
-    name = context.spec.name
+def _announce_start(env: JobEnvironment, log: JobLog, before: LogView | None) -> None:
+    """Publish what the job starts from."""
+    name = env.spec.name
     newest = log.view.newest
     left = before.newest if before is not None else None
-    if _end_of(context.spec, before) is not None:
-        context.publish(
-            "start", f"job {name} had ended, but its coordinator died before it said so"
-        )
-    elif not _nothing_runs(context):
-        text = f"job {name} has a new coordinator, generation {context.generation}"
-        context.publish("start", text)
+    if _end_of(env.spec, before) is not None:
+        env.publish("start", f"job {name} had ended, but its coordinator died before it said so")
+    elif not _nothing_runs(log):
+        text = f"job {name} has a new coordinator, generation {env.generation}"
+        env.publish("start", text)
     elif newest is not None:
         text = f"job {name} resumes from checkpoint {newest.checkpoint_id}"
-        context.publish("start", text, checkpoint=newest.checkpoint_id)
-    elif context.spec.restore_from:
-        context.publish("start", f"job {name} is a new run from {context.spec.restore_from}")
+        env.publish("start", text, checkpoint=newest.checkpoint_id)
+    elif env.spec.restore_from:
+        env.publish("start", f"job {name} is a new run from {env.spec.restore_from}")
     elif before is not None and _finished(before):
-        context.publish("start", f"job {name} had finished; this is a new run")
+        env.publish("start", f"job {name} had finished; this is a new run")
     elif left is not None:
         text = f"job {name} starts fresh, as asked; checkpoint {left.checkpoint_id} is ignored"
-        context.publish("start", text)
+        env.publish("start", text)
     else:
-        context.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
+        env.publish("start", f"job {name} starts fresh: no checkpoint in its storage")
 
 
 def _failure_of(error: HeadgateError) -> JobFailure:
-    """The failure of a coordinator that does not lead its job to an end."""
+    """Return the failure of a coordinator that does not lead its job to an end."""
     return JobFailure.of(FailureKind.of(error).value, error.message, "coordinator", error)
 
 
 def _outcome(context: JobContext) -> JobOutcome:
-    end = context.end
-    if context.handed_over:
-        restarts = context.restarts
-        if context.log is not None:
-            restarts = context.log.view.history.restarts
+    env, lifecycle, checkpoints = context.env, context.lifecycle, context.checkpoints
+    log, end = env.log, lifecycle.end
+    if lifecycle.handed_over:
         return JobOutcome(
             STATUS,
             REASON,
-            checkpoint=context.checkpoints.last_completed,
-            dropped=context.dropped.totals,
-            run=context.spec.run,
-            began_ms=context.began_ms,
-            restarts=restarts,
+            checkpoint=checkpoints.last_completed,
+            dropped=context.attempt.dropped.totals,
+            run=env.spec.run,
+            began_ms=lifecycle.began_ms,
+            restarts=lifecycle.restarts if log is None else log.view.history.restarts,
         )
     if end is None:
         raise HeadgateError("the job ended without an end")
-    logged = None if context.log is None else context.log.view.last_end
-    error = end.failure.error if end.failure is not None else None
+    logged = None if log is None else log.view.last_end
     return JobOutcome(
-        context.status,
+        lifecycle.status,
         end.reason,
-        error,
-        context.checkpoints.last_completed,
-        context.dropped.totals,
-        run=context.spec.run,
-        began_ms=context.began_ms,
-        ended_ms=context.ended_ms,
-        restarts=context.restarts if logged is None else logged.history.restarts,
+        end.failure.error if end.failure is not None else None,
+        checkpoints.last_completed,
+        context.attempt.dropped.totals,
+        run=env.spec.run,
+        began_ms=lifecycle.began_ms,
+        ended_ms=lifecycle.ended_ms,
+        restarts=lifecycle.restarts if logged is None else logged.history.restarts,
     )

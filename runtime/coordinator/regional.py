@@ -1,47 +1,47 @@
-"""Some regions of a job restart while the others run (features.md 3.13, REC-05, REC-12).
+"""Some regions of a job restart while the others run.
 
-What goes on beside `Running`: the regions are cancelled on all workers; then the pause of the restart
-strategy passes, and what is being published is settled, for it decides what is restored; then they are
-deployed again. A further failure meanwhile, of these regions or of others, begins this anew for all that
-are down: they are one restart. Each such beginning has an attempt number of its own, so that answers to
-an earlier one are not taken for answers to this.
+This happens beside the state `Running`. The regions are cancelled on all workers. Then the pause of the
+restart strategy passes, and checkpoints that are being published are settled, because they decide what is
+restored. Then the regions are deployed again. A further failure meanwhile, of these regions or of others,
+begins this again for all regions that are down: they are one restart. Each begin has an attempt number of
+its own, so that answers to an earlier one are not taken for answers to this one.
 
-No checkpoint is taken meanwhile, since a checkpoint is of all subtasks; `Running` sees to that.
+Meanwhile no checkpoint is taken, since a checkpoint includes all subtasks; `Running` ensures that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
 from ...errors import ExchangeError, HeadgateError, InternalError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, Deployed, Messages, SubtaskFailed
 from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..protocol.failover import RegionId
-from ..protocol.failure_history import RestoreFigures
 from ..protocol.failures import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
-from .adopting import log_parts
-from .context import Failure, JobContext, RegionsReady, Suspected
-from .deploying import deploy_regions, failure_of_subtask, fallback_of, publish_restored
-from .failing import ROOT_CAUSE_S
+from .context import JobContext
+from .deploying import deploy_regions
+from .events import RegionsReady, Suspected
+from .failures import ROOT_CAUSE_S, Failure, failure_of_subtask
 from .placement import worker_groups
-from .restored import find_restored
-from .states import State, failing
+from .reporting import report_restored
+from .states import ToFailing
 from .workers import Worker
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A restart of some regions.
+class RegionsToRestart:
+    """A decision: some regions restart.
 
     Attributes:
-        failure: why.
-        regions: which ones.
-        decision: when.
-        merged: it goes on with a restart that is under way for another failure.
+        failure: the failure they restart for.
+        regions: the regions, including those that restart already.
+        decision: when they restart.
+        merged: this continues a restart that is under way for another failure.
     """
 
     failure: Failure
@@ -50,145 +50,170 @@ class Decided:
     merged: bool
 
 
+@final
 class RegionalRestart:
-    """The regions that are down, and the task that brings them back."""
+    """The regions that are down, and the task that restarts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._env = job.env
+        self._attempt = job.attempt
         self._decision: RestartDecision | None = None
         self._task: asyncio.Task[list[Worker]] | None = None
         self._waiting: set[str] = set()
-        """Workers whose answer is due."""
+        """The workers whose answers are due."""
         self._news: Final = asyncio.Event()
 
     # -- failures -----------------------------------------------------------------------------------
 
     def decide(
-        self, job: JobContext, failure: Failure, regions: frozenset[RegionId], whole: str
-    ) -> Decided | State:
-        """Which regions restart, those that do already among them; the next state if all of the job does.
+        self, failure: Failure, regions: frozenset[RegionId], whole: str
+    ) -> RegionsToRestart | ToFailing:
+        """Decide whether some regions restart, or the whole job does.
 
         Args:
-            job: whose.
             failure: what happened.
             regions: where it happened.
-            whole: why all of the job has to restart; empty: it does not.
+            whole: the reason why the whole job has to restart; empty: it does not have to.
         """
-        everything = job.executions.failover.everything
-        needed = job.executions.failover.restart(regions | job.restarting)
-        whole = whole or _cut_anew(job, needed)
-        all_of_it = bool(whole) or needed == everything
-        if all_of_it and not job.restarting:
-            return failing(failure, why=whole if len(everything) > 1 else "")
-        failure = job.judge(failure)
-        decision = self._decide(job, failure)
-        merged = bool(job.restarting) and decision is self._decision
+        failover, restarting = self._attempt.executions.failover, self._attempt.restarting
+        needed = failover.restart(regions | restarting)
+        whole = whole or self._cannot_cut(needed)
+        all_of_it = bool(whole) or needed == failover.everything
+        if all_of_it and not restarting:
+            return ToFailing(failure, why=whole if len(failover.everything) > 1 else "")
+        failure = self._job.checked(failure)
+        decision = self._decide(failure)
+        merged = bool(restarting) and decision is self._decision
         if all_of_it or isinstance(decision, GiveUp) or not failure.kind.recoverable:
-            return failing(failure, decision, merged=merged, why=whole)
-        return Decided(failure, needed, decision, merged)
+            return ToFailing(failure, decision, merged=merged, why=whole)
+        return RegionsToRestart(failure, needed, decision, merged)
 
-    def _decide(self, job: JobContext, failure: Failure) -> RestartDecision:
+    def _decide(self, failure: Failure) -> RestartDecision:
+        job, now_ms = self._job, self._env.steady_clock.now_ms()
         recoverable = failure.kind.recoverable
-        decision = job.strategy.on_failure(job.steady_clock.now_ms(), recoverable=recoverable)
-        if not recoverable and (fallback := fallback_of(job, failure)) is not None:
-            job.publish("fallback", fallback)
-            return Restart(job.steady_clock.now_ms(), job.restarts + 1)
+        decision = job.failures.strategy.on_failure(now_ms, recoverable=recoverable)
+        if not recoverable:
+            fallback = job.restore_points.fall_back(self._attempt.restored, failure)
+            if fallback is not None:
+                self._env.publish("fallback", fallback)
+                return Restart(now_ms, job.lifecycle.restarts + 1)
         return decision
 
-    def begin(self, job: JobContext, decided: Decided) -> None:
+    def _cannot_cut(self, regions: frozenset[RegionId]) -> str:
+        """Return why these regions cannot restart beside others: their sources would be cut again.
+
+        Until its first checkpoint, a coordinator that took over does not know how the sources were cut
+        into splits. If it cut them again, the result might differ from the splits that the other
+        regions read: some would be read twice, and others not at all.
+        """
+        attempt, log = self._attempt, self._env.log
+        known = set(self._job.splits.sources)
+        if attempt.restored is not None:
+            known.update(operator.name for operator in attempt.restored.manifest.operators)
+        if log is not None and (newest := log.view.newest) is not None:
+            known.update(operator.name for operator in newest.manifest.operators)
+        vertices = {s.vertex for s in attempt.executions.failover.subtasks_of(regions)}
+        heads = (vertex.head for vertex in attempt.plan.vertices if vertex.id in vertices)
+        unknown = [
+            head.name for head in heads if head.source is not None and head.name not in known
+        ]
+        return f"source `{unknown[0]}` has to be cut into splits anew" if unknown else ""
+
+    def begin(self, restart: RegionsToRestart) -> None:
         """Restart these regions, from the beginning."""
-        job.record(decided.failure, merged=decided.merged)
-        if not decided.merged:
+        job, attempt = self._job, self._attempt
+        job.record(restart.failure, merged=restart.merged)
+        if not restart.merged:
             job.count_restart()
-        self._decision = decided.decision
-        job.deployment_events = None
+        self._decision = restart.decision
         if self._task is not None:
             self._task.cancel()
-        new = job.executions.failover.subtasks_of(decided.regions - job.restarting)
-        job.restarted_tasks += len(new)
-        job.restarting = decided.regions
-        attempt = job.next_attempt_of(decided.regions)
-        job.pool.prepare(worker_groups(job.plan, job.spec))
-        self._announce(job, decided.decision)
+        new = attempt.executions.failover.subtasks_of(restart.regions - attempt.restarting)
+        job.lifecycle.restarted_tasks += len(new)
+        ready = RegionsReady(attempt.begin_regions(restart.regions))
+        job.pool.prepare(worker_groups(attempt.plan, self._env.spec))
+        self._announce(restart.decision)
         self._task = asyncio.get_running_loop().create_task(
-            self._restart(job, decided.decision.at_ms), name="restart regions"
+            self._restart(restart.decision.at_ms), name="restart regions"
         )
-        ready = RegionsReady(attempt)
-        self._task.add_done_callback(lambda _: job.events.put_nowait(ready))
+        self._task.add_done_callback(lambda _: self._env.events.put_nowait(ready))
 
-    def _announce(self, job: JobContext, decision: Restart) -> None:
-        executions, delay_ms = job.executions, max(0, decision.at_ms - job.steady_clock.now_ms())
-        everyone = len(executions.placement)
-        tasks = executions.tasks(job.restarting)
-        what = executions.describe(job.restarting)
-        text = f"restart {decision.number} in {delay_ms} ms: {what}"
-        job.failures.decided(text, tasks, everyone)
-        job.set_status("RESTARTING")
-        job.publish(
+    def _announce(self, decision: Restart) -> None:
+        executions, regions = self._attempt.executions, self._attempt.restarting
+        delay_ms = max(0, decision.at_ms - self._env.steady_clock.now_ms())
+        total = len(executions.placement)
+        tasks = executions.tasks(regions)
+        text = f"restart {decision.number} in {delay_ms} ms: {executions.describe(regions)}"
+        self._job.failures.history.decided(text, tasks, total)
+        self._job.set_status("RESTARTING")
+        self._env.publish(
             "restart",
             text,
             number=decision.number,
             delay_ms=delay_ms,
             tasks=len(tasks),
-            tasks_total=everyone,
+            tasks_total=total,
         )
 
-    # -- what is heard meanwhile --------------------------------------------------------------------
+    # -- messages of workers ------------------------------------------------------------------------
 
-    def answered(self, job: JobContext, worker_id: str, message: Messages) -> None:
-        """A worker has cancelled, or deployed, what it was told to in this attempt."""
-        if isinstance(message, Cancelled | Deployed) and message.attempt == job.attempt:
+    def answered(self, worker_id: str, message: Messages) -> None:
+        """Note that a worker has cancelled, or deployed, what this attempt demands."""
+        attempt = self._attempt
+        if isinstance(message, Cancelled | Deployed) and message.attempt == attempt.number:
             if isinstance(message, Deployed):
-                job.figures.add(
+                attempt.figures.add(
                     message.fetching_ms,
                     message.opening_ms,
                     message.local_bytes,
                     message.read_bytes,
                 )
-            self.heard_of(worker_id)
+            self.changed(worker_id)
 
-    def late(self, job: JobContext, message: Messages, worker_id: str, since: int) -> None:
-        """Something of an attempt that is over has no effect, but for files that nobody needs.
+    def late(self, message: Messages, worker_id: str, since: int) -> None:
+        """Handle a message of an attempt that is over: only files that it names are deleted.
 
         Args:
-            job: whose.
-            message: what it is.
-            worker_id: who said it.
-            since: the attempt with which all of the job began last.
+            message: the message.
+            worker_id: its sender.
+            since: the attempt with which the whole job began last.
         """
-        job.late_messages += 1
+        job, attempt = self._job, self._attempt
+        attempt.late_messages += 1
         if isinstance(message, CheckpointAcked) and message.attempt >= since:
             job.checkpoints.acked(message)
-        elif isinstance(message, SubtaskFailed) and job.restarting:
-            job.failures.also(job.entry(failure_of_subtask(message, worker_id)))
+        elif isinstance(message, SubtaskFailed) and attempt.restarting:
+            also = failure_of_subtask(message, worker_id)
+            job.failures.history.also(also.entry(self._env.clock.now_ms()))
 
-    def heard_of(self, worker_id: str = "") -> None:
-        """No answer of this worker is due any more; or something was published."""
+    def changed(self, worker_id: str = "") -> None:
+        """Note that no answer of this worker is due any more, or that something was published."""
         self._waiting.discard(worker_id)
         self._news.set()
 
     # -- the restart --------------------------------------------------------------------------------
 
-    async def _restart(self, job: JobContext, at_ms: int) -> list[Worker]:
-        """Returns all workers of the job.
+    async def _restart(self, at_ms: int) -> list[Worker]:
+        """Cancel, wait and deploy; return all workers of the job.
 
         Raises:
-            HeadgateError: there is no room for a worker, or nothing that can be restored.
+            HeadgateError: there is no room for a worker, or no state that can be restored.
         """
-        await self._cancel(job)
+        job, env, attempt = self._job, self._env, self._attempt
+        await self._cancel()
         while job.checkpoints.publishing:
             await self._next_news()
-        job.failures.cancelled(job.clock.now_ms())
-        await log_parts(job)
-        await asyncio.sleep(max(0, at_ms - job.steady_clock.now_ms()) / 1000)
-        job.failures.waited(job.clock.now_ms())
-        job.restoring.clear()
-        job.deployment_events = 0
-        job.figures = RestoreFigures()
-        restored = await find_restored(job)
-        workers = await self._staff(job)
-        job.restored = restored
+        job.failures.history.cancelled(env.clock.now_ms())
+        await attempt.log_partial_restart()
+        await asyncio.sleep(max(0, at_ms - env.steady_clock.now_ms()) / 1000)
+        job.failures.history.waited(env.clock.now_ms())
+        attempt.begin_deployment()
+        restored = await job.restore_points.find()
+        workers = await self._get_workers()
+        attempt.restored = restored
         self._waiting = set(
-            await deploy_regions(job, restored, workers, job.restarting, partial=True)
+            await deploy_regions(job, restored, workers, attempt.restarting, partial=True)
         )
         while self._waiting:
             await self._next_news()
@@ -198,43 +223,46 @@ class RegionalRestart:
         self._news.clear()
         await self._news.wait()
 
-    async def _cancel(self, job: JobContext) -> None:
-        """Have every live worker drop the regions; kill those that do not in time."""
-        self._waiting = set(job.pool.live)
-        for worker in job.pool.live.values():
-            worker.send(Cancel(attempt=job.attempt, regions=tuple(sorted(job.restarting))))
+    async def _cancel(self) -> None:
+        """Cancel the regions on every live worker; kill workers that do not answer in time."""
+        pool, attempt = self._job.pool, self._attempt
+        self._waiting = set(pool.live)
+        regions = tuple(sorted(attempt.restarting))
+        for worker in pool.live.values():
+            worker.send(Cancel(attempt=attempt.number, regions=regions))
         try:
-            async with asyncio.timeout(job.options.get(CANCELLATION_TIMEOUT) / 1000):
+            async with asyncio.timeout(self._env.options.get(CANCELLATION_TIMEOUT) / 1000):
                 while self._waiting:
                     await self._next_news()
         except TimeoutError:
             for worker_id in self._waiting:
-                job.pool.lose(worker_id, "it did not cancel its subtasks in time")
+                pool.lose(worker_id, "it did not cancel its subtasks in time")
 
-    async def _staff(self, job: JobContext) -> list[Worker]:
-        """The workers of all slots, others in the place of those that are gone."""
-        executions, live = job.executions, job.pool.live
-        asked = job.clock.monotonic()
-        groups = worker_groups(job.plan, job.spec)
+    async def _get_workers(self) -> list[Worker]:
+        """Return the workers of all slots, with others in place of those that are lost."""
+        job, env, attempt = self._job, self._env, self._attempt
+        executions, live = attempt.executions, job.pool.live
+        asked = env.clock.monotonic()
+        groups = worker_groups(attempt.plan, env.spec)
         await job.pool.ensure(groups)
-        job.figures.workers_ms = round(1000 * (job.clock.monotonic() - asked))
+        attempt.figures.workers_ms = round(1000 * (env.clock.monotonic() - asked))
         gone = [worker_id for worker_id in executions.slots if worker_id not in live]
-        if any(executions.regions_on(worker_id) - job.restarting for worker_id in gone):
-            # Its loss is still in the queue of events: it takes further regions along, and begins anew.
+        if any(executions.regions_on(worker_id) - attempt.restarting for worker_id in gone):
+            # Its loss is still in the queue of events: it concerns further regions, and begins again.
             await asyncio.get_running_loop().create_future()
         hosts = {worker_id: live[worker_id].host_id for worker_id in sorted(live)}
         own = {worker_id: worker.group for worker_id, worker in live.items()}
-        slots = job.seats.order(hosts, own, groups)
-        executions.place(slots, job.spec)
+        slots = job.affinity.order(hosts, own, groups)
+        executions.place(slots, env.spec)
         workers = [live[worker_id] for worker_id in slots]
         job.pool.retire(workers)
         return workers
 
-    def ready(self, job: JobContext) -> list[Worker]:
-        """All workers of the job, once the regions are deployed; they are not down any more.
+    def ready(self) -> list[Worker]:
+        """End the restart, as the regions are deployed; return all workers of the job.
 
         Raises:
-            HeadgateError: why they could not be deployed.
+            HeadgateError: the reason why they could not be deployed.
         """
         task = self._task
         if task is None or task.cancelled():
@@ -246,50 +274,38 @@ class RegionalRestart:
         except Exception as error:
             raise as_headgate_error(error, "the deployment failed") from error
         self._task = None
-        job.restarting, job.deployment_events = frozenset(), None
-        publish_restored(job)
+        self._attempt.end_regions()
+        report_restored(self._job)
         return workers
 
-    async def close(self, job: JobContext) -> None:
-        """The attempt is over, for all of the job."""
+    async def close(self) -> None:
+        """Give the restart up: the attempt is over for the whole job."""
         task, self._task = self._task, None
-        job.restarting, job.deployment_events = frozenset(), None
+        self._attempt.end_regions()
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    # -- where a failure happened -------------------------------------------------------------------
 
-def _cut_anew(job: JobContext, regions: frozenset[RegionId]) -> str:
-    """Why these regions cannot restart beside others: nobody knows any more what their sources read.
+    def regions_of(self, message: SubtaskFailed) -> frozenset[RegionId]:
+        """Return where a reported failure happened; empty if that attempt is over."""
+        executions = self._attempt.executions
+        current = executions.regions_of(message.attempt)
+        if message.vertex >= 0:
+            own = executions.failover.region_of(SubtaskId(message.vertex, message.index))
+            return current & {own}
+        return current if message.region < 0 else current & {RegionId(message.region)}
 
-    That is so from a takeover until the first checkpoint. Another cut need not be the one that the
-    others go on with: some splits would be read twice, and others not at all.
-    """
-    known = set(job.splits)
-    if job.restored is not None:
-        known.update(operator.name for operator in job.restored.manifest.operators)
-    if job.log is not None and (newest := job.log.view.newest) is not None:
-        known.update(operator.name for operator in newest.manifest.operators)
-    vertices = {subtask.vertex for subtask in job.executions.failover.subtasks_of(regions)}
-    heads = (vertex.head for vertex in job.plan.vertices if vertex.id in vertices)
-    unknown = [head.name for head in heads if head.source is not None and head.name not in known]
-    return f"source `{unknown[0]}` has to be cut into splits anew" if unknown else ""
+    def suspect(self, message: SubtaskFailed, worker_id: str) -> bool:
+        """Return True for a broken connection: it may be the consequence of another failure.
 
-
-def regions_of(job: JobContext, message: SubtaskFailed) -> frozenset[RegionId]:
-    """Where a failure happened that a worker has reported; empty if that attempt is over."""
-    current = job.executions.regions_of(message.attempt)
-    if message.vertex >= 0:
-        own = job.executions.failover.region_of(SubtaskId(message.vertex, message.index))
-        return current & {own}
-    return current if message.region < 0 else current & {RegionId(message.region)}
-
-
-def suspect(job: JobContext, message: SubtaskFailed, worker_id: str) -> bool:
-    """True if a failure may be the consequence of another, which is waited for: a broken connection."""
-    failure = failure_of_subtask(message, worker_id)
-    if not isinstance(failure.error, ExchangeError):
-        return False
-    suspected = Suspected(failure, message.attempt, regions_of(job, message))
-    asyncio.get_running_loop().call_later(ROOT_CAUSE_S, job.events.put_nowait, suspected)
-    return True
+        If that failure is not reported within a moment, a `Suspected` event follows.
+        """
+        failure = failure_of_subtask(message, worker_id)
+        if not isinstance(failure.error, ExchangeError):
+            return False
+        suspected = Suspected(failure, message.attempt, self.regions_of(message))
+        loop = asyncio.get_running_loop()
+        loop.call_later(ROOT_CAUSE_S, self._env.events.put_nowait, suspected)
+        return True

@@ -1,31 +1,193 @@
-"""Which state of a checkpoint goes to which subtask of a plan (features.md 3.6, 3.7).
+"""What an attempt restores, and which part of it goes to which subtask of the plan.
 
-Keyed state goes by key groups: each subtask gets what overlaps its own range, and reads only that.
-Operator state goes by its items: *split* items each to one subtask, *union* items all to everyone,
-*broadcast* items as one copy each. Handles of different old subtasks are never mixed in one snapshot:
-their deltas, and their local files, belong together.
+Keyed state is assigned by key groups: each subtask gets the handles that overlap its own range, and
+reads only that range. Operator state is assigned by its items: a *split* item goes to one subtask, a
+*union* item to all, and of *broadcast* items each subtask gets one copy. Handles of different old
+subtasks are never mixed in one snapshot, because their deltas, and their local files, belong together.
+
+Records that were on their way when the checkpoint was taken are read by the receiver: first those that
+were overtaken in its own queue, then those that were overtaken at its senders. So the records of a
+channel come back in the order in which they were sent, and senders have nothing to restore. After a
+change of parallelism the partitioner of the edge decides again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, final
 
 import msgspec
 import xxhash
 
-from ...errors import CorruptError, StateError
+from ...errors import CorruptError, MissingFileError, StateError, UsageError
+from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import HANDLE_KINDS, OperatorSnapshot, Redistribution, StateHandle, StateInfo
-from ..options.state import RECOVERY_ACCEPT_CHANGES
-from ..plan import PhysicalPlan, Vertex
+from ...state.snapshot import (
+    HANDLE_KINDS,
+    ChannelAddress,
+    OperatorSnapshot,
+    Redistribution,
+    StateHandle,
+    StateInfo,
+)
+from ..options.state import RECOVERY_ACCEPT_CHANGES, RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
+from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest, ManifestOperator
+from ..protocol.failures import FailureKind
 from ..protocol.redistribution import broadcast, spread_splits
-from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states
+from ..savepoint import store as savepoints
+from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states, unconnected
+from ..savepoint.locate import Located, locate
+from ..storage.base import CheckpointStore
+from .environment import JobEnvironment
+from .failures import Failure
 
-ITEMS = "items"
+_UNREADABLE: Final = (FailureKind.STATE, FailureKind.CORRUPT)
+"""The kinds of failures that mean that a state could not be read."""
+ITEMS: Final = "items"
 ReadHandle: TypeAlias = Callable[[str, StateHandle], Coroutine[Any, Any, bytes]]
-"""(operator, handle) -> its verified bytes."""
+"""Returns the verified bytes of an operator's handle."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state that an attempt restores.
+
+    Attributes:
+        manifest: its state files, by operator and subtask.
+        root: the address of its files; empty: they are in the job's own storage.
+        text: its name for a person.
+    """
+
+    manifest: Manifest
+    root: str
+    text: str
+
+    @property
+    def own(self) -> bool:
+        """True for a checkpoint of this job, on which the next one may build."""
+        return not self.root
+
+
+@final
+class RestorePoints:
+    """Finds the state that attempts of a job restore: a checkpoint of its own, or what the user named."""
+
+    def __init__(self, env: JobEnvironment) -> None:
+        self._env = env
+        self._located: Located | None = None
+        """Where the state is that the user named."""
+        self._unreadable: set[int] = set()
+        """Checkpoints that could not be restored, where the user allows an older one instead."""
+
+    async def find(self) -> Restored | None:
+        """Find what the next attempt restores.
+
+        If the publication of a checkpoint is in doubt, it is settled first.
+
+        Raises:
+            StateError: the run was told to restore a state that does not exist.
+            UsageError: the state cannot be claimed.
+            StorageError: the log cannot be brought up to date.
+        """
+        env, spec = self._env, self._env.spec
+        if env.log is not None:
+            await env.log.settle()
+            for logged in reversed(env.log.view.restorable):
+                if logged.checkpoint_id not in self._unreadable:
+                    text = f"checkpoint {logged.checkpoint_id}"
+                    return Restored(logged.manifest, "", text)
+        if not spec.restore_from:
+            return None
+        if self._located is None:
+            found = await locate(env.open_at, spec.restore_from, spec.options, env.clock)
+            self._located = found
+        found = self._located
+        if spec.claim and found.savepoint is None:
+            raise UsageError(
+                f"only a savepoint can be claimed, and this is {found.text}",
+                fix="leave out --claim-mode claim; its job deletes its checkpoints itself",
+            )
+        return Restored(found.manifest, found.root, found.text)
+
+    def fall_back(self, restored: Restored | None, failure: Failure) -> str | None:
+        """Give up a checkpoint that cannot be read, if an older one may be restored instead.
+
+        Returns:
+            A text that says so; None if nothing was given up.
+        """
+        log, allowed = self._env.log, self._env.options.get(RESTORE_FALLBACK)
+        if failure.kind not in _UNREADABLE or restored is None or not allowed:
+            return None
+        if log is None or not restored.own:
+            return None
+        self._unreadable.add(restored.manifest.checkpoint_id)
+        left = [logged.checkpoint_id for logged in log.view.restorable]
+        older = [id_ for id_ in left if id_ not in self._unreadable]
+        if not older:
+            return None
+        return (
+            f"{restored.text} cannot be restored; trying checkpoint {older[-1]}, "
+            f"as {RESTORE_FALLBACK.key} allows"
+        )
+
+    def forget_unreadable(self) -> None:
+        """Forget the checkpoints that were given up: an attempt runs, so its state could be read."""
+        self._unreadable.clear()
+
+
+def reader_of(store: CheckpointStore | None) -> ReadHandle:
+    """Return a function that reads the bytes of a handle and verifies them."""
+
+    async def read(operator: str, handle: StateHandle) -> bytes:
+        if handle.inline is not None:
+            data = handle.inline
+        elif store is None or handle.file is None:
+            raise StateError(
+                f"state has no readable file operator=`{operator}` state=`{handle.state}`"
+            )
+        else:
+            try:
+                data = await store.read_file(handle.file)
+            except MissingFileError as error:
+                raise _unreadable(
+                    f"state is missing: {error.message}", operator, handle, store
+                ) from error
+        if len(data) != handle.size_bytes or xxhash.xxh3_64_hexdigest(data) != handle.checksum:
+            sizes = f"expected_bytes=`{handle.size_bytes}` bytes=`{len(data)}`"
+            raise _unreadable(f"state is corrupt {sizes}", operator, handle, store)
+        return data
+
+    return read
+
+
+def _unreadable(
+    text: str, operator: str, handle: StateHandle, store: CheckpointStore | None
+) -> CorruptError:
+    place = "the manifest of the checkpoint"
+    if handle.file is not None and store is not None:
+        place = f"{store.describe()}: {handle.file}"
+    return CorruptError(
+        f"{text} operator=`{operator}` state=`{handle.state}`",
+        where=place,
+        fix=f"restore an older checkpoint (--from DIR@ID, or {RESTORE_FALLBACK.key}), or a savepoint",
+    )
+
+
+async def dispose_claimed(env: JobEnvironment) -> None:
+    """Delete the savepoint that the run claimed: it has a checkpoint of its own now.
+
+    Raises:
+        StorageError: some of its files are left.
+    """
+    options = env.spec.options
+    async with savepoints.opened(env.open_at, env.spec.restore_from, options) as store:
+        savepoint = await savepoints.read(store)
+        if savepoint is not None:
+            await savepoints.delete(store, sorted(savepoint.manifest.files()))
+            env.publish("disposed", f"deleted the claimed savepoint {env.spec.restore_from}")
 
 
 def check_restorable(
@@ -37,7 +199,7 @@ def check_restorable(
 ) -> None:
     """Raise StateError unless `plan` has an operator that means the same for each state of `manifest`.
 
-    `accepted` are the operators that go on with state of another meaning, because the user says so.
+    `accepted` are the operators that go on with state of another meaning, as the user has allowed.
     """
     if manifest.max_parallelism != plan.max_parallelism:
         raise StateError(
@@ -68,7 +230,7 @@ def check_restorable(
 
 
 def check_whole(manifest: Manifest) -> None:
-    """Raise CorruptError unless `manifest` has the pieces that a checkpoint has, each of a known kind."""
+    """Raise CorruptError unless `manifest` has all pieces of a checkpoint, each of a known kind."""
     for operator in manifest.operators:
         found = sorted(subtask.subtask for subtask in operator.subtasks)
         if found != list(range(operator.parallelism)):
@@ -96,7 +258,7 @@ def _not_whole(manifest: Manifest, text: str, operator: str) -> CorruptError:
 
 
 def continues(manifest: Manifest, plan: PhysicalPlan) -> bool:
-    """True if each operator runs as it did: then the next checkpoint may build on this one."""
+    """Return True if each operator has the same parallelism: the next checkpoint may build on this one."""
     before = {operator.name: operator.parallelism for operator in manifest.operators}
     now = {node.name: vertex.parallelism for vertex in plan.vertices for node in vertex.nodes}
     return all(now.get(name, width) == width for name, width in before.items())
@@ -105,7 +267,7 @@ def continues(manifest: Manifest, plan: PhysicalPlan) -> bool:
 async def assign_state(
     manifest: Manifest, plan: PhysicalPlan, vertex: Vertex, read: ReadHandle
 ) -> list[tuple[OperatorSnapshot, ...]]:
-    """For each subtask of `vertex`, the snapshots it is restored from: one per old subtask.
+    """Return the snapshots that each subtask of `vertex` restores: one per old subtask.
 
     Raises:
         StateError: items that must be redistributed cannot be read.
@@ -126,9 +288,9 @@ async def assign_state(
 
 
 def finished_subtasks(manifest: Manifest, vertex: Vertex) -> frozenset[int]:
-    """Subtasks of `vertex` that had reached the end of their data.
+    """Return the subtasks of `vertex` that had reached the end of their data.
 
-    After a rescale: all of them if all of the old ones had, else none.
+    After a rescale these are all subtasks if all old ones had reached it, and none otherwise.
     """
     operator = next((o for o in manifest.operators if o.name == vertex.head.name), None)
     if operator is None:
@@ -141,13 +303,13 @@ def finished_subtasks(manifest: Manifest, vertex: Vertex) -> frozenset[int]:
 
 
 async def _unchanged(operator: ManifestOperator, read: ReadHandle) -> list[list[OperatorSnapshot]]:
-    """Everything stays where it is; union items are collected and given to all."""
+    """Assign everything to the subtask that had it; union items are collected and given to all."""
     united = await _items(operator, "union", read)
     shares: list[list[OperatorSnapshot]] = [[] for _ in range(operator.parallelism)]
     for subtask in operator.subtasks:
         for snapshot in subtask.snapshots:
             if any(handle.channel is not None for handle in snapshot.handles):
-                continue  # they go to the receivers, see `in_flight.py`
+                continue  # they go to the receivers, see `assign_in_flight`
             kept = tuple(handle for handle in snapshot.handles if not _is_union(handle))
             shares[subtask.subtask].append(msgspec.structs.replace(snapshot, handles=kept))
     handles = tuple(_inline(state, _flat(lists), "union") for state, lists in united.items())
@@ -179,11 +341,11 @@ async def _rescaled(
 
 
 def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[StateHandle, ...]:
-    """The part of an old subtask's keyed state that a subtask with the key groups `own` needs.
+    """Return the part of an old subtask's keyed state that a subtask with the key groups `own` needs.
 
-    The meta of files has the key groups of the subtask, and goes along even without a file: it may hold
-    rows itself. A delta may say that rows of the base are gone, so a chain is cut by the key groups of
-    each of its parts alone.
+    The meta of files has the key groups of the subtask, and is included even without a file, because
+    it may hold rows itself. A delta may say that rows of the base were deleted, so each part of a
+    chain is selected by its own key groups only.
     """
     return tuple(
         handle
@@ -197,7 +359,7 @@ def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[St
 async def _redistributed(
     operator: ManifestOperator, parallelism: int, read: ReadHandle
 ) -> list[tuple[StateHandle, ...]]:
-    """The items of all states, for each new subtask."""
+    """Return the items of all states, for each new subtask."""
     found: list[list[StateHandle]] = [[] for _ in range(parallelism)]
     split = await _items(operator, "split", read)
     flat = {state: _flat(lists) for state, lists in split.items()}
@@ -218,7 +380,7 @@ async def _redistributed(
 async def _items(
     operator: ManifestOperator, redistribution: Redistribution, read: ReadHandle
 ) -> dict[str, dict[int, list[bytes]]]:
-    """Items by state (in order of name) and old subtask; only subtasks that reported any."""
+    """Return items by state (in order of name) and old subtask, of subtasks that reported any."""
     found: dict[str, dict[int, list[bytes]]] = {}
     for subtask in sorted(operator.subtasks, key=lambda s: s.subtask):
         for snapshot in subtask.snapshots:
@@ -235,7 +397,7 @@ def _flat(lists: dict[int, list[bytes]]) -> list[bytes]:
 
 
 def _infos(operator: ManifestOperator) -> tuple[StateInfo, ...]:
-    """The descriptions of the operator's states, which are the same in all its subtasks."""
+    """Return the descriptions of the operator's states, which are the same in all its subtasks."""
     for subtask in operator.subtasks:
         for snapshot in subtask.snapshots:
             if snapshot.states:
@@ -258,3 +420,77 @@ def _inline(state: str, items: list[bytes], redistribution: Redistribution) -> S
         inline=data,
         redistribution=redistribution,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightShares:
+    """The in-flight records that each subtask of a vertex reads, in order.
+
+    Attributes:
+        by_subtask: one tuple of handles per subtask.
+        parallelism: that of the vertex when the checkpoint was taken. If it was another one, several
+            subtasks read the same piece, and each keeps the records that the partitioner of the edge
+            gives to it.
+    """
+
+    by_subtask: list[tuple[StateHandle, ...]]
+    parallelism: int
+
+
+def in_flight_handles(manifest: Manifest) -> list[StateHandle]:
+    """Return all in-flight records of a checkpoint: those of receivers, then those of senders."""
+    found = [handle for handle in manifest.handles() if handle.channel is not None]
+    return sorted(found, key=lambda handle: handle.kind != "input")
+
+
+def check_in_flight(manifest: Manifest, plan: PhysicalPlan) -> None:
+    """Raise StateError unless `plan` has a channel for all records that were on their way."""
+    for channel in unconnected(manifest, plan):
+        raise StateError(
+            f"checkpoint {manifest.checkpoint_id} holds records that were on their way between two "
+            f"steps that are not connected any more from=`{channel.source}` to=`{channel.target}`",
+            fix="let the old job take a savepoint, which holds no such records, and start from it; "
+            f"or give the records up with {WITHOUT_CHANNEL_STATE.key}={manifest.checkpoint_id}",
+        )
+
+
+def assign_in_flight(manifest: Manifest, plan: PhysicalPlan, vertex: Vertex) -> InFlightShares:
+    """Assign the records that were on their way to `vertex` to its subtasks."""
+    width, before = vertex.parallelism, _old_parallelism(manifest, vertex)
+    shares: list[list[StateHandle]] = [[] for _ in range(width)]
+    edges = plan.exchanges()
+    for handle in in_flight_handles(manifest):
+        channel = handle.channel
+        assert channel is not None  # `in_flight_handles` returns no others
+        if channel.target != vertex.head.name:
+            continue
+        edge = edges.get(channel.exchange)
+        if edge is None:
+            continue
+        for index in _receivers(edge, channel, before, plan, width):
+            shares[index].append(handle)
+    return InFlightShares([tuple(share) for share in shares], before)
+
+
+def _old_parallelism(manifest: Manifest, vertex: Vertex) -> int:
+    operator = next((o for o in manifest.operators if o.name == vertex.head.name), None)
+    return vertex.parallelism if operator is None else operator.parallelism
+
+
+def _receivers(
+    edge: ExchangeEdge, channel: ChannelAddress, before: int, plan: PhysicalPlan, width: int
+) -> list[int]:
+    """Return the new subtasks that may receive records of the old one."""
+    if before == width:
+        return [channel.receiver]
+    match edge.partitioning:
+        case HashColumns() | HashFunction():
+            old = key_group_range(channel.receiver, before, plan.max_parallelism)
+            ranges = [key_group_range(i, width, plan.max_parallelism) for i in range(width)]
+            return [index for index, own in enumerate(ranges) if own.overlaps(old)]
+        case Custom():
+            return list(range(width))
+        case Global():
+            return [0]
+        case _:
+            return [channel.receiver % width]

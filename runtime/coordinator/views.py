@@ -1,6 +1,7 @@
-"""Views of a job as JSON that are not part of its status: subtasks, configuration, plan, metrics.
+"""Views of a job as JSON that are not part of its status.
 
-Clients get them from the same functions, whichever way they come.
+They show its subtasks, configuration, plan, metrics and checkpoints; the names of the statistics of
+checkpoints are those of Flink's REST API.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
 from ..plan import PhysicalPlan, Vertex
 from ..protocol import names
+from ..protocol.checkpoints.statistics import (
+    CheckpointHistory,
+    CheckpointRecord,
+    SubtaskPart,
+    explain,
+)
 from ..protocol.ids import SubtaskId
 from ..storage.open_store import join_address
-from .context import JobContext
+from .attempt import Attempt
+from .environment import JobEnvironment
 
 MASKED: Final = "******"
 _SECRET_KEY = re.compile(
@@ -30,30 +38,30 @@ _SECRET_KEY = re.compile(
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
-def describe_subtasks(job: JobContext, vertex_id: int) -> dict[str, Any]:
-    """What each subtask of a vertex last reported, and where it runs.
+def describe_subtasks(attempt: Attempt, vertex_id: int) -> dict[str, Any]:
+    """Return the last report of each subtask of a vertex, and where it runs.
 
     Raises:
         UsageError: the plan has no such vertex.
     """
-    vertex = next((each for each in job.plan.vertices if each.id == vertex_id), None)
+    vertex = next((each for each in attempt.plan.vertices if each.id == vertex_id), None)
     if vertex is None:
-        known = ", ".join(str(each.id) for each in job.plan.vertices)
+        known = ", ".join(str(each.id) for each in attempt.plan.vertices)
         raise UsageError(f"no such vertex id=`{vertex_id}`", fix=f"the job has {known}")
     return {
         "vertex": vertex.id,
         "name": vertex.name,
-        "subtasks": [_subtask(job, vertex, index) for index in range(vertex.parallelism)],
+        "subtasks": [_subtask(attempt, vertex, index) for index in range(vertex.parallelism)],
     }
 
 
-def _subtask(job: JobContext, vertex: Vertex, index: int) -> dict[str, Any]:
+def _subtask(attempt: Attempt, vertex: Vertex, index: int) -> dict[str, Any]:
     subtask = SubtaskId(vertex.id, index)
-    said = job.statistics.get((vertex.id, index))
+    said = attempt.statistics.get((vertex.id, index))
     return {
         "index": index,
-        "worker": job.executions.placement.get(subtask),
-        "attempt": job.executions.attempt_of(subtask),
+        "worker": attempt.executions.placement.get(subtask),
+        "attempt": attempt.executions.attempt_of(subtask),
         "reported": said is not None,
         **({} if said is None else _figures(said)),
     }
@@ -73,14 +81,14 @@ def _figures(said: SubtaskStatistics) -> dict[str, Any]:
     }
 
 
-def describe_config(job: JobContext) -> dict[str, Any]:
-    """All options in effect, and those that the user set; the values of secrets are masked."""
-    explicit = job.options.explicit()
-    checkpoint = job.spec.checkpoint
+def describe_config(env: JobEnvironment) -> dict[str, Any]:
+    """Return all options in effect, and those that the user set; values of secrets are masked."""
+    explicit = env.options.explicit()
+    checkpoint = env.spec.checkpoint
     return {
         "options": {
             key: {"value": masked(key, value), "explicit": key in explicit}
-            for key, value in sorted(job.options.effective().items())
+            for key, value in sorted(env.options.effective().items())
         },
         "checkpoint_storage": None if checkpoint is None else masked("", checkpoint.storage),
         "checkpoint_interval_ms": None if checkpoint is None else checkpoint.every_ms,
@@ -89,26 +97,26 @@ def describe_config(job: JobContext) -> dict[str, Any]:
 
 
 def masked(key: str, value: str) -> str:
-    """`value`, unless `key` says that it is a secret; a user name and password in an address are hidden."""
+    """Return `value`, but mask it if `key` names a secret, and mask credentials in addresses."""
     return MASKED if _SECRET_KEY.search(key) else _USERINFO.sub(MASKED, value)
 
 
 def checkpoint_directory(spec: JobSpec) -> str:
-    """The address below which a job's checkpoints are, without credentials; empty: it keeps none."""
+    """Return the address of a job's checkpoints, without credentials; empty: it keeps none."""
     if spec.checkpoint is None:
         return ""
     return masked("", join_address(spec.checkpoint.storage, names.job_dir(spec.name)))
 
 
-def describe_plan(job: JobContext) -> dict[str, Any]:
-    """The physical plan that runs now, and the text that `headgate explain` prints."""
-    spec = replace(job.spec, plan=job.plan, parallelism=job.parallelism)
+def describe_plan(spec: JobSpec, attempt: Attempt) -> dict[str, Any]:
+    """Return the physical plan that runs now, and the text that `headgate explain` prints."""
+    present = replace(spec, plan=attempt.plan, parallelism=attempt.parallelism)
     return {
-        "parallelism": job.parallelism,
-        "max_parallelism": job.plan.max_parallelism,
-        "vertices": [_vertex(vertex) for vertex in job.plan.vertices],
-        "edges": list(_edges(job.plan)),
-        "text": _USERINFO.sub(MASKED, explain_plan(spec)),
+        "parallelism": attempt.parallelism,
+        "max_parallelism": attempt.plan.max_parallelism,
+        "vertices": [_vertex(vertex) for vertex in attempt.plan.vertices],
+        "edges": list(_edges(attempt.plan)),
+        "text": _USERINFO.sub(MASKED, explain_plan(present)),
     }
 
 
@@ -149,7 +157,7 @@ def _edges(plan: PhysicalPlan) -> Iterable[dict[str, Any]]:
 
 
 def describe_metrics(registry: MetricsRegistry, endpoints: list[dict[str, str]]) -> dict[str, Any]:
-    """The metrics of the coordinator's process, and where each process serves its own to Prometheus."""
+    """Return the metrics of the coordinator's process, and the Prometheus endpoints of all processes."""
     samples = [
         {
             "name": sample.name,
@@ -160,3 +168,80 @@ def describe_metrics(registry: MetricsRegistry, endpoints: list[dict[str, str]])
         for sample in family.samples
     ]
     return {"endpoints": endpoints, "samples": samples}
+
+
+QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+def describe_checkpoints(
+    history: CheckpointHistory, checkpoint_id: int | None = None
+) -> dict[str, Any]:
+    """Return all remembered checkpoints, oldest first, and a summary; or one, with all its subtasks."""
+    if checkpoint_id is not None:
+        record = history.record(checkpoint_id)
+        if record is None:
+            return {}
+        return {**_row(record), "subtasks": [_part(part) for part in record.parts]}
+    records = history.records
+    completed = [r for r in records if r.status == "COMPLETED" and r.kind == "checkpoint"]
+    return {
+        "history": [_row(record) for record in records],
+        "summary": {
+            "end_to_end_duration": _spread(r.duration_ms or 0 for r in completed),
+            "checkpointed_size": _spread(r.written_bytes for r in completed),
+            "state_size": _spread(r.state_bytes for r in completed),
+            "processed_data": _spread(r.processed_bytes for r in completed),
+            "persisted_data": _spread(r.persisted_bytes for r in completed),
+        },
+    }
+
+
+def _row(record: CheckpointRecord) -> dict[str, Any]:
+    last = record.last
+    return {
+        "id": record.checkpoint_id,
+        "status": record.status,
+        "is_savepoint": record.kind == "savepoint",
+        "trigger_timestamp": record.trigger_ms,
+        "latest_ack_timestamp": None if last is None else record.trigger_ms + round(last.ack_ms),
+        "end_to_end_duration": record.duration_ms,
+        "checkpointed_size": record.written_bytes,
+        "state_size": record.state_bytes,
+        "processed_data": record.processed_bytes,
+        "persisted_data": record.persisted_bytes,
+        "num_subtasks": len(record.expected),
+        "num_acknowledged_subtasks": len(record.parts),
+        "unaligned_subtasks": record.unaligned,
+        "external_path": record.path,
+        "failure": record.failure,
+        "explanation": explain(record),
+    }
+
+
+def _part(part: SubtaskPart) -> dict[str, Any]:
+    return {
+        "task": part.task,
+        "index": part.index,
+        "end_to_end_duration": round(part.ack_ms),
+        "start_delay": round(part.start_delay_ms),
+        "sync_duration": round(part.sync_ms),
+        "async_duration": round(part.async_ms),
+        "alignment": {
+            "duration": round(part.alignment_ms),
+            "processed": part.processed_bytes,
+            "persisted": part.persisted_bytes,
+        },
+        "checkpointed_size": part.written_bytes,
+        "state_size": part.state_bytes,
+        "unaligned_checkpoint": part.unaligned,
+        "finished": part.finished,
+    }
+
+
+def _spread(values: Iterable[int]) -> dict[str, float]:
+    """Return the nearest-rank quantiles."""
+    found = sorted(values)
+    if not found:
+        return {}
+    at = {name: found[math.ceil(q * len(found)) - 1] for name, q in QUANTILES.items()}
+    return {"min": found[0], "avg": sum(found) / len(found), "max": found[-1], **at}

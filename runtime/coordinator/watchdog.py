@@ -1,69 +1,76 @@
-"""Looks every second whether the job gets on, and fails an attempt that does not (features.md REC-19)."""
+"""Looks every second whether the job makes progress, and fails an attempt that does not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, final
 
 from ...errors import JobError
 from ...operators.durations import format_duration
-from ..control.messages import SubtaskStatistics
+from ..control.messages import StepStuck, SubtaskStatistics
 from ..options.monitoring import JOB_STALL, RECOVERY_STALL, STUCK_TIMEOUT
 from ..protocol.backpressure import WaitsFor
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.liveness import StallMonitor
-from .context import AttemptFailed, Failure, JobContext
-from .liveness import describe_busy
+from .context import JobContext
+from .environment import JobEnvironment
+from .events import AttemptFailed
+from .failures import Failure
+from .workers import busy_steps
 
 NAMED_MAX: Final = 5
-"""Subtasks or workers that a failure names."""
+"""The most subtasks or workers that a failure names."""
 
 
+@final
 class Watchdog:
     """The watchdog of one coordinator; `look` is called every `interval_ms`."""
 
     def __init__(self, job: JobContext, interval_ms: int) -> None:
         self._job = job
-        self._stuck_ms = job.options.get(STUCK_TIMEOUT)
-        self._job_stall = _monitor(job.options.get(JOB_STALL), interval_ms)
-        self._recovery_stall = _monitor(job.options.get(RECOVERY_STALL), interval_ms)
+        self._env = job.env
+        self._attempt = job.attempt
+        self._stuck_ms = job.env.options.get(STUCK_TIMEOUT)
+        self._job_stall = _monitor(job.env.options.get(JOB_STALL), interval_ms)
+        self._recovery_stall = _monitor(job.env.options.get(RECOVERY_STALL), interval_ms)
 
     def look(self) -> None:
-        """Have the attempt fail if it does not get on."""
+        """Fail the attempt if it makes no progress."""
         failure = self._stuck()
-        if self._job.deployment_events is not None:
+        if self._attempt.deployment_events is not None:
             failure = failure or self._recovery()
-        elif self._job.status == "RUNNING":
+        elif self._job.lifecycle.status == "RUNNING":
             failure = failure or self._running()
         if failure is not None:
-            self._job.events.put_nowait(AttemptFailed(self._job.attempt, failure))
+            self._env.events.put_nowait(AttemptFailed(self._attempt.number, failure))
 
     def _stuck(self) -> Failure | None:
         busy = self._busy()
-        under_way = self._job.deployment_events is not None or self._job.status == "RUNNING"
+        under_way = (
+            self._attempt.deployment_events is not None or self._job.lifecycle.status == "RUNNING"
+        )
         if not (self._stuck_ms and busy and under_way) or busy[0]["busy_ms"] < self._stuck_ms:
             return None
         text = f"it has been in one call for {_one_call(busy[0])}"
         return _failure(FailureKind.STUCK, busy[0]["task"], text, busy[0]["worker"])
 
     def _recovery(self) -> Failure | None:
-        job, monitor = self._job, self._recovery_stall
-        restoring = tuple(sorted(job.restoring.items()))
-        mark = (job.attempt, job.deployment_events, len(job.pool.live), restoring)
+        attempt, workers, monitor = self._attempt, len(self._job.pool.live), self._recovery_stall
+        restoring = tuple(sorted(attempt.restoring.items()))
+        mark = (attempt.number, attempt.deployment_events, workers, restoring)
         if monitor is None or not monitor.look(self._now_ms(), mark, pending=True):
             return None
-        done = sum(done for done, _ in job.restoring.values())
-        total = sum(total for _, total in job.restoring.values())
+        done, total = attempt.restored_bytes
         doing = [
             f"{step['task']} on {step['worker']} has been in one call for {_one_call(step)}"
             for step in self._busy()[:NAMED_MAX]
         ]
         text = "; ".join(
             [
-                f"for {format_duration(job.options.get(RECOVERY_STALL))} no state was read and no "
+                f"for {format_duration(self._env.options.get(RECOVERY_STALL))} no state was read and no "
                 f"worker became ready: {done:,} of {total:,} bytes restored, "
-                f"{len(job.pool.live)} workers",
+                f"{workers} workers",
                 *doing,
             ]
         )
@@ -73,33 +80,33 @@ class Watchdog:
         job, monitor = self._job, self._job_stall
         if monitor is None:
             return None
-        subtasks = list(job.statistics.values())
+        subtasks = list(job.attempt.statistics.values())
         moved = tuple(sorted(_counts(subtask) for subtask in subtasks))
-        mark = (job.attempt, moved, job.checkpoints.last_completed)
+        mark = (job.attempt.number, moved, job.checkpoints.last_completed)
         waiting = [subtask for subtask in subtasks if _waits(subtask)]
-        # Who waits for the outside, in a call or for calls under way, may do so for as long as it takes.
+        # A subtask may wait for an external system, in a call or for calls under way, without a limit.
         outside = bool(self._busy()) or any(
             subtask.waits_for is WaitsFor.CALLS for subtask in subtasks
         )
         if not monitor.look(self._now_ms(), mark, pending=bool(waiting) and not outside):
             return None
         text = (
-            f"nothing moved for {format_duration(job.options.get(JOB_STALL))}, though records wait: "
+            f"nothing moved for {format_duration(job.env.options.get(JOB_STALL))}, though records wait: "
             + "; ".join(_named(job, waiting))
         )
         return _failure(FailureKind.STALLED, "job", text)
 
     def _busy(self) -> list[dict[str, Any]]:
-        """Calls of what runs; a worker may not have told yet that those of the attempt before ended."""
-        attempt_of = self._job.executions.attempt_of
+        """Return calls of the present attempt; a worker may still report those of the attempt before."""
+        attempt_of = self._attempt.executions.attempt_of
         return [
             step
-            for step in describe_busy(self._job.pool.live.values())
+            for step in busy_steps(self._job.pool.live.values())
             if step["attempt"] == attempt_of(SubtaskId(step["vertex"], step["subtask"]))
         ]
 
     def _now_ms(self) -> int:
-        return int(1000 * self._job.clock.monotonic())
+        return int(1000 * self._env.clock.monotonic())
 
 
 def _monitor(timeout_ms: int, interval_ms: int) -> StallMonitor | None:
@@ -130,11 +137,11 @@ def _waits(subtask: SubtaskStatistics) -> bool:
 
 
 def _named(job: JobContext, waiting: Iterable[SubtaskStatistics]) -> list[str]:
-    """The subtasks with most in front of them first."""
+    """Describe the subtasks, the one with the longest queue first."""
     ranked = sorted(waiting, key=lambda subtask: -subtask.queued)
     named = []
     for subtask in ranked[:NAMED_MAX]:
-        vertex = job.plan.vertices[subtask.vertex]
+        vertex = job.attempt.plan.vertices[subtask.vertex]
         for_what = {
             WaitsFor.BARRIERS: ", which waits for barriers",
             WaitsFor.NOTHING: "",
@@ -143,3 +150,20 @@ def _named(job: JobContext, waiting: Iterable[SubtaskStatistics]) -> list[str]:
         named.append(f"{state} {vertex.name} ({subtask.index + 1}/{vertex.parallelism}){for_what}")
     left = len(ranked) - NAMED_MAX
     return [*named, f"and {left} more"] if left > 0 else named
+
+
+def publish_stuck(env: JobEnvironment, worker_id: str, stuck: StepStuck) -> None:
+    """Publish that a call does not return, also for an attempt that is over."""
+    step = stuck.step
+    operator = f" in `{step.operator}`" if step.operator else ""
+    env.publish(
+        "stuck",
+        f"{step.task_name} has been in one call{operator} for {format_duration(step.busy_ms)}",
+        worker=worker_id,
+        task=step.task_name,
+        operator=step.operator,
+        subtask=step.index,
+        busy_ms=step.busy_ms,
+        attempt=step.attempt,
+        stack=stuck.stack,
+    )

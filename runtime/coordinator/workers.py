@@ -1,4 +1,10 @@
-"""The workers of one job: started, greeted, watched, replaced."""
+"""The workers of one job: started, connected, watched and replaced.
+
+A *spare* is a worker that is started before it is needed (`slotmanager.redundant-taskmanager-num`). It is
+started and connected, and has its imports done, but it has no subtasks, so that it can take over those of a
+worker that dies at once. Its own replacement is started when the job runs again. Without spares the workers
+that a restart needs are started during the pause before it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,9 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, final
 
 import msgspec
 
@@ -31,23 +37,182 @@ from ..control.messages import (
     Welcome,
 )
 from ..exchange.hub import WorkerAddress, this_host
-from ..options.recovery import REGISTRATION_TIMEOUT
+from ..options.monitoring import (
+    CANCELLATION_INTERVAL,
+    CANCELLATION_TIMEOUT,
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    STUCK_AFTER,
+    UNREACHABLE_AFTER,
+)
+from ..options.recovery import (
+    REDUNDANT_WORKERS,
+    REGISTRATION_TIMEOUT,
+    START_FAILURES_MAX,
+    START_RETRY,
+)
+from ..options.registry import Options
 from ..protocol.ids import WorkerId
 from ..protocol.liveness import HeartbeatMonitor
 from ..protocol.restart import StartFailures
+from .events import FromWorker, PutEvent, WorkerLost
+from .failures import SILENT
 from .leadership import Leadership
-from .spares import Spares
 
 _log = logging.getLogger("headgate.coordinator")
-SILENT = "no heartbeat"
-"""The beginning of the reason for losing a worker that stopped answering."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """The settings of a pool of workers.
+
+    Attributes:
+        job_name: the name of the job.
+        name_prefix: the beginning of the ids of the workers that it starts.
+        heartbeat_interval_ms: the time between two heartbeats.
+        heartbeat_timeout_ms: a worker without a heartbeat for this long is lost.
+        watching: how workers watch their own calls.
+        spares: the number of workers beyond those that have subtasks, for each slot sharing group.
+        start_timeout_ms: the time in which a worker that was started must connect.
+        start_failures_max: the number of failed starts in a minute after which none is tried.
+        start_retry_ms: the pause after a failed start.
+    """
+
+    job_name: str
+    name_prefix: str
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+    watching: Watching = field(default_factory=Watching)
+    spares: int = 0
+    start_timeout_ms: int = REGISTRATION_TIMEOUT.default
+    start_failures_max: float = 10
+    start_retry_ms: int = 3_000
+
+    @classmethod
+    def of(cls, job_name: str, name_prefix: str, options: Options) -> PoolSettings:
+        """Return the settings that the options of a job have."""
+        return cls(
+            job_name=job_name,
+            name_prefix=name_prefix,
+            heartbeat_interval_ms=options.get(HEARTBEAT_INTERVAL),
+            heartbeat_timeout_ms=options.get(HEARTBEAT_TIMEOUT),
+            watching=Watching(
+                unreachable_after=options.get(UNREACHABLE_AFTER),
+                stuck_after_ms=options.get(STUCK_AFTER),
+                cancellation_interval_ms=options.get(CANCELLATION_INTERVAL),
+                cancellation_timeout_ms=options.get(CANCELLATION_TIMEOUT),
+            ),
+            spares=options.get(REDUNDANT_WORKERS),
+            start_timeout_ms=options.get(REGISTRATION_TIMEOUT),
+            start_failures_max=options.get(START_FAILURES_MAX),
+            start_retry_ms=options.get(START_RETRY),
+        )
+
+
+class OnStuck(Protocol):
+    """Is called when a worker reports that a call does not return."""
+
+    def __call__(self, worker_id: str, stuck: StepStuck, /) -> None: ...
+
+
+@final
+class Spares:
+    """Keeps the number of live workers of one slot sharing group at what is needed, in the background."""
+
+    def __init__(
+        self,
+        count: int,
+        failures: StartFailures,
+        clock: Clock,
+        *,
+        live: Callable[[], int],
+        start: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Make the object; it starts no worker yet.
+
+        Args:
+            count: the number of workers beyond those that have subtasks.
+            failures: decides when the next start may be.
+            clock: the clock.
+            live: returns the number of workers that are connected, or about to be.
+            start: starts one worker; raises HeadgateError.
+        """
+        self.count = count
+        self._failures = failures
+        self._clock = clock
+        self._live = live
+        self._start = start
+        self._wanted = 0
+        self.with_spares = False
+        self._task: asyncio.Task[None] | None = None
+        self.starting: set[asyncio.Task[None]] = set()
+        """Starts under way; they end without an error."""
+
+    def want(self, workers: int, *, spares: bool) -> None:
+        """Start workers until this number is live, and also the spares if `spares`.
+
+        No spare is started while a job recovers: its imports would slow the restore down.
+        """
+        self.with_spares = spares
+        self._wanted = workers + (self.count if spares else 0)
+        if self._missing() > 0 and (self._task is None or self._task.done()):
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._fill(), name="spare workers")
+
+    def lost(self, working: int) -> None:
+        """Replace a spare that died. This counts as a failed start, or it could go on for ever."""
+        self._failures.failed(self._now_ms())
+        if self.with_spares:
+            self.want(working, spares=True)
+
+    def _missing(self) -> int:
+        return self._wanted - self._live()
+
+    async def _fill(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (missing := self._missing()) > 0:
+            wait_ms = self._failures.wait_ms(self._now_ms())
+            if wait_ms:
+                await asyncio.sleep(wait_ms / 1000)
+                continue
+            self.starting = {
+                loop.create_task(self._start_one(), name="spare worker") for _ in range(missing)
+            }
+            try:
+                await asyncio.wait(self.starting)
+            finally:
+                for task in self.starting:
+                    task.cancel()
+                await asyncio.gather(*self.starting, return_exceptions=True)
+                self.starting = set()
+
+    async def _start_one(self) -> None:
+        try:
+            await self._start()
+        except HeadgateError as error:
+            self._failures.failed(self._now_ms())
+            _log.warning("a worker did not start ahead of time: %s", error)
+
+    def _now_ms(self) -> int:
+        return int(1000 * self._clock.monotonic())
+
+    async def close(self) -> None:
+        """Start no further workers."""
+        self._wanted = 0
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+_log = logging.getLogger("headgate.coordinator")
 FIND_TIMEOUT_S = 10.0
 """A worker of an earlier coordinator that has not said Hello by then counts as lost."""
 
 
 @dataclass(slots=True)
 class PulseLine:
-    """The last heartbeat of a worker's thread, which comes on a link of its own."""
+    """The last heartbeat of a worker's watch thread, which has a link of its own."""
 
     link: Link | None = None
     steps: tuple[BusyStep, ...] = ()
@@ -70,7 +235,7 @@ class Worker:
 
     @property
     def host_id(self) -> str:
-        """The machine it runs on."""
+        """The machine that it runs on."""
         return WorkerAddress.decode(self.address).host_id
 
     def kill(self) -> None:
@@ -82,57 +247,33 @@ class Worker:
         """Send a control message."""
         self.link.send(message)
         if isinstance(message, Cancel) and self.pulse.link is not None:
-            self.pulse.link.send(
-                message
-            )  # its thread hears of it while a call holds its event loop
+            # Its watch thread gets the message even while a call blocks its event loop.
+            self.pulse.link.send(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """A worker that was started, or asked to come back, and has not said Hello yet."""
+    """A worker that was started, or asked to connect again, and has not sent Hello yet."""
 
     group: str
     hello: asyncio.Future[tuple[Hello, Link]]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """Event: a worker died, hung up, or stopped answering."""
-
-    worker_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FromWorker:
-    """Event: a worker said something."""
-
-    worker_id: str
-    message: Messages
-
-
 class WorkerPool:
-    """Keeps workers and turns all they do into events for the coordinator."""
+    """Keeps workers, and turns what they do into events for the coordinator."""
 
     def __init__(
         self,
         cluster: Cluster,
         control: ControlEndpoint,
         clock: Clock,
-        put_event: Callable[[WorkerLost | FromWorker], None],
+        settings: PoolSettings,
+        put_event: PutEvent,
         *,
-        job_name: str,
-        name_prefix: str,
-        heartbeat_interval_ms: int,
-        heartbeat_timeout_ms: int,
-        watching: Watching | None = None,
-        on_stuck: Callable[[str, StepStuck], None] = lambda worker_id, stuck: None,
-        spares: int = 0,
-        start_failures: StartFailures | None = None,
+        on_stuck: OnStuck = lambda worker_id, stuck: None,
         leadership: Leadership | None = None,
-        start_timeout_ms: int = REGISTRATION_TIMEOUT.default,
     ) -> None:
-        self._start_timeout_ms = start_timeout_ms
+        self._settings = settings
         self._leadership = leadership or Leadership()
         self._killing: dict[asyncio.Task[None], Callable[[], None]] = {}
         self._cluster = cluster
@@ -140,34 +281,34 @@ class WorkerPool:
         self._clock = clock
         self._put_event = put_event
         self._welcome = Welcome(
-            job_name=job_name,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            heartbeat_timeout_ms=heartbeat_timeout_ms,
-            watching=watching or Watching(),
+            job_name=settings.job_name,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+            watching=settings.watching,
         )
         self._on_stuck = on_stuck
-        self._monitor = HeartbeatMonitor(heartbeat_interval_ms, heartbeat_timeout_ms)
-        self._prefix = name_prefix
+        self._monitor = HeartbeatMonitor(
+            settings.heartbeat_interval_ms, settings.heartbeat_timeout_ms
+        )
+        self._start_failures = StartFailures(settings.start_failures_max, settings.start_retry_ms)
         self._started = 0
         self._greetings: dict[str, Greeting] = {}
         self._pulses: dict[str, PulseLine] = {}
         self._stillborn: dict[str, str] = {}
-        """Why workers were lost before they were live."""
+        """The reasons why workers were lost before they were live."""
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.live: dict[str, Worker] = {}
         self._retired: list[Worker] = []
         self.leaving: set[str] = set()
-        """Workers whose processes are about to end: they get no more subtasks."""
+        """Workers whose processes are about to end; they get no more subtasks."""
         self._working: dict[str, str] = {}
         """The groups of the workers that have subtasks; the others are spares."""
         self.last_lost = ("", 0)
-        """The worker that was lost last, and for how many ms nothing had been heard of it."""
+        """The worker that was lost last, and the ms since its last sign of life then."""
         self.warm_up: Warm | None = None
         """The message that prepares a worker without subtasks for some."""
-        self._spares_wanted = spares
-        self._start_failures = start_failures or StartFailures(10, 3_000)
         self._spares: dict[str, Spares] = {}
-        """By slot sharing group: a worker of another one is of no use."""
+        """The spares of each slot sharing group: a worker of another group cannot replace one of it."""
 
     @property
     def staying(self) -> dict[str, Worker]:
@@ -177,7 +318,7 @@ class WorkerPool:
     def _spares_of(self, group: str) -> Spares:
         if group not in self._spares:
             self._spares[group] = Spares(
-                self._spares_wanted,
+                self._settings.spares,
                 self._start_failures,
                 self._clock,
                 live=lambda: len(self._staying_in(group)) + self._greeted_by(group),
@@ -194,10 +335,10 @@ class WorkerPool:
         return sum(greeting.group == group for greeting in self._greetings.values())
 
     async def ensure(self, groups: Sequence[str]) -> list[Worker]:
-        """Start workers until there is one for each entry; returns exactly those, the oldest of each group.
+        """Start workers until there is one for each entry; return these, the oldest of each group.
 
         Args:
-            groups: the slot sharing group of each worker that is needed, those of a group side by side.
+            groups: the slot sharing group of each worker that is needed, with equal ones in a row.
 
         Raises:
             ClusterError: a worker could not be started.
@@ -218,7 +359,7 @@ class WorkerPool:
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                 continue
             for outcome in await asyncio.gather(*starting, return_exceptions=True):
-                if type(outcome) is JobError:  # so a cluster says that it has no room
+                if type(outcome) is JobError:  # a cluster raises it when it has no room
                     raise ClusterError(
                         outcome.message, where=outcome.where, fix=outcome.fix
                     ) from outcome
@@ -227,18 +368,18 @@ class WorkerPool:
         return [worker for group in needed for worker in self._staying_in(group)[: needed[group]]]
 
     def _missing(self, needed: Counter[str]) -> Counter[str]:
-        """The number of workers that are missing, of the groups that miss some."""
+        """Return the number of missing workers, by group."""
         return needed - Counter(worker.group for worker in self.staying.values())
 
     def lead(self, generation: int) -> None:
-        """From now on workers are told that this generation leads."""
+        """Tell workers from now on that this generation leads."""
         self._welcome = msgspec.structs.replace(self._welcome, generation=generation)
 
     async def find(self, groups: Mapping[str, str]) -> list[Worker]:
-        """Those of an earlier coordinator's workers that obey this one from now on.
+        """Find workers of an earlier coordinator; return those that obey this one from now on.
 
         Args:
-            groups: the slot sharing group of each, by its id.
+            groups: the slot sharing group of each worker, by its id.
         """
         finding = [
             self._join(
@@ -256,10 +397,12 @@ class WorkerPool:
         return [self.live[each] for each in groups if each in self.live]
 
     async def _start_one(self, group: str) -> None:
-        worker_id = f"{self._prefix}-{self._started:04d}"
+        worker_id = f"{self._settings.name_prefix}-{self._started:04d}"
         self._started += 1
         starting = self._cluster.start_worker(worker_id, self._control, group)
-        await self._join(worker_id, group, starting, self._start_timeout_ms / 1000, ours=True)
+        await self._join(
+            worker_id, group, starting, self._settings.start_timeout_ms / 1000, ours=True
+        )
 
     async def _join(
         self,
@@ -349,14 +492,14 @@ class WorkerPool:
                     self.leaving.add(hello.worker_id)
                 self._put_event(FromWorker(hello.worker_id, message))
             elif (pulse := self._pulses.get(hello.worker_id)) is not None and pulse.link is None:
-                pulse.steps = message.steps  # no thread tells of them
+                pulse.steps = message.steps  # it has no watch thread that reports them
         self.lose(hello.worker_id, "its connection ended")
 
     async def serve_pulse(self, hello: Hello, link: Link) -> None:
         """Serve the link of a worker's thread until it ends (called by the control server)."""
         pulse = self._pulses.get(hello.worker_id)
         if pulse is None:
-            return  # it was given up
+            return  # the worker was given up
         pulse.link = link
         link.send(Heartbeat())
         while (message := await link.receive()) is not None:
@@ -370,7 +513,7 @@ class WorkerPool:
             pulse.link, pulse.steps = None, ()
 
     def lose(self, worker_id: str, reason: str) -> None:
-        """Take a worker out, kill what may be left of it, and tell the coordinator; once."""
+        """Remove a worker, kill what may be left of it, and tell the coordinator; once."""
         worker = self.live.pop(worker_id, None)
         self.leaving.discard(worker_id)
         if worker is None:
@@ -394,17 +537,17 @@ class WorkerPool:
         return list(self._working.values()).count(group)
 
     def prepare(self, groups: Sequence[str]) -> None:
-        """Start in the background what is missing of these workers: `ensure` will be asked for them."""
+        """Start missing workers in the background, before `ensure` is called for them."""
         for group, count in Counter(groups).items():
             self._spares_of(group).want(count, spares=False)
 
     def refill(self) -> None:
-        """The job runs: start in the background what is missing of the spares."""
+        """Start missing spares in the background, as the job runs."""
         for group, count in Counter(self._working.values()).items():
             self._spares_of(group).want(count, spares=True)
 
     def _kill_later(self, kill: Callable[[], None]) -> None:
-        """Kill what may be left of a lost worker, unless it is another coordinator's by now."""
+        """Kill what may be left of a lost worker, unless another coordinator has it by now."""
         task = asyncio.get_running_loop().create_task(self._kill(kill), name="kill worker")
         self._killing[task] = kill
         task.add_done_callback(lambda _: self._killing.pop(task, None))
@@ -414,21 +557,21 @@ class WorkerPool:
             kill()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The live workers, for clients."""
+        """Return the live workers, for clients."""
         workers = sorted(self.live.values(), key=lambda worker: worker.worker_id)
         return [
             {"worker": each.worker_id, "pid": each.pid, "group": each.group} for each in workers
         ]
 
     def abandon(self) -> None:
-        """Let go of all workers, without a word to them: another coordinator leads."""
+        """Give up all workers without a message to them: another coordinator leads."""
         workers, self.live, self._retired = [*self.live.values(), *self._retired], {}, []
         for worker in workers:
             worker.link.close()
             self._forget_pulse(worker.worker_id)
 
     def retire(self, keep: Collection[Worker]) -> None:
-        """Let all other workers go, but for the spares: the job runs at a lower parallelism."""
+        """Shut all other workers down, except for spares: the job does not need them."""
         self._working = {worker.worker_id: worker.group for worker in keep}
         kept = set(self._working)
         for group in {worker.group for worker in self.live.values()}:
@@ -441,7 +584,9 @@ class WorkerPool:
                 del self.live[worker_id]
                 self.leaving.discard(worker_id)
                 self._monitor.forget(WorkerId(worker_id))
-                self._pulses.pop(worker_id, None)  # its thread goes on beating until it exits
+                self._pulses.pop(
+                    worker_id, None
+                )  # its watch thread sends heartbeats until it exits
                 worker.send(Shutdown())
                 self._retired.append(worker)
 
@@ -451,15 +596,15 @@ class WorkerPool:
             pulse.link.close()
 
     def _now_ms(self) -> int:
-        """Heartbeats are a matter of durations: a step of the wall clock must not count."""
+        """Return a time for heartbeats, which a change of the wall clock does not affect."""
         return int(1000 * self._clock.monotonic())
 
     def _fields(self, worker_id: str) -> dict[str, str]:
-        """The fields of a log record about a worker."""
+        """Return the fields of a log record about a worker."""
         return {"job": self._welcome.job_name, "worker": worker_id}
 
     async def beat(self) -> None:
-        """Send heartbeats and look for silent workers, for ever."""
+        """Send heartbeats and look for silent workers, until it is cancelled."""
         while True:
             await asyncio.sleep(self._welcome.heartbeat_interval_ms / 1000)
             for worker in self.live.values():
@@ -471,7 +616,7 @@ class WorkerPool:
                 self.lose(worker_id, f"{SILENT} for {timeout} ms")
 
     async def close(self) -> None:
-        """Ask all workers to exit, then kill what has not; but not what another coordinator has."""
+        """Ask all workers to exit, then kill those that did not, unless another coordinator has them."""
         for spares in self._spares.values():
             await spares.close()
         if not await self._leadership.not_lost():
@@ -502,7 +647,7 @@ class WorkerPool:
 async def _from_cluster(
     getting: Awaitable[WorkerHandle | None], worker_id: str
 ) -> WorkerHandle | None:
-    """A cluster has errors of its own when it breaks: the job restarts for them like for any other."""
+    """Turn errors of the cluster into a ClusterError, for which the job restarts."""
     try:
         return await getting
     except HeadgateError:
@@ -513,3 +658,21 @@ async def _from_cluster(
             f"cause=`{type(error).__name__}: {error}`",
             fix="look at the cluster's logs",
         ) from error
+
+
+def busy_steps(workers: Iterable[Worker]) -> list[dict[str, Any]]:
+    """Return the steps that have been in one call for more than a second, the longest first."""
+    found = [
+        {
+            "worker": worker.worker_id,
+            "vertex": step.vertex,
+            "task": step.task_name,
+            "operator": step.operator,
+            "subtask": step.index,
+            "busy_ms": step.busy_ms,
+            "attempt": step.attempt,
+        }
+        for worker in workers
+        for step in worker.pulse.steps
+    ]
+    return sorted(found, key=lambda each: -int(str(each["busy_ms"])))

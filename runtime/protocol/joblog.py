@@ -91,7 +91,7 @@ class JobStatus(enum.Enum):
     FAILED = "FAILED"
 
     @property
-    def shown(self) -> str:
+    def status_name(self) -> str:
         """The name that users see, as in Flink."""
         return "SUSPENDED" if self is JobStatus.STOPPED else self.value
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate.runtime.control.messages import CheckpointAcked, TriggerCheckpoint
-from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome, PublishResult
+from headgate.runtime.control.messages import CheckpointAcked, Messages, TriggerCheckpoint
+from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome
+from headgate.runtime.coordinator.events import PublishResult
+from headgate.runtime.observe.spans import NoSpans
+from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
 from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
 from headgate.runtime.storage.joblog_store import JobLog
@@ -80,24 +83,31 @@ class DrivenJob:
         """Start the log and the first attempt."""
         if self.log is not None:
             await self.log.start_generation(parallelism=1, max_parallelism=4, run="run")
-        self.driver = CheckpointDriver(
-            CheckpointCoordinator(self.settings),
+        env: Any = SimpleNamespace(
+            spec=SimpleNamespace(checkpoint=SimpleNamespace(retain=self.retain), options={}),
+            options=Options({}),
             log=self.log,
             store=self.store if self.log is not None else None,
             open_at=lambda _, __: self.elsewhere,
-            options={},
-            clock=self.clock,  # type: ignore[arg-type]
+            steady_clock=self.clock,
             generation=1,
-            retain=self.retain,
-            history=10,
-            directory="memory://jobs/job" if self.log is not None else "",
-            broadcast=self.sent.append,
-            put_event=self.events.put_nowait,
-            wake_at=lambda _: None,
+            checkpoint_directory="memory://jobs/job" if self.log is not None else "",
+            events=self.events,
+            spans=NoSpans(),
+            publish=lambda kind, text, **_: self.announced.append((kind, text)),
         )
-        self.driver.announce = lambda kind, text, **_: self.announced.append((kind, text))
+        self.driver = CheckpointDriver(CheckpointCoordinator(self.settings), env, self)
         self.driver.start(1, self.plan, used=0, base=0)
         return self.driver
+
+    def broadcast(self, message: Messages) -> None:
+        self.sent.append(message)
+
+    def wake_at(self, at_ms: int) -> None:
+        pass
+
+    def checkpoint_completed(self) -> None:
+        pass
 
     @property
     def triggered(self) -> list[TriggerCheckpoint]:

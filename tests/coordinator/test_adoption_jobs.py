@@ -144,10 +144,10 @@ def test_an_old_coordinator_that_lives_can_do_nothing(lab: Any) -> None:
         errors.append(task.exception())
         # It commands, on the links it had.
         for message in (
-            Cancel(attempt=context.attempt),
-            CheckpointCompleted(attempt=context.attempt, checkpoint_id=10_000, generation=1),
-            FinishSources(attempt=context.attempt),
-            Terminate(attempt=context.attempt),
+            Cancel(attempt=context.attempt.number),
+            CheckpointCompleted(attempt=context.attempt.number, checkpoint_id=10_000, generation=1),
+            FinishSources(attempt=context.attempt.number),
+            Terminate(attempt=context.attempt.number),
             Shutdown(),
         ):
             for worker in workers:
@@ -157,10 +157,10 @@ def test_an_old_coordinator_that_lives_can_do_nothing(lab: Any) -> None:
             checkpoint_id=10_000, trigger_ms=1, completed_ms=1, duration_ms=0, max_parallelism=12
         )
         for forbidden in (
-            context.log.complete_checkpoint(manifest),
-            context.log.end_job(JobStatus.FAILED),
-            context.log.trim(1),
-            context.log.confirm(),
+            context.env.log.complete_checkpoint(manifest),
+            context.env.log.end_job(JobStatus.FAILED),
+            context.env.log.trim(1),
+            context.env.log.confirm(),
         ):
             with pytest.raises(FencedError):
                 await forbidden
@@ -234,8 +234,10 @@ def test_who_finds_no_workers_since_another_leads_does_not_say_that_they_are_gon
         async def superseded(pool: WorkerPool, worker_ids: Any) -> list[Any]:
             monkeypatch.setattr(WorkerPool, "find", find)
             context = job.coordinator._context
-            newer = JobLog(context.store, "newer", SystemClock())
-            await newer.start_generation(parallelism=2, max_parallelism=12, run=context.spec.run)
+            newer = JobLog(context.env.store, "newer", SystemClock())
+            await newer.start_generation(
+                parallelism=2, max_parallelism=12, run=context.env.spec.run
+            )
             return []
 
         monkeypatch.setattr(WorkerPool, "find", superseded)

@@ -155,7 +155,7 @@ def test_a_job_that_keeps_up_blames_nobody(coordinator: Callable[..., JobCoordin
     made = coordinator(job)
     assert made._describe()["backpressure"] == []
     assert made._context is not None
-    told = made._context.statistics.values()
+    told = made._context.attempt.statistics.values()
     assert sum(each.records_out for each in told) > 0
     assert [each.hot_groups for each in told if each.hot_groups] == []
 

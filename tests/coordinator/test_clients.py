@@ -18,9 +18,8 @@ import pytest
 from headgate.errors import HeadgateError, JobError, JobNotReady, UserCodeError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.job_client import Connect, Event, HungUp, JobClient, outcome_of
-from headgate.runtime.coordinator.clients import Clients
-from headgate.runtime.coordinator.context import ClientWish
-from headgate.runtime.coordinator.local_client import connect_locally
+from headgate.runtime.coordinator.clients import Clients, connect_locally
+from headgate.runtime.coordinator.events import ClientCommand
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.job_result import JobFailure, JobOutcome
 from headgate.runtime.rest.client import RestClient
@@ -32,11 +31,11 @@ Script = Callable[[JobClient], Awaitable[Any]]
 
 
 class Desk:
-    """A coordinator's clients, without a coordinator; the test answers their wishes."""
+    """A coordinator's clients, without a coordinator; the test answers their commands."""
 
     def __init__(self, kind: str, path: Path) -> None:
-        self.wishes: asyncio.Queue[ClientWish] = asyncio.Queue()
-        self.clients = Clients(self.wishes.put_nowait, {"status": self._status}, {})
+        self.commands: asyncio.Queue[ClientCommand] = asyncio.Queue()
+        self.clients = Clients(self.commands.put_nowait, {"status": self._status}, {})
         self.kind = kind
         self._path = path
         self._threads = ThreadPoolExecutor(2)
@@ -103,13 +102,13 @@ def test_a_client_is_shown_what_there_is(desk: Desk) -> None:
     run(desk, test)
 
 
-def test_a_wish_is_carried_out_with_its_arguments(desk: Desk) -> None:
+def test_a_command_is_carried_out_with_its_arguments(desk: Desk) -> None:
     async def test(connect: Connect) -> None:
         asked = desk.use(connect, asking("stop", savepoint="/kept", drain=True))
-        wish = await desk.wishes.get()
-        assert wish.verb == "stop"
-        assert (wish.arguments["savepoint"], wish.arguments["drain"]) == ("/kept", True)
-        wish.done(status="SUSPENDED", checkpoint=7)
+        command = await desk.commands.get()
+        assert command.verb == "stop"
+        assert (command.arguments["savepoint"], command.arguments["drain"]) == ("/kept", True)
+        command.done(status="SUSPENDED", checkpoint=7)
         assert await asked == {"status": "SUSPENDED", "checkpoint": 7}
 
     run(desk, test)
@@ -122,7 +121,7 @@ def test_a_wish_is_carried_out_with_its_arguments(desk: Desk) -> None:
 def test_a_refusal_raises_the_same_error_everywhere(desk: Desk, error: HeadgateError) -> None:
     async def test(connect: Connect) -> None:
         asked = desk.use(connect, asking("hand-over"))
-        (await desk.wishes.get()).refuse(error)
+        (await desk.commands.get()).refuse(error)
         with pytest.raises(HeadgateError) as refused:
             await asked
         assert (type(refused.value), str(refused.value)) == (type(error), str(error))
@@ -138,12 +137,12 @@ def test_what_nobody_knows_is_refused(desk: Desk) -> None:
     run(desk, test)
 
 
-def test_a_wish_that_the_job_did_not_live_to_hear_is_refused(desk: Desk) -> None:
+def test_a_command_that_the_job_did_not_live_to_hear_is_refused(desk: Desk) -> None:
     async def test(connect: Connect) -> None:
         stopped = desk.use(connect, asking("stop"))
-        granted = await desk.wishes.get()
+        granted = await desk.commands.get()
         late = desk.use(connect, asking("checkpoint"))
-        await desk.wishes.get()
+        await desk.commands.get()
         granted.done(status="SUSPENDED")
         desk.clients.end({"status": "SUSPENDED"}, None)
         assert await stopped == {"status": "SUSPENDED"}

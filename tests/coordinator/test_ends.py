@@ -61,15 +61,20 @@ def test_a_final_checkpoint_is_asked_for_again_only_in_the_attempt_whose_data_ha
             return Outcome()
 
     async def main() -> None:
-        job: Any = SimpleNamespace(attempt=1, events=asyncio.Queue(), checkpoints=Checkpoints())
+        plan = SimpleNamespace(vertices=[], loops=[])
+        job: Any = SimpleNamespace(
+            env=SimpleNamespace(events=asyncio.Queue()),
+            attempt=SimpleNamespace(number=1, plan=plan),
+            checkpoints=Checkpoints(),
+        )
         failed = RequestFailed("final", CheckpointFailure.CANCEL_MARKER)  # type: ignore[arg-type]
-        first, second = Running([]), Running([])
-        first._settle(job, Outcome(refused=(failed,)))
-        again = await job.events.get()
-        first._handle(job, again)
+        first, second = Running(job, []), Running(job, [])
+        first._settle(Outcome(refused=(failed,)))
+        again = await job.env.events.get()
+        first._handle(again)
         assert asked == ["final"]
-        job.attempt = 2
-        second._handle(job, again)
+        job.attempt.number = 2
+        second._handle(again)
         assert asked == ["final"]
 
     asyncio.run(main())

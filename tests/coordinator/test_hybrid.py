@@ -13,8 +13,8 @@ import pytest
 import headgate as hg
 from headgate.connectors import from_list
 from headgate.operators.splits import History
-from headgate.runtime.control.messages import HistoryOver
-from headgate.runtime.coordinator.histories import look_at_histories
+from headgate.runtime.coordinator.sources import read_histories
+from headgate.runtime.coordinator.status import describe
 from headgate.tests.coordinator.pipelines import TOKEN, Seen
 from headgate.tests.coordinator.test_regional import Regional, drive
 from headgate.tests.sim.counting import alone
@@ -71,7 +71,7 @@ async def until(run: Regional, happened: Callable[[Regional], bool]) -> None:
 
 def stages(run: Regional) -> list[History]:
     """What the subtasks of the source have reported."""
-    statistics = run.context.statistics.values() if run.context is not None else ()
+    statistics = run.context.attempt.statistics.values() if run.context is not None else ()
     return [each.history for each in statistics]
 
 
@@ -133,12 +133,12 @@ def test_checkpoints_pause_in_the_backlog_and_one_follows_it_at_once(
     async def script(run: Regional) -> None:
         run.loop.network.latency_s = 0.015  # longer than the shorter interval
         await until(run, in_the_history)
-        assert run.context.describe()["vertices"][0]["backlog"]
+        assert describe(run.context)["vertices"][0]["backlog"]
         assert not run.world.completed
         await run.checkpoints(1)
         assert len(seen(run, live=False)) == len(PAST)
         assert len(seen(run, live=True)) < 10
-        assert not run.context.describe()["vertices"][0]["backlog"]
+        assert not describe(run.context)["vertices"][0]["backlog"]
         await run.checkpoints(2)
         await run.ended
 
@@ -160,23 +160,16 @@ def test_all_go_live_together_and_who_has_not_reported_may_still_read(
     stages: list[History | None], backlog: bool, told: bool
 ) -> None:
     with_history, without = (SimpleNamespace(source=source) for source in (HYBRID, PLAIN))
-    sent: list[Any] = []
-    job: Any = SimpleNamespace(
-        attempt=7,
-        plan=SimpleNamespace(
-            vertices=[
-                SimpleNamespace(id=0, parallelism=2, head=without),
-                SimpleNamespace(id=1, parallelism=2, head=with_history),
-                SimpleNamespace(id=2, parallelism=2, head=SimpleNamespace(source=None)),
-            ]
-        ),
-        statistics={
-            (1, index): SimpleNamespace(history=stage)
-            for index, stage in enumerate(stages)
-            if stage is not None
-        },
-        tell=sent.append,
-        checkpoints=SimpleNamespace(backlog=lambda reads: reads),
+    plan: Any = SimpleNamespace(
+        vertices=[
+            SimpleNamespace(id=0, parallelism=2, head=without),
+            SimpleNamespace(id=1, parallelism=2, head=with_history),
+            SimpleNamespace(id=2, parallelism=2, head=SimpleNamespace(source=None)),
+        ]
     )
-    assert look_at_histories(job) is backlog  # type: ignore[comparison-overlap]
-    assert sent == [HistoryOver(attempt=7, vertex=1)] * told
+    statistics: Any = {
+        (1, index): SimpleNamespace(history=stage)
+        for index, stage in enumerate(stages)
+        if stage is not None
+    }
+    assert read_histories(plan, statistics) == (backlog, [1] * told)

@@ -18,7 +18,8 @@ import headgate as hg
 from headgate.runtime.control.job_client import Event
 from headgate.runtime.control.messages import CheckpointAcked, LoopRoundBack, SubtaskFailed
 from headgate.runtime.coordinator.job import JobCoordinator
-from headgate.runtime.coordinator.regions import Executions, failover_of
+from headgate.runtime.coordinator.placement import Executions, failover_of
+from headgate.runtime.coordinator.status import describe
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.ids import SubtaskId
 from headgate.runtime.storage.memory import MemoryStore
@@ -102,7 +103,7 @@ class Regional:
 
     def attempts(self) -> dict[str, int]:
         """Of all subtasks, by name."""
-        executions: Executions = self.context.executions
+        executions: Executions = self.context.attempt.executions
         return {
             executions.name(task): executions.attempt_of(task) or 0
             for region in executions.failover.regions
@@ -144,7 +145,9 @@ class Regional:
         await self.until(lambda: len(self.world.completed) >= before + count)
 
     async def running(self) -> None:
-        await self.until(lambda: self.context is not None and self.context.status == "RUNNING")
+        await self.until(
+            lambda: self.context is not None and self.context.lifecycle.status == "RUNNING"
+        )
 
     async def run_to_the_end(self) -> None:
         await self.ended
@@ -219,7 +222,7 @@ def test_one_of_two_pipelines_fails_and_the_other_never_stops(
         await run.until(run.restarts)
         began = run.loop.time()
         completed = set(run.world.completed)
-        await run.until(lambda: run.context.status == "RESTARTING")
+        await run.until(lambda: run.context.lifecycle.status == "RESTARTING")
         await run.running()
         assert run.loop.time() - began >= DOWN_S
         assert gaps(run, began, lambda number: number % SPLITS >= 2) < 1
@@ -229,10 +232,10 @@ def test_one_of_two_pipelines_fails_and_the_other_never_stops(
         assert len({after[name] for name in again}) == 1
         await run.checkpoints(2)
         assert min(run.world.completed - completed) > max(completed)
-        status = run.context.describe()
+        status = describe(run.context)
         assert (status["restarts"], status["restarted_tasks"]) == (1, len(again))
-        (story,) = status["exceptions"]
-        assert (sorted(story["tasks"]), story["tasks_total"]) == (sorted(again), len(before))
+        (record,) = status["exceptions"]
+        assert (sorted(record["tasks"]), record["tasks_total"]) == (sorted(again), len(before))
         await run.run_to_the_end()
 
     run = drive(make_job(keyed=True, **options), script)
@@ -250,7 +253,7 @@ def test_with_the_strategy_full_all_of_it_restarts(drive: Any) -> None:
         FAILS.add(MARKED)
         await run.until(run.restarts)
         began = run.loop.time()
-        await run.until(lambda: run.context.attempts_started == 2)
+        await run.until(lambda: run.context.attempt.begun == 2)
         await run.running()
         assert gaps(run, began, lambda _: True) > DOWN_S - 0.1
         after = run.attempts()
@@ -269,21 +272,21 @@ def test_a_worker_takes_its_regions_along_and_a_second_one_joins_the_same_restar
         await run.running()
         before = run.attempts()
         await run.checkpoints(2)
-        first, second, _ = run.context.executions.slots
+        first, second, _ = run.context.attempt.executions.slots
         run.kill(first)
         await run.until(lambda: len(run.restarts()) == 1)
         await asyncio.sleep(1)
         run.kill(second)
         await run.until(lambda: len(run.restarts()) == 2)
-        await run.until(lambda: run.context.status == "RUNNING")
+        await run.until(lambda: run.context.lifecycle.status == "RUNNING")
         after = run.attempts()
         assert {name for name in before if after[name] == before[name]} == {
             name for name in before if name.endswith("(3/3)")
         }
-        status = run.context.describe()
+        status = describe(run.context)
         assert status["restarts"] == 1
-        (story,) = status["exceptions"]
-        assert [also["kind"] for also in story["concurrent"]] == ["worker_lost"]
+        (record,) = status["exceptions"]
+        assert [also["kind"] for also in record["concurrent"]] == ["worker_lost"]
         await run.run_to_the_end()
 
     run = drive(make_job(keyed=False, parallelism=3), script)
@@ -303,7 +306,7 @@ def test_only_a_whole_deployment_is_adopted(drive: Any) -> None:
         assert run.patience() == {60_000}
         FAILS.add(MARKED)
         await run.until(run.restarts)
-        await run.until(lambda: run.context.status == "RESTARTING")
+        await run.until(lambda: run.context.lifecycle.status == "RESTARTING")
         await run.running()
         after = run.attempts()
         again = {name for name in before if after[name] != before[name]}
@@ -331,7 +334,7 @@ def test_a_coordinator_that_dies_while_regions_restart_has_all_of_it_restarted(
         FAILS.add(MARKED)
         await run.until(run.restarts)
         await asyncio.sleep(later_s)  # by the clock of the simulation
-        assert run.context.restarting
+        assert run.context.attempt.restarting
         assert "restarts the job" in await run.take_over()
         assert len(set(run.attempts().values())) == 1
         await run.run_to_the_end()
@@ -350,7 +353,7 @@ def test_a_worker_that_does_not_say_what_it_runs_is_replaced(drive: Any) -> None
         may_end = asyncio.Event()
         stuck.worker._regions.drop_all = may_end.wait  # type: ignore[assignment]
         FAILS.add(MARKED)
-        await run.until(lambda: run.context.status == "FAILING")
+        await run.until(lambda: run.context.lifecycle.status == "FAILING")
         await asyncio.sleep(1)  # by the clock of the simulation
         assert "restarts the job" in await run.take_over()
         assert stuck not in run.cluster.live
@@ -370,7 +373,7 @@ def test_a_source_that_has_to_be_cut_anew_is_not_cut_for_a_part_of_its_subtasks(
         assert "goes on with attempt" in await run.take_over()
         FAILS.add(MARKED)
         await run.until(run.restarts)
-        await run.until(lambda: run.context.status == "RESTARTING")
+        await run.until(lambda: run.context.lifecycle.status == "RESTARTING")
         await run.running()
         await run.run_to_the_end()
 

@@ -48,16 +48,16 @@ def check_apart(job: Any, slots: dict[str, int], slots_per_worker: int = 1) -> N
     """Each subtask is on a worker of its own group, and each group has the workers for its slots."""
     context = job.coordinator._context
     live = context.pool.live
-    placement = context.executions.placement
+    placement = context.attempt.executions.placement
     assert placement
     for subtask, worker_id in placement.items():
-        assert live[worker_id].group == context.plan.vertices[subtask.vertex].group
+        assert live[worker_id].group == context.attempt.plan.vertices[subtask.vertex].group
         # Chains and slots: subtask i of each vertex of a group shares a worker with the others of index i.
         same_slot = {
             other
             for each, other in placement.items()
             if each.index == subtask.index
-            and context.plan.vertices[each.vertex].group == live[worker_id].group
+            and context.attempt.plan.vertices[each.vertex].group == live[worker_id].group
         }
         assert same_slot == {worker_id}
     needed = {group: -(-count // slots_per_worker) for group, count in slots.items()}

@@ -8,7 +8,8 @@ from typing import Any
 from headgate.api.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello
-from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
+from headgate.runtime.coordinator.events import JobEvent
+from headgate.runtime.coordinator.workers import PoolSettings, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
 
 
@@ -49,16 +50,18 @@ class Clock:
 
 def test_workers_that_are_gone_are_forgotten() -> None:
     async def main() -> None:
-        cluster, events = Cluster(), list[WorkerLost | FromWorker]()
+        cluster, events = Cluster(), list[JobEvent]()
         pool = cluster.pool = WorkerPool(
             cluster,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             Clock(),  # type: ignore[arg-type]
+            PoolSettings(
+                job_name="job",
+                name_prefix="w",
+                heartbeat_interval_ms=10,
+                heartbeat_timeout_ms=100,
+            ),
             events.append,
-            job_name="job",
-            name_prefix="w",
-            heartbeat_interval_ms=10,
-            heartbeat_timeout_ms=100,
         )
         for _ in range(3):  # up and down again
             workers = await pool.ensure([DEFAULT_GROUP] * 3)

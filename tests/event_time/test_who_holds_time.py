@@ -15,7 +15,7 @@ from headgate.runtime.control.messages import (
     decode,
     encode,
 )
-from headgate.runtime.coordinator.event_time import describe_event_time
+from headgate.runtime.coordinator.status import describe_event_time
 from headgate.runtime.job import runnable
 from headgate.testing import harness
 

@@ -80,7 +80,7 @@ def test_an_upload_that_arrives_after_its_writer_died_and_was_swept_behind(
         await job.execute(blow)
         await job.until("restored")
         generation, _ = names.checkpoint_of(blow.call.name)
-        assert generation < job.coordinator._context.generation
+        assert generation < job.coordinator._context.env.generation
         assert blow.call.name not in lab.disk.objects
         lab.disk.objects[blow.call.name] = b"late"
         for _ in range(2):

@@ -22,7 +22,7 @@ from headgate.errors import (
     UsageError,
     UserCodeError,
 )
-from headgate.runtime.coordinator import failing, regional
+from headgate.runtime.coordinator import regional, restarting
 from headgate.runtime.job import runnable
 
 ROWS = 1000
@@ -428,7 +428,7 @@ def test_a_bad_record_fails_at_once(lab: Any) -> None:
 
 def wait_long_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection is not taken for the cause before the loss of its worker is heard of."""
-    for module in (failing, regional):
+    for module in (restarting, regional):
         monkeypatch.setattr(module, "ROOT_CAUSE_S", LONG_S)
 
 

@@ -25,8 +25,8 @@ from headgate.errors import JobError, StorageError, UsageError
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
 from headgate.runtime.cluster.inprocess import InProcessCluster
-from headgate.runtime.coordinator import replacing
-from headgate.runtime.coordinator.replacing import OutputReplacer
+from headgate.runtime.coordinator import output
+from headgate.runtime.coordinator.output import OutputReplacer
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.old_output import OldOutput
 from headgate.runtime.storage.base import Created, Existed
@@ -378,7 +378,7 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_deletion_that_fails_is_tried_again(
     lab: Any, out: Path, refuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacing, "RETRY_S", (0.01,))
+    monkeypatch.setattr(output, "RETRY_S", (0.01,))
     refuses[0] = 3
 
     async def script(running: Any) -> None:
@@ -394,7 +394,7 @@ def test_a_deletion_that_fails_is_tried_again(
 def test_a_run_that_cannot_delete_what_it_replaces_fails_and_the_next_one_does_it(
     tmp_path: Path, out: Path, refuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacing, "RETRY_S", (0.0,))
+    monkeypatch.setattr(output, "RETRY_S", (0.0,))
     refuses[0] = 1_000_000
     job = job_of(tmp_path / "chk", to(out))
     with pytest.raises(StorageError, match="read-only"):

@@ -119,7 +119,7 @@ class Crashed(Exception):
 
 def in_flight_of(running: Any) -> list[StateHandle]:
     """The records on their way in the newest checkpoint."""
-    manifest = running.coordinator._context.log.view.newest.manifest
+    manifest = running.coordinator._context.env.log.view.newest.manifest
     return [handle for handle in manifest.handles() if handle.channel is not None]
 
 

@@ -43,7 +43,7 @@ def new_job(lab: Any, parallelism: int, **options: str) -> hg.Job:
 
 def in_flight_of(running: Any) -> list[Any]:
     """The records on their way in the newest checkpoint."""
-    manifest = running.coordinator._context.log.view.newest.manifest
+    manifest = running.coordinator._context.env.log.view.newest.manifest
     return [handle for handle in manifest.handles() if handle.channel is not None]
 
 

@@ -142,13 +142,16 @@ def test_what_a_worker_said_of_the_last_attempt_is_not_held_against_this_one() -
     events: asyncio.Queue[Any] = asyncio.Queue()
     running = 2
     job = SimpleNamespace(
-        options=Options({"headgate.task.stuck-timeout": "1 min"}),
+        env=SimpleNamespace(
+            options=Options({"headgate.task.stuck-timeout": "1 min"}), events=events
+        ),
         pool=SimpleNamespace(live={"w": worker}),
-        status="RUNNING",
-        deployment_events=None,
-        attempt=2,
-        executions=SimpleNamespace(attempt_of=lambda subtask: running),
-        events=events,
+        lifecycle=SimpleNamespace(status="RUNNING"),
+        attempt=SimpleNamespace(
+            number=2,
+            deployment_events=None,
+            executions=SimpleNamespace(attempt_of=lambda subtask: running),
+        ),
     )
     watchdog = Watchdog(cast(JobContext, job), 1_000)
     watchdog.look()

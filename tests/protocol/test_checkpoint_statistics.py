@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.runtime.coordinator.checkpoint_report import report
+from headgate.runtime.coordinator.views import describe_checkpoints
 from headgate.runtime.protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
@@ -102,13 +102,13 @@ def test_the_report_adds_up() -> None:
             persisted = {"unaligned": True, "persisted_bytes": 4} if unaligned else {}
             history.acknowledged(id_, part(task, index, processed_bytes=2, **persisted))
         history.completed(id_, 1000 + duration_ms)
-    found = report(history)
+    found = describe_checkpoints(history)
     assert [row["id"] for row in found["history"]] == [1, 2, 3]
     row = found["history"][0]
     assert (row["checkpointed_size"], row["state_size"]) == (40, 120)
     assert (row["processed_data"], row["persisted_data"], row["unaligned_subtasks"]) == (8, 4, 1)
     spread = found["summary"]["end_to_end_duration"]
     assert (spread["min"], spread["avg"], spread["p50"], spread["max"]) == (100, 200, 200, 300)
-    one = report(history, 2)
+    one = describe_checkpoints(history, 2)
     assert [p["unaligned_checkpoint"] for p in one["subtasks"]] == [False, False, False, True]
-    assert report(history, 99) == {}
+    assert describe_checkpoints(history, 99) == {}

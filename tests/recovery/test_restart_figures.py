@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.runtime.coordinator.recovered import describe
+from headgate.runtime.coordinator.reporting import describe_restart
 from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory, RestoreFigures
 from headgate.runtime.worker.reports import RestoreMeter
 
@@ -37,9 +37,9 @@ def test_a_restart_is_told_in_a_sentence() -> None:
     history.cancelled(1_100)
     history.waited(2_100)
     history.deployed(3_200, "checkpoint 7", figures)
-    story = history.running(3_250)
-    assert story is not None
-    assert describe(story) == (
+    record = history.running(3_250)
+    assert record is not None
+    assert describe_restart(record) == (
         "running again after 2s 250ms: silent before 20ms, stopping 100ms, waiting 1s, deploying 1s 100ms "
         "(workers 700ms, reading state 200ms, opening state 90ms; "
         "state: 1,500 bytes from workers' disks, 2,500 from storage)"

@@ -13,9 +13,11 @@ from headgate.api.resources import DEFAULT_GROUP
 from headgate.errors import ClusterError, ExchangeError, JobError
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
-from headgate.runtime.coordinator.context import Failure
-from headgate.runtime.coordinator.failing import Failing
-from headgate.runtime.coordinator.workers import FromWorker, WorkerLost, WorkerPool
+from headgate.runtime.coordinator.events import JobEvent, WorkerLost
+from headgate.runtime.coordinator.failures import Failure
+from headgate.runtime.coordinator.restarting import Failing
+from headgate.runtime.coordinator.states import ToFailing
+from headgate.runtime.coordinator.workers import PoolSettings, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
 from headgate.runtime.protocol.failures import FailureKind
 from headgate.runtime.protocol.restart import StartFailures
@@ -93,18 +95,20 @@ Script = Callable[[Cluster, WorkerPool], Awaitable[None]]
 def run() -> Callable[..., list[Any]]:
     def play(script: Script, spares: int = 1) -> list[Any]:
         async def main() -> list[Any]:
-            cluster, events = Cluster(), list[WorkerLost | FromWorker]()
+            cluster, events = Cluster(), list[JobEvent]()
             pool = cluster.pool = WorkerPool(
                 cluster,  # type: ignore[arg-type]
                 None,  # type: ignore[arg-type]
                 Clock(),  # type: ignore[arg-type]
+                PoolSettings(
+                    job_name="job",
+                    name_prefix="w",
+                    heartbeat_interval_ms=10,
+                    heartbeat_timeout_ms=100,
+                    spares=spares,
+                    start_retry_ms=60_000,
+                ),
                 events.append,
-                job_name="job",
-                name_prefix="w",
-                heartbeat_interval_ms=10,
-                heartbeat_timeout_ms=100,
-                spares=spares,
-                start_failures=StartFailures(10, 60_000),
             )
             await script(cluster, pool)
             closing = asyncio.ensure_future(pool.close())
@@ -255,13 +259,14 @@ def test_a_connection_does_not_break_because_a_spare_died() -> None:
         events: asyncio.Queue[Any] = asyncio.Queue()
         events.put_nowait(WorkerLost("spare", "exited"))
         events.put_nowait(WorkerLost("peer", "exited"))
+        executions = SimpleNamespace(placement={("count", 0): "peer"})
         job: Any = SimpleNamespace(
-            events=events, executions=SimpleNamespace(placement={("count", 0): "peer"})
+            env=SimpleNamespace(events=events), attempt=SimpleNamespace(executions=executions)
         )
         error = ExchangeError("the connection broke")
         failure = Failure("", "", FailureKind.EXCHANGE, error)
-        failing = Failing(failure, None, merged=False, why="")
-        await failing._find_root_cause(job)
+        failing = Failing(job, ToFailing(failure))
+        await failing._find_root_cause()
         return failing._failure.worker
 
     assert asyncio.run(main()) == "peer"

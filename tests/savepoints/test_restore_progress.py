@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 from headgate.runtime.control.messages import RestoreProgress
+from headgate.runtime.coordinator.attempt import Attempt
 from headgate.runtime.coordinator.deploying import Deploying
 
 
@@ -17,38 +17,49 @@ class Clock:
         return self.now
 
 
-class Watched:
-    """A job that is deployed to no workers at all."""
+class NoSubtasks:
+    """An attempt of a job that is deployed to no workers at all."""
+
+    restored_bytes = Attempt.restored_bytes
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.attempt = 7
-        self.restoring: dict[tuple[str, int], tuple[int, int]] = {}
-        self.texts: list[str] = []
-        self.spec = SimpleNamespace(checkpoint=None)
-        self.plan = SimpleNamespace(vertices=[])
         nothing = SimpleNamespace(everything=frozenset(), subtasks_of=lambda regions: [])
+        self.number = 7
+        self.restoring: dict[tuple[str, int], tuple[int, int]] = {}
+        self.plan = SimpleNamespace(vertices=[])
         self.executions = SimpleNamespace(
             place=lambda workers, slots: None, placement={}, failover=nothing
         )
-        self.store = None
+
+
+class Watched:
+    """The job with that attempt."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.texts: list[str] = []
+        self.env = SimpleNamespace(
+            clock=self.clock,
+            spec=SimpleNamespace(checkpoint=None),
+            store=None,
+            publish=lambda kind, text, **_: self.texts.append(text),
+        )
+        self.attempt = NoSubtasks()
         self.old_output = SimpleNamespace(idle=self._nothing)
 
     async def _nothing(self) -> None:
         """There is no output of earlier runs."""
 
-    def publish(self, kind: str, text: str, **_: Any) -> None:
-        self.texts.append(text)
-
 
 def test_only_a_restore_that_takes_long_shows_how_far_it_is() -> None:
-    deploying, job = Deploying(), Watched()
-    asyncio.run(deploying._deploy(job, [], None))  # type: ignore[arg-type]
+    job = Watched()
+    deploying = Deploying(job)  # type: ignore[arg-type]
+    asyncio.run(deploying._deploy([], None))
 
     def after(seconds: float, worker: str, done: int, attempt: int = 7) -> list[str]:
         job.clock.now = 100.0 + seconds
         message = RestoreProgress(attempt=attempt, done_bytes=done, total_bytes=2_000)
-        deploying._progressed(job, worker, message)  # type: ignore[arg-type]
+        deploying._progressed(worker, message)
         return job.texts
 
     assert after(0.3, "one", 900) == []

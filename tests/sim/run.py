@@ -20,8 +20,8 @@ from unittest import mock
 
 from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
 from headgate.runtime.control.job_client import Event
+from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
-from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome

@@ -37,7 +37,7 @@ from headgate.errors import (
 )
 from headgate.operators.clock import SystemClock
 from headgate.operators.source import SourceRun
-from headgate.runtime.coordinator.source_runs import SourceStorage, source_run
+from headgate.runtime.coordinator.sources import SourceStorage, source_run
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.runtime.options.registry import Options

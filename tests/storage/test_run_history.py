@@ -112,7 +112,7 @@ def test_ends_of_runs_outlive_the_trimming_of_their_entries(lab: Lab) -> None:
 
     job = lab.read()
     assert job.name == "clicks"
-    assert [(end.run, end.status.shown, end.reason) for end in job.ends] == [
+    assert [(end.run, end.status.status_name, end.reason) for end in job.ends] == [
         ("a", "SUSPENDED", "end of a"),
         ("b", "FAILED", "end of b"),
         ("c", "FINISHED", "end of c"),

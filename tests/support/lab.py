@@ -21,8 +21,8 @@ from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
 from headgate.runtime.control.job_client import Event
+from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
-from headgate.runtime.coordinator.local_client import LocalClient
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import LogView

@@ -48,6 +48,24 @@ class Manifest(Record, frozen=True, kw_only=True):
                 for snapshot in subtask.snapshots:
                     yield from snapshot.handles
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all state, including what it shares with older checkpoints."""
+        return sum(handle.size_bytes for handle in self.handles())
+
+    def state_bytes(self) -> dict[str, int]:
+        """Return these bytes by operator, for operators that have state."""
+        found = {
+            operator.name: sum(
+                handle.size_bytes
+                for subtask in operator.subtasks
+                for snapshot in subtask.snapshots
+                for handle in snapshot.handles
+            )
+            for operator in self.operators
+        }
+        return {name: size for name, size in found.items() if size}
+
     def files(self) -> frozenset[str]:
         """Return the names of all state files this checkpoint needs; shared ones are in several
         manifests."""

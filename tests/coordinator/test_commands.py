@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from headgate.errors import UsageError
-from headgate.runtime.coordinator.context import ClientWish
-from headgate.runtime.coordinator.wishes import savepoint_target
+from headgate.runtime.coordinator.commands import savepoint_target
+from headgate.runtime.coordinator.events import ClientCommand
 from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.open_store import open_store_at
 
 
 def target(directory: str, **options: str) -> str:
-    job: Any = SimpleNamespace(
+    env: Any = SimpleNamespace(
         options=Options(options),
         spec=SimpleNamespace(name="job", options=options),
         open_at=open_store_at,
@@ -24,7 +24,7 @@ def target(directory: str, **options: str) -> str:
 
     async def main() -> str:
         answer = asyncio.get_running_loop().create_future()
-        return savepoint_target(job, ClientWish("stop", answer, {"savepoint": directory}))
+        return savepoint_target(env, ClientCommand("stop", answer, {"savepoint": directory}))
 
     return asyncio.run(main())
 
