@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from .blackhole import blackhole
 from .collect import collect
 from .collections import Crash, Pause, from_list
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
-from .function import function_sink
 from .generator import (
     choice,
     constant,
@@ -21,7 +19,7 @@ from .generator import (
 )
 from .hybrid import hybrid_source
 from .nexmark import nexmark
-from .print import print_sink
+from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
 

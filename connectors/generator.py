@@ -22,7 +22,7 @@ from ..operators.elements import Batch, ColumnBatch, ObjectBatch
 from ..operators.origin import capture_origin
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co
-from . import hashing
+from . import draws
 from .rows import DEFAULT_SPLITS, RowSource
 
 
@@ -80,7 +80,7 @@ class RandomInt(_Field, frozen=True, tag="int"):
         return pa.int64()
 
     def column(self, seed: int, first: int, count: int) -> pa.Array:
-        return pa.array(hashing.below(seed, first, count, self.high - self.low) + self.low)
+        return pa.array(draws.below(seed, first, count, self.high - self.low) + self.low)
 
 
 class RandomFloat(_Field, frozen=True, tag="float"):
@@ -96,8 +96,8 @@ class RandomFloat(_Field, frozen=True, tag="float"):
         return pa.float64()
 
     def column(self, seed: int, first: int, count: int) -> pa.Array:
-        draws = hashing.uniform(seed, first, count)
-        return pa.array(draws * (self.high - self.low) + self.low)
+        numbers = draws.uniform(seed, first, count)
+        return pa.array(numbers * (self.high - self.low) + self.low)
 
 
 class Choice(_Field, frozen=True, tag="choice"):
@@ -117,7 +117,7 @@ class Choice(_Field, frozen=True, tag="choice"):
         return pa.array(self.values).type
 
     def column(self, seed: int, first: int, count: int) -> pa.Array:
-        picks = hashing.below(seed, first, count, len(self.values))
+        picks = draws.below(seed, first, count, len(self.values))
         return pa.array(self.values).take(pa.array(picks))
 
 
@@ -159,7 +159,7 @@ class EventTime(_Field, frozen=True, tag="timestamp"):
         times = np.arange(first, first + count, dtype=np.int64) * every_ms
         times += int(start.timestamp() * 1000)
         if jitter_ms:
-            times -= hashing.below(seed, first, count, jitter_ms + 1)
+            times -= draws.below(seed, first, count, jitter_ms + 1)
         return pa.array(times).cast(self.type())
 
 
@@ -182,7 +182,7 @@ class Pattern(_Field, frozen=True, tag="pattern"):
         if self.distinct is None:
             numbers = np.arange(first, first + count, dtype=np.int64)
         else:
-            numbers = hashing.below(seed, first, count, self.distinct)
+            numbers = draws.below(seed, first, count, self.distinct)
         texts = pa.array(numbers).cast(pa.string())
         return pc.binary_join_element_wise(self.prefix, texts, self.suffix, "")
 
@@ -239,7 +239,7 @@ class ColumnGenerator(RowSource[Record_co]):
         self.seed = seed
         self.row_type = row_type
         self.schema = pa.schema([(name, field.type()) for name, field in fields.items()])
-        self._seeds = {name: hashing.stream_seed(seed, name) for name in fields}
+        self._seeds = {name: draws.stream_seed(seed, name) for name in fields}
 
     def make(self, first: int, count: int) -> Batch:
         columns = [

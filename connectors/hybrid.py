@@ -26,6 +26,7 @@ from ..operators.origin import capture_origin
 from ..operators.source import Record, Record_co, Source, SourceReader, SourceRun
 from ..operators.splits import History
 from ..operators.suggestions import suggest
+from .forwarding import ForwardingReader
 
 LiveFrom: TypeAlias = Callable[[int | None], Source]
 """Makes the live source, given the highest event time of the history in ms; None: it has no records."""
@@ -155,18 +156,16 @@ class HybridSource(Source[Record_co]):
         return changed
 
 
-class HybridReader(SourceReader):
+class HybridReader(ForwardingReader):
     """The reader of the history, until it has ended; then, when it may, that of the live source."""
 
     def __init__(self, source: HybridSource, history: Source) -> None:
+        super().__init__(history.reader())
         self._source = source
-        self._reader = history.reader()
-        """Of the source that is being read: at first the history."""
         self._live: _Split | None = None
         """One of the splits that are being read; None: they are of the history."""
         self._waiting: list[_Split] = []
         """Live splits that have not been begun."""
-        self.can_pause_splits = self._reader.can_pause_splits
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
@@ -223,25 +222,6 @@ class HybridReader(SourceReader):
     def finished(self) -> bool:
         return not self._waiting and self._reader.finished
 
-    def lag_records(self) -> Mapping[str, int] | None:
-        """Of the source that is being read."""
-        return self._reader.lag_records()
-
-    def lag_bytes(self) -> int | None:
-        return self._reader.lag_bytes()
-
-    def lag_s(self) -> float | None:
-        return self._reader.lag_s()
-
-    def pause_splits(self, splits: frozenset[str]) -> None:
-        self._reader.pause_splits(splits)
-
-    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._reader.on_checkpoint_complete(checkpoint_id)
-
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._reader.on_checkpoint_aborted(checkpoint_id)
-
     def snapshot(self) -> list[bytes]:
         kind = self._live or _Split(b"")
         being_read = [
@@ -249,9 +229,6 @@ class HybridReader(SourceReader):
             for position in self._reader.snapshot()
         ]
         return [msgspec.msgpack.encode(each) for each in [*being_read, *self._waiting]]
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def _decoded(split: bytes) -> _Split:

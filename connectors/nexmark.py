@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ..errors import UsageError
 from ..operators.elements import Batch, ColumnBatch
-from . import hashing
+from . import draws
 from .rows import DEFAULT_SPLITS, RowSource
 
 Int64s = npt.NDArray[np.int64]
@@ -122,7 +122,7 @@ class _Pools:
     def below(self, name: str, bound: int) -> Int64s:
         """A pool of whole numbers in [0, bound)."""
         pool: Int64s = self._pool(
-            name, lambda: hashing.below(self._stream(name), 0, _POOL_ROWS, bound)
+            name, lambda: draws.below(self._stream(name), 0, _POOL_ROWS, bound)
         )
         return pool
 
@@ -130,7 +130,7 @@ class _Pools:
         """A pool of zeros, with chance 1/bound, and of -1 (all bits set)."""
         pool: Int64s = self._pool(
             name,
-            lambda: -(hashing.below(self._stream(name), 0, _POOL_ROWS, bound) > 0).astype(np.int64),
+            lambda: -(draws.below(self._stream(name), 0, _POOL_ROWS, bound) > 0).astype(np.int64),
         )
         return pool
 
@@ -144,7 +144,7 @@ class _Pools:
         return self._pools[name]
 
     def _stream(self, name: str) -> int:
-        return hashing.stream_seed(self.seed, name)
+        return draws.stream_seed(self.seed, name)
 
     def spans(self, first: int, count: int) -> list[tuple[int, int]]:
         """(offset in the pools, length) of each block that rows `first`... lie in."""
@@ -153,7 +153,7 @@ class _Pools:
         while row < end:
             block, offset = divmod(row, _BLOCK_ROWS)
             length = min(_BLOCK_ROWS - offset, end - row)
-            start = int(hashing.draws(self.seed, block, 1)[0] % np.uint64(_POOL_ROWS - _BLOCK_ROWS))
+            start = int(draws.draws(self.seed, block, 1)[0] % np.uint64(_POOL_ROWS - _BLOCK_ROWS))
             spans.append((start + offset, length))
             row += length
         return spans
@@ -225,16 +225,16 @@ class _Rows:
     ) -> Int64s:
         """Ids near the newest of each epoch: the hot one, but with chance 1/hot_of any recent one."""
         oldest = np.maximum(newest - window, 0)
-        draws = self._draws(name, window + lead + 1)
+        offsets = self._draws(name, window + lead + 1)
         if int(newest[0]) < window:  # the young stream has fewer ids to choose from
-            draws = draws % (self._per_row(newest - oldest) + lead + 1)
+            offsets = offsets % (self._per_row(newest - oldest) + lead + 1)
         # Masks, not `where`: a branch per row on random data costs ten times as much.
         hot = self._masks(f"{name}-hot", hot_of)
         hot_ids = newest // _HOT_EVERY * _HOT_EVERY + plus
         ids = self._per_row(hot_ids - oldest)
-        ids -= draws
+        ids -= offsets
         ids &= hot
-        ids += draws
+        ids += offsets
         ids += self._per_row(oldest + _FIRST_ID)
         return ids
 
@@ -261,7 +261,7 @@ class _Rows:
 
     def url(self) -> pa.Array:
         # The pools of channel and url are made from one seed: the url belongs to the channel.
-        stream = hashing.stream_seed(self._pools.seed, "channel")
+        stream = draws.stream_seed(self._pools.seed, "channel")
         return self._texts("url", lambda seed: _channels(stream)[1])
 
     # person and auction
@@ -289,7 +289,7 @@ class _Rows:
         return self._texts("state", lambda seed: _one_of(self._place(), _STATES))
 
     def _place(self) -> int:
-        return hashing.stream_seed(self._pools.seed, "place")
+        return draws.stream_seed(self._pools.seed, "place")
 
     def item_name(self) -> pa.Array:
         return self._texts("item_name", lambda seed: _letters(seed, 20))
@@ -319,7 +319,7 @@ class _Rows:
 
 
 def _one_of(seed: int, values: Sequence[str]) -> pa.Array:
-    return pa.array(values).take(pa.array(hashing.below(seed, 0, _POOL_ROWS, len(values))))
+    return pa.array(values).take(pa.array(draws.below(seed, 0, _POOL_ROWS, len(values))))
 
 
 def _two_of(
@@ -331,22 +331,20 @@ def _two_of(
 
 def _letters(seed: int, length: int) -> pa.Array:
     """Texts of `length` random letters; their bytes are cut from one run of letters."""
-    letters = (hashing.below(seed, 0, _POOL_ROWS * length, 26) + ord("a")).astype(np.uint8)
+    letters = (draws.below(seed, 0, _POOL_ROWS * length, 26) + ord("a")).astype(np.uint8)
     offsets = np.arange(0, (_POOL_ROWS + 1) * length, length, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.Array.from_buffers(pa.string(), _POOL_ROWS, buffers)
 
 
 def _prices(seed: int) -> pa.Array:
-    return pa.array(
-        np.rint(10 ** (hashing.uniform(seed, 0, _POOL_ROWS) * 6) * 100).astype(np.int64)
-    )
+    return pa.array(np.rint(10 ** (draws.uniform(seed, 0, _POOL_ROWS) * 6) * 100).astype(np.int64))
 
 
 def _cards(seed: int) -> pa.Array:
     groups = [
         pc.utf8_lpad(
-            pa.array(hashing.below(seed + part, 0, _POOL_ROWS, 10_000)).cast(pa.string()), 4, "0"
+            pa.array(draws.below(seed + part, 0, _POOL_ROWS, 10_000)).cast(pa.string()), 4, "0"
         )
         for part in range(4)
     ]
@@ -355,8 +353,8 @@ def _cards(seed: int) -> pa.Array:
 
 def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
     """Channel and url: half of them one of four hot channels, else one of 10,000."""
-    numbers = hashing.below(seed, 0, _POOL_ROWS, 10_000)
-    hot = hashing.below(seed + 1, 0, _POOL_ROWS, 2) == 1
+    numbers = draws.below(seed, 0, _POOL_ROWS, 10_000)
+    hot = draws.below(seed + 1, 0, _POOL_ROWS, 2) == 1
     hot_names = pa.array(_HOT_CHANNELS).take(pa.array(numbers % len(_HOT_CHANNELS)))
     texts = pa.array(numbers).cast(pa.string())
     names = pc.if_else(pa.array(hot), hot_names, pc.binary_join_element_wise("channel-", texts, ""))

@@ -9,6 +9,7 @@ from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
 from ..operators.source import Record, Source, SourceReader, SourceRun
+from .forwarding import ForwardingReader
 from .rows import check_rate
 
 _CATCH_UP_S = 1.0
@@ -67,10 +68,9 @@ class _Throttled(Source):
         return f"{self._source.describe()} at {self._rate:,.0f} records/s"
 
 
-class _ThrottledReader(SourceReader):
+class _ThrottledReader(ForwardingReader):
     def __init__(self, reader: SourceReader, rate: float) -> None:
-        self._reader = reader
-        self.can_pause_splits = reader.can_pause_splits
+        super().__init__(reader)
         self._rate = rate
         self._next_s = 0.0
         """On the monotonic clock: when the next record may go."""
@@ -102,9 +102,8 @@ class _ThrottledReader(SourceReader):
             return None
         self._reader.rows_wanted = self.rows_wanted
         batch = self._reader.poll()
-        self.can_pause_splits = (
-            self._reader.can_pause_splits
-        )  # of a history, and then of what is live
+        # A hybrid source has one reader for its history, and then another.
+        self.can_pause_splits = self._reader.can_pause_splits
         if batch is not None:
             self._let_through(len(batch))
         return batch
@@ -120,26 +119,5 @@ class _ThrottledReader(SourceReader):
     def finished(self) -> bool:
         return self._reader.finished
 
-    def lag_records(self) -> Mapping[str, int] | None:
-        return self._reader.lag_records()
-
-    def lag_bytes(self) -> int | None:
-        return self._reader.lag_bytes()
-
-    def lag_s(self) -> float | None:
-        return self._reader.lag_s()
-
-    def pause_splits(self, splits: frozenset[str]) -> None:
-        self._reader.pause_splits(splits)
-
-    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._reader.on_checkpoint_complete(checkpoint_id)
-
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._reader.on_checkpoint_aborted(checkpoint_id)
-
     def snapshot(self) -> list[bytes]:
         return self._reader.snapshot()
-
-    def close(self) -> None:
-        self._reader.close()

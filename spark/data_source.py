@@ -1,21 +1,162 @@
-"""`spark.read.format("headgate")`: what Spark calls, on the driver and in each task."""
+"""`spark.read.format("headgate")`: its options, and what Spark calls, on the driver and in each task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow.compute import field as column
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ..errors import StateError
+from ..errors import OptionError, StateError, UsageError
+from ..operators.suggestions import suggest
 from ..runtime.offline.keys import values_array
-from ..runtime.offline.scan import Share, StateScan
+from ..runtime.offline.scan import Query, Share, StateScan
 from ..runtime.offline.snapshot import METADATA_SCHEMA, metadata_table, open_snapshot
-from .options import ReadOptions, read_options
+from ..state.snapshot import KEY_GROUP_COLUMN
 from .types import as_spark, spark_schema, spark_type
+
+# --- options ---------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+_OPTIONS = (
+    "path", "operator", "state", "flatten", "ttl", "columns", "key", "keygroups", "partitions", "from",
+)  # fmt: skip
+"""Options of the format; those with a dot in their name are for the storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read asks for, parsed.
+
+    Attributes:
+        path: of the savepoint, or of a job's checkpoints.
+        storage: such as `s3.endpoint`.
+        query: None: the metadata table.
+        key: only this key, one value per column of it; empty: all.
+        since: path of an older snapshot; empty: no changes are asked for.
+    """
+
+    path: str
+    storage: Mapping[str, str]
+    query: Query | None
+    key: tuple[Any, ...]
+    since: str
+
+    def scan(self, columns: tuple[str, ...] | None) -> StateScan:
+        """Look for the state. Raises StateError or UsageError as `StateScan` does."""
+        assert self.query is not None
+        snapshot = open_snapshot(self.path, self.storage)
+        since = open_snapshot(self.since, self.storage) if self.since else None
+        query = self.query
+        if columns is not None:
+            query = replace(query, columns=columns)
+        scan = StateScan(snapshot, query, since)
+        if self.key:
+            names = scan.state.hash_columns or ()
+            if len(names) != len(self.key):
+                raise UsageError(
+                    f"the key has other columns {scan.state.text} columns=`{', '.join(names) or 'none'}` "
+                    f"given=`{len(self.key)}`",
+                    fix="give one value, or a JSON list with one per column",
+                )
+            for name, value in zip(names, self.key, strict=True):
+                scan.where(name, [value])
+        return scan
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a read; names are in lower case.
+
+    Raises:
+        OptionError: an option is unknown, missing, or its value does not parse.
+    """
+    for name in options:
+        if "." not in name and name not in _OPTIONS:
+            raise OptionError(
+                f"no such option of format headgate option=`{name}`",
+                fix=suggest(name, _OPTIONS, "options"),
+            )
+    if not options.get("path"):
+        raise OptionError(
+            "the path is missing",
+            fix="load(PATH): a savepoint, or the directory of a job's checkpoints",
+        )
+    storage = {name: value for name, value in options.items() if "." in name}
+    key = (
+        _parsed(options, "key", _key, "a value, or a JSON list with one per column of the key")
+        or ()
+    )
+    query = _query(options)
+    if query is None and len(options.keys() - storage.keys()) > 1:
+        raise OptionError(
+            "operator and state go together, and with all other options",
+            fix="give both, or neither for the table of all states",
+        )
+    return ReadOptions(options["path"], storage, query, key, options.get("from", ""))
+
+
+def _query(options: Mapping[str, str]) -> Query | None:
+    operator, state = options.get("operator"), options.get("state")
+    if not operator or not state:
+        return None
+    columns = options.get("columns")
+    groups = _parsed(options, "keygroups", _groups, "a range such as 0-15, or a number")
+    return Query(
+        operator=operator,
+        state=state,
+        flatten=_parsed(options, "flatten", _flag, "true or false") is not False,
+        ttl=_parsed(options, "ttl", _flag, "true or false") is True,
+        columns=None if not columns else tuple(name.strip() for name in columns.split(",")),
+        values={} if groups is None else {KEY_GROUP_COLUMN: groups},
+        shares=_parsed(options, "partitions", _positive, "a whole number of at least 1"),
+    )
+
+
+def _parsed(
+    options: Mapping[str, str], name: str, parse: Callable[[str], T], wanted: str
+) -> T | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as error:
+        raise OptionError(
+            f"the option does not parse {name}=`{text}`", fix=f"give {wanted}"
+        ) from error
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.strip().lower()]
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _groups(text: str) -> tuple[int, ...]:
+    first, _, last = text.partition("-")
+    return tuple(range(int(first), int(last or first) + 1))
+
+
+def _key(text: str) -> tuple[Any, ...]:
+    """Text that is no JSON is a string: a name needs no quotes."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+# --- the data source -------------------------------------------------------------------------------
 
 
 def pushes_filters() -> bool:

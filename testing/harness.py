@@ -16,10 +16,9 @@ from ..operators.durations import Duration, parse_duration
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.suggestions import suggest
 from ..runtime.job import Job
-from .playback import Playback
 from .records import Time, to_batches, to_ms, to_records, to_times, with_times
 from .rewire import check_job, rewire
-from .run import VirtualRun
+from .run import Playback, VirtualRun
 from .steering import is_declarable
 from .world import SinkBox, SourceBox, World, new_world
 

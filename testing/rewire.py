@@ -23,8 +23,7 @@ from ..runtime.options.network import BUFFER_TIMEOUT
 from ..runtime.options.recovery import TAKEOVERS_MAX
 from ..runtime.options.registry import current_key
 from ..runtime.options.state import RECOVERY_PATH
-from .sink import CollectingSink, SideListener
-from .source import PushSource
+from .stand_ins import CollectingSink, PushSource, SideListener
 from .steering import SteeredFactory
 from .world import SinkBox, SourceBox, World
 

@@ -1,12 +1,21 @@
-"""Runs a job on virtual time: coordinator, worker and subtasks in one event loop, a step at a time."""
+"""Runs a job on virtual time: coordinator, worker and subtasks in one event loop, a step at a time.
+
+If the job hangs, the error names what its tasks wait for. A `Playback` lets the job live through the
+history of its world, and once more after a crash.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from ..errors import HeadgateError, JobError
+from ..operators.elements import Batch
 from ..runtime.cluster.inprocess import InProcessCluster
 from ..runtime.control.job_client import Event
 from ..runtime.coordinator.clients import LocalClient
@@ -16,7 +25,61 @@ from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore
 from ..runtime.storage.memory import MemoryStore
 from .loop import VirtualClock, VirtualLoop
-from .waiting import waiting_tasks
+from .world import Advance, End, HistoryEntry, Push, SourceBox, World
+
+# --- what tasks wait for ---------------------------------------------------------------------------
+
+
+TASKS_SHOWN: Final = 8
+"""So many tasks are named; those that wait in the user's code come first."""
+_OURS: Final = str(Path(__file__).parent.parent)
+_FRAMEWORK: Final = (str(Path(asyncio.__file__).parent),)
+_ROOMS: Final = ("operators", "state", "connectors", "runtime", "testing")
+
+
+def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
+    """One line per task that waits: its name, and the line it stands at."""
+    found = [_describe(task) for task in asyncio.all_tasks(loop)]
+    lines = [text for _, text in sorted(found)]
+    more = len(lines) - TASKS_SHOWN
+    shown = lines[:TASKS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return "\n  ".join(shown) or "nothing"
+
+
+def _describe(task: asyncio.Task[Any]) -> tuple[tuple[int, str], str]:
+    """The line of the user's code if the task stands in such, else the innermost one of ours."""
+    places = list(_places(task.get_coro()))
+    users = [place for place in places if _is_users(place[0])]
+    own = [place for place in places if not place[0].co_filename.startswith(_FRAMEWORK)]
+    name = task.get_name()
+    for rank, chosen in enumerate((users, own)):
+        if chosen:
+            code, line = chosen[-1]
+            text = linecache.getline(code.co_filename, line).strip()
+            return (rank, name), f"{name}: {code.co_filename}:{line}  {text}".rstrip()
+    return (2, name), name
+
+
+def _places(awaited: Any) -> Iterator[tuple[CodeType, int]]:
+    """Code and line of the coroutines, from the outermost to the innermost."""
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None:
+            yield frame.f_code, frame.f_lineno
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+
+
+def _is_users(code: CodeType) -> bool:
+    path = code.co_filename
+    if path.startswith(_FRAMEWORK):
+        return False
+    # By room: tests and examples of this project lie in the same tree and are users.
+    rest = Path(path).relative_to(_OURS).parts if path.startswith(_OURS) else ()
+    return not rest or rest[0] not in _ROOMS
+
+
+# --- the run ---------------------------------------------------------------------------------------
+
 
 END_MAX_S: Final = 3_600.0
 """Virtual time a job gets to finish once its data has ended, and to go down when it is closed."""
@@ -197,3 +260,78 @@ def _error_of(outcome: JobOutcome) -> HeadgateError | None:
     if error is not None and detail and detail not in getattr(error, "__notes__", ()):
         error.add_note(detail)
     return error
+
+
+# --- the history of the world ----------------------------------------------------------------------
+
+
+class Playback:
+    """Adds to the history of a world, one entry at a time; the job comes to rest after each."""
+
+    def __init__(self, world: World, run: VirtualRun) -> None:
+        self._world = world
+        self._run = run
+
+    def push(self, box: SourceBox, batches: Sequence[Batch]) -> None:
+        """A source brings these batches, all in one subtask."""
+        if batches:
+            split = box.next_split()
+            log = box.logs.setdefault(split, [])
+            for batch in batches:
+                self._world.history.append(Push(box.name, split, len(log)))
+                log.append((len(self._world.history) - 1, batch))
+        self._release(len(self._world.history))
+
+    def advance(self, box: SourceBox, timestamp: int) -> None:
+        """Event time of a source has come so far."""
+        box.watermark = timestamp
+        self._world.history.append(Advance(box.name, timestamp))
+        self._declare(box, timestamp)
+
+    def end(self, box: SourceBox) -> None:
+        """A source has no more data."""
+        box.closed = box.ended = True
+        self._world.history.append(End(box.name))
+        self._release(len(self._world.history))
+
+    def catch_up(self) -> None:
+        """Time has passed: what was due by now and put off is done."""
+        for step in self._world.event_time_steps(sorted(self._world.steps)):
+            self._run.soon(step.catch_up)
+        self._run.settle()
+
+    def replay(self) -> None:
+        """Have a new attempt live through what it does not remember, in the order it happened."""
+        declared: dict[str, int] = {}
+        for place, entry in enumerate(self._world.history):
+            if isinstance(entry, Advance):
+                declared[entry.source] = entry.timestamp  # the last before a record says it all
+            elif self._is_news(entry):
+                self._declare_all(declared)
+                if isinstance(entry, End):
+                    self._world.sources[entry.source].ended = True
+                self._release(place + 1)
+        self._declare_all(declared)
+        self._release(len(self._world.history))
+
+    def _is_news(self, entry: HistoryEntry) -> bool:
+        if isinstance(entry, Push):
+            return self._world.sources[entry.source].is_unread(entry)
+        return isinstance(entry, End)
+
+    def _release(self, until: int) -> None:
+        """Let the readers see history up to entry `until`."""
+        self._world.released = until
+        for box in self._world.sources.values():
+            box.wake()
+        self._run.settle()
+
+    def _declare(self, box: SourceBox, timestamp: int) -> None:
+        for step in self._world.event_time_steps(box.event_time_steps):
+            self._run.soon(partial(step.declare, timestamp))
+        self._run.settle()
+
+    def _declare_all(self, declared: dict[str, int]) -> None:
+        for source, timestamp in declared.items():
+            self._declare(self._world.sources[source], timestamp)
+        declared.clear()

@@ -49,9 +49,8 @@ from .decode import (
     parse_header,
 )
 from .formats import FileFormat
-from .latest import latest_in_files
 from .locations import PathLike
-from .whole import read_whole
+from .scan import latest_in_files, read_whole
 
 FORMATS = ("csv", "json", "parquet")
 REJECTED_SCHEMA = pa.schema(
@@ -148,7 +147,7 @@ class FileSource(Source[Record_co]):
             return [msgspec.msgpack.encode(split) for splits in parts for split in splits]
 
     def latest(self, splits: Sequence[bytes], column: str) -> int | None:
-        return latest_in_files(self, splits, column, self.storage_options)
+        return latest_in_files(self.with_columns([column]), splits, self.storage_options)
 
     def reader(self) -> SourceReader:
         return FileReader(self)
@@ -182,7 +181,8 @@ class FileSource(Source[Record_co]):
 
     def whole(self, options: Mapping[str, str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """See `operators.joins.static_table.TableFiles`."""
-        return read_whole(self.with_columns(columns), options)
+        narrow = self.with_columns(columns)
+        yield from read_whole(narrow, narrow.configure(options).splits(1), options)
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
         """A reader of one split; blocks. `options` are the job's."""

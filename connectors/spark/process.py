@@ -19,7 +19,7 @@ import msgspec
 from ...errors import SourceError, UsageError
 from ...operators.private_directory import private_directory
 from .java import check_pyspark, find_java
-from .messages import SIZE, Done, Failed, Message, Progress, Task
+from .task import SIZE, Done, Failed, Message, Progress, Task
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MEMORY: Final = (

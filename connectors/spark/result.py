@@ -32,9 +32,8 @@ from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
 from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
 from ..files.verified import measure_parquet
-from .messages import Task
 from .process import SparkProcess
-from .query import SparkQuery
+from .task import SparkQuery, Task
 
 _RECORD: Final = "result.json"
 _LOCAL_DIRS: Final = "io.tmp.dirs"

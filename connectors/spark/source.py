@@ -19,14 +19,13 @@ from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import Record, Record_co, Source, SourceReader, SourceRun
-from ..files.latest import latest_in_files
+from ..files.scan import latest_in_files
 from ..files.source import BadRecordPolicy, FileSource, parse_policy
 from ..rows import check_count
-from .messages import Task
 from .process import SparkProcess
-from .query import LOCAL, SparkQuery, make_query
 from .result import Result, ResultFiles, delete_results, find_or_make
 from .schema import arrow_schema
+from .task import LOCAL, SparkQuery, Task, make_query
 
 
 class SparkSource(Source[Record_co]):
@@ -78,7 +77,7 @@ class SparkSource(Source[Record_co]):
         return result.splits(address)
 
     def latest(self, splits: Sequence[bytes], column: str) -> int | None:
-        return latest_in_files(self._files, splits, column, self._options)
+        return latest_in_files(self._files.with_columns([column]), splits, self._options)
 
     def reader(self) -> SourceReader:
         return self._files.reader()

@@ -32,7 +32,7 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.connectors.print import PrintWriter
+from headgate.connectors.sinks import PrintWriter
 from headgate.errors import StateError, UsageError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.sink import Sink, SinkOperator

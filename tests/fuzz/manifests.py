@@ -22,8 +22,8 @@ from unittest.mock import patch
 import yaml
 
 import headgate
-from headgate.connectors.spark.messages import Done
 from headgate.connectors.spark.process import SparkProcess
+from headgate.connectors.spark.task import Done
 from headgate.errors import HeadgateError, InternalError, SourceError
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job, schema

@@ -15,11 +15,11 @@ import pytest
 
 import headgate as hg
 from headgate.api.written_job import WrittenJob, definition_of
-from headgate.connectors.blackhole import blackhole
 from headgate.connectors.files.sink import json_sink, parquet_sink
 from headgate.connectors.files.source import csv_source
 from headgate.connectors.generator import generator
 from headgate.connectors.nexmark import nexmark
+from headgate.connectors.sinks import blackhole
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.tests.support.modules import load

@@ -25,7 +25,7 @@ from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.job_spec import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
-from headgate.testing.waiting import waiting_tasks
+from headgate.testing.run import waiting_tasks
 
 from . import nemesis
 from .busy import Busy

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from headgate.connectors.spark.child import open_session, perform
-from headgate.connectors.spark.failures import failure_of
+from headgate.connectors.spark.child import failure_of, open_session, perform
 from headgate.connectors.spark.java import find_java
-from headgate.connectors.spark.messages import Done, Message, Task
 from headgate.connectors.spark.process import SparkProcess
-from headgate.connectors.spark.query import SparkPlan
+from headgate.connectors.spark.task import Done, Message, SparkPlan, Task
 
 SMALL = {
     "spark.driver.memory": "512m",

@@ -16,8 +16,8 @@ import headgate as hg
 from headgate.connectors import blackhole
 from headgate.connectors.spark import java
 from headgate.connectors.spark.java import find_java
-from headgate.connectors.spark.query import make_query
 from headgate.connectors.spark.schema import arrow_schema, check_declared
+from headgate.connectors.spark.task import make_query
 from headgate.errors import PlanError, UsageError
 from headgate.operators import extras
 

@@ -21,10 +21,9 @@ import headgate as hg
 from headgate.connectors import collect
 from headgate.connectors.spark import process as spark_process
 from headgate.connectors.spark.java import Java
-from headgate.connectors.spark.messages import Task
 from headgate.connectors.spark.process import SparkProcess
-from headgate.connectors.spark.query import SparkPlan
 from headgate.connectors.spark.result import _run
+from headgate.connectors.spark.task import SparkPlan, Task
 from headgate.errors import SourceError
 from headgate.operators.source import SourceRun
 
@@ -84,9 +83,9 @@ def test_a_job_starts_spark_and_leaves_none(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from headgate.connectors.spark.messages import Task
+from headgate.connectors.spark.task import Task
 from headgate.connectors.spark.process import SparkProcess
-from headgate.connectors.spark.query import SparkQuery, SparkPlan
+from headgate.connectors.spark.task import SparkQuery, SparkPlan
 
 target = sys.argv[1]
 

@@ -24,9 +24,9 @@ from headgate.connectors import collect, from_list
 from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
 from headgate.connectors.files import locations
 from headgate.connectors.files.locations import s3_client
-from headgate.connectors.spark.messages import Task
 from headgate.connectors.spark.result import Result, ResultFile, delete_results
 from headgate.connectors.spark.source import SparkSource
+from headgate.connectors.spark.task import Task
 from headgate.errors import (
     BadRecordError,
     FencedError,

@@ -10,8 +10,7 @@ import pytest
 
 from headgate.connectors.spark.child import open_session
 from headgate.connectors.spark.java import find_java
-from headgate.connectors.spark.messages import Task
-from headgate.connectors.spark.query import SparkPlan
+from headgate.connectors.spark.task import SparkPlan, Task
 
 CONF = {
     "spark.driver.memory": "512m",

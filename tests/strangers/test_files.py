@@ -206,9 +206,8 @@ def test_a_directory_that_somebody_else_made_is_refused(
 @as_root
 def test_a_squatted_directory_of_spark_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    from headgate.connectors.spark.messages import Task
     from headgate.connectors.spark.process import SparkProcess
-    from headgate.connectors.spark.query import SparkPlan
+    from headgate.connectors.spark.task import SparkPlan, Task
 
     place = tmp_path / f"headgate-spark-{os.getuid()}"
     place.mkdir(mode=0o777)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headgate.testing import harness
-from headgate.testing.lazy_timers import LazyTimers
 from headgate.testing.loop import VirtualClock, VirtualLoop
+from headgate.testing.steering import LazyTimers
 
 
 class Loop:

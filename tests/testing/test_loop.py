@@ -10,7 +10,7 @@ import pytest
 
 from headgate.errors import JobError
 from headgate.testing.loop import START_MS, VirtualClock, VirtualLoop
-from headgate.testing.waiting import waiting_tasks
+from headgate.testing.run import waiting_tasks
 
 
 @pytest.fixture

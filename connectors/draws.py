@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the n-th draw is a pure function of (seed, n), vectorised.
+"""Random numbers by counter: draw number n is a pure function of (seed, n). Vectorised.
 
 The numbers must never change between versions: a restored job regenerates its rows with them.
 """

@@ -1,17 +1,21 @@
-"""What Spark is asked for, and where it runs."""
+"""The task that is given to the process of Spark, and its answers: one JSON object per line."""
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import cloudpickle
 import msgspec
 import xxhash
 
 from ...errors import UsageError
+
+# --- the query -------------------------------------------------------------------------------------
+
 
 LOCAL: Final = "local[*]"
 _HERE: Final = re.compile(r"local(\[.*\])?|(spark|sc)://(localhost|127\.0\.0\.1|\[::1\])([:/;].*)?")
@@ -136,3 +140,56 @@ def _texts(values: Mapping[str, Any] | None) -> dict[str, str]:
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in (values or {}).items()
     }
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+SIZE: Final = struct.Struct(">Q")
+"""In front of the task: its size in bytes."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """Analyse a query, and perhaps write down its result.
+
+    Attributes:
+        name: the application's, as Spark shows it.
+        declared: the schema to be read as, serialised by Arrow; None: whatever the query has.
+        target: the directory for the result, as Spark names it; empty: only analyse.
+        scratch: a local directory for what Spark needs meanwhile.
+    """
+
+    plan: SparkPlan
+    name: str
+    declared: bytes | None = None
+    target: str = ""
+    scratch: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far Spark is, in words."""
+
+    text: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The task is done; `schema` is that of the query, in Spark's JSON form."""
+
+    schema: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The task failed.
+
+    Attributes:
+        usage: the query is wrong as written, so another try would fail, too.
+        detail: what Spark or Python said, in full.
+    """
+
+    message: str
+    fix: str = ""
+    detail: str = ""
+    usage: bool = False
+
+
+Message: TypeAlias = Progress | Done | Failed
