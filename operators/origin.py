@@ -13,7 +13,7 @@ from types import FrameType
 from .graph import Origin
 
 _PACKAGE = __name__.partition(".")[0]
-_ROOMS = frozenset({"operators", "state", "connectors", "runtime", "testing", "errors"})
+_ROOMS = frozenset({"api", "operators", "state", "connectors", "runtime", "testing", "errors"})
 _given: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 

@@ -34,7 +34,7 @@ TASKS_SHOWN: Final = 8
 """So many tasks are named; those that wait in the user's code come first."""
 _OURS: Final = str(Path(__file__).parent.parent)
 _FRAMEWORK: Final = (str(Path(asyncio.__file__).parent),)
-_ROOMS: Final = ("operators", "state", "connectors", "runtime", "testing")
+_ROOMS: Final = ("api", "operators", "state", "connectors", "runtime", "testing")
 
 
 def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
