@@ -1,7 +1,7 @@
 """From the logical graph to vertices, exchanges and slots: what will really run.
 
 Operators with a forward edge between them, equal parallelism, the same slot sharing group and no wish to
-the contrary share a *vertex*: one subtask runs them by direct calls (features.md API-02). State stays
+the contrary share a *vertex*: one subtask runs them by direct calls. State stays
 addressed by operator name, so chains may change between restores.
 """
 
@@ -149,7 +149,7 @@ class PhysicalPlan:
         """True if barriers may overtake records on their way into `vertex`.
 
         All of its inputs must be of a kind whose records can be given to other subtasks after a rescale:
-        not pointwise, not broadcast, and no part of a loop (features.md UNA-06). A user's own partitioner
+        not pointwise, not broadcast, and no part of a loop. A user's own partitioner
         is only if `forced`: it must send a record by its content alone.
         """
         unsafe = (Forward, Rescale, Broadcast) if forced else (Forward, Rescale, Broadcast, Custom)

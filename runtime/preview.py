@@ -25,6 +25,7 @@ from .coordinator.job import JobCoordinator
 from .job_spec import JobSpec
 from .options.execution import PARALLELISM, RUNTIME_MODE
 from .options.monitoring import METRICS_PORT
+from .options.network import BUFFER_TIMEOUT_ENABLED
 from .options.registry import current_key
 from .options.state import CHECKPOINT_DIR, CHECKPOINT_INTERVAL, RECOVERY_PATH
 from .storage.open_store import open_store
@@ -33,6 +34,7 @@ _NOT_OF_A_PREVIEW: Final = frozenset(
     option.key
     for option in (
         RUNTIME_MODE,
+        BUFFER_TIMEOUT_ENABLED,
         CHECKPOINT_DIR,
         CHECKPOINT_INTERVAL,
         RECOVERY_PATH,

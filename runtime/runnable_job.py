@@ -58,7 +58,7 @@ class RunnableJob(JobDefinition):
 
     def problems(self) -> Iterator[PlanError]:
         """Every reason why the job cannot run as a whole, with its options taken into account."""
-        options = self._settle()
+        options = self._apply_options()
         yield from super().problems()
         storage = None if self.checkpoint_settings is None else self.checkpoint_settings.storage
         yield from missing_packages(self.graph, options, storage, self.as_batch)
@@ -69,7 +69,7 @@ class RunnableJob(JobDefinition):
         elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
             yield from sinks_without_alignment(self.graph)
 
-    def _settle(self) -> Options:
+    def _apply_options(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""
         options = Options(self.options)
         if options.is_set(PARALLELISM):
@@ -109,7 +109,7 @@ class RunnableJob(JobDefinition):
         Raises:
             UsageError: the job is wrong as written.
         """
-        options = self._settle()
+        options = self._apply_options()
         path = options.get(RECOVERY_PATH) if restore_from is None else os.fspath(restore_from)
         if fresh and path:
             raise UsageError(

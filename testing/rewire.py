@@ -19,7 +19,7 @@ from ..runtime.job_settings import absolute
 from ..runtime.job_spec import JobSpec
 from ..runtime.options.execution import PARALLELISM
 from ..runtime.options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
-from ..runtime.options.network import BUFFER_TIMEOUT
+from ..runtime.options.network import BUFFER_TIMEOUT, BUFFER_TIMEOUT_ENABLED
 from ..runtime.options.recovery import TAKEOVERS_MAX
 from ..runtime.options.registry import current_key
 from ..runtime.options.state import RECOVERY_PATH
@@ -33,6 +33,7 @@ _ONE_WORKER: Final = 1 << 20
 """Slots per worker: all subtasks share one, so that nothing travels through sockets; also those of steps
 in different slot sharing groups."""
 _OPTIONS: Final = {
+    BUFFER_TIMEOUT_ENABLED.key: "true",
     BUFFER_TIMEOUT.key: "0 ms",  # the clock stands still: nothing may wait for it to fill a buffer
     HEARTBEAT_INTERVAL.key: "36500 d",
     HEARTBEAT_TIMEOUT.key: "73000 d",

@@ -44,12 +44,6 @@ class Declared:
     keys: KeyShape
     timers: bool
 
-    @property
-    def by_event_time(self) -> bool:
-        """True if some of the state expires by event time."""
-        ttls = (descriptor.ttl for descriptor in self.keyed.values())
-        return any(ttl is not None and ttl.time == "event" for ttl in ttls)
-
     def specs(self) -> dict[str, TableSpec]:
         """Return the tables of the keyed states, by name."""
         return {

@@ -27,6 +27,7 @@ from ..exchange.partitioners import connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.chain import (
+    NodeOutput,
     build_chain,
     call_and_wait,
     make_context,
@@ -118,7 +119,7 @@ class Subtask:
         directory = Path(tempfile.mkdtemp(prefix="headgate-batch-", dir=self.stage.scratch))
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch-io")
         env = self._environment(directory, threads)
-        self._chain = build_chain(env, self._partitions())
+        self._chain = build_chain(env, self._outputs())
         self._timers = MailboxTimers(self._mail)
         worker_begins(self)
         try:
@@ -192,8 +193,8 @@ class Subtask:
         env.splits.behind_source = self.is_source
         return env
 
-    def _partitions(self) -> dict[int, list[tuple[str | None, Any]]]:
-        stage, partitions = self.stage, dict[int, list[tuple[str | None, Any]]]()
+    def _outputs(self) -> dict[int, list[NodeOutput[BlockWriter]]]:
+        stage, outputs = self.stage, dict[int, list[NodeOutput[BlockWriter]]]()
         names = {node.id: node.name for node in stage.vertex.nodes}
         for out in stage.outgoing:
             edge = out.edge
@@ -218,8 +219,8 @@ class Subtask:
                 self._given.append,
             )
             self._writers.append(writer)
-            partitions.setdefault(edge.source_node, []).append((edge.side, writer))
-        return partitions
+            outputs.setdefault(edge.source_node, []).append(NodeOutput(edge.side, writer))
+        return outputs
 
     async def _open(self, env: TaskEnvironment) -> None:
         for node, chained in zip(self.stage.vertex.nodes, self._chain.operators, strict=True):

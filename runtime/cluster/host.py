@@ -35,18 +35,32 @@ REST_RETRY_S: Final = 1.0
 _log = logging.getLogger("headgate.cluster")
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorPlace:
+    """Where and when a coordinator runs.
+
+    Attributes:
+        clock: time.
+        cluster_name: shown by `headgate list`.
+        host: the address of this machine among the peers.
+        takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
+    """
+
+    clock: Clock
+    cluster_name: str
+    host: str = "127.0.0.1"
+    takes_over: bool = False
+
+
 async def host_coordinator(
     spec: JobSpec,
     cluster: Cluster,
+    place: CoordinatorPlace,
     *,
-    clock: Clock,
     open_store: StoreOpener,
-    cluster_name: str,
-    host: str = "127.0.0.1",
     token: str | None = None,
     on_listening: Callable[[JobCoordinator], None] | None = None,
     metrics: MetricsRegistry | None = None,
-    takes_over: bool = False,
     on_ended: Callable[[JobOutcome], Awaitable[None]] | None = None,
 ) -> JobOutcome:
     """Run `spec` under a coordinator in this event loop.
@@ -54,14 +68,11 @@ async def host_coordinator(
     Args:
         spec: the job.
         cluster: where workers come from; not closed here.
-        clock: time.
+        place: where it runs.
         open_store: makes checkpoint stores.
-        cluster_name: shown by `headgate list`.
-        host: the address of this machine among the peers.
         token: secret of workers and clients; None: a random one.
         on_listening: called once clients in other processes can connect.
         metrics: what the endpoint of this process serves, besides the job; None: nothing besides.
-        takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
         on_ended: awaited when the job has ended. Until it returns the REST API and the metrics stay open.
 
     Raises:
@@ -74,20 +85,19 @@ async def host_coordinator(
         options.get(METRICS_PORT),
         options.get(METRICS_HOST),
         ListenerLimits.of(options),
-        host,
+        place.host,
     )
     coordinator = JobCoordinator(
         spec,
         cluster=cluster,
-        clock=clock,
+        clock=place.clock,
         open_store=open_store,
         token=token,
         metrics=metrics,
-        takes_over=takes_over,
+        takes_over=place.takes_over,
     )
     coordinator.metrics_url = endpoint.url if endpoint is not None else ""
-    rest = RestServer(coordinator.clients, coordinator.server.token, options, clock)
-    place = _Place(clock, cluster_name, host, takes_over)
+    rest = RestServer(coordinator.clients, coordinator.server.token, options, place.clock)
     try:
         outcome = await _serve(coordinator, rest, options, place, on_listening)
         if on_ended is not None:
@@ -97,16 +107,6 @@ async def host_coordinator(
         await asyncio.shield(rest.close())
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a coordinator runs, as `host_coordinator` was told."""
-
-    clock: Clock
-    cluster_name: str
-    host: str
-    takes_over: bool
 
 
 async def _open_port(
@@ -147,7 +147,7 @@ async def _open_port(
 
 @contextlib.asynccontextmanager
 async def _rest_api(
-    rest: RestServer, coordinator: JobCoordinator, options: Options, place: _Place
+    rest: RestServer, coordinator: JobCoordinator, options: Options, place: CoordinatorPlace
 ) -> AsyncIterator[None]:
     """Open the REST API; what keeps trying to open its port ends with the block."""
     await rest.listen_unix(registry.rest_socket_path(coordinator.spec.name, os.getpid()))
@@ -183,7 +183,7 @@ async def _serve(
     coordinator: JobCoordinator,
     rest: RestServer,
     options: Options,
-    place: _Place,
+    place: CoordinatorPlace,
     on_listening: Callable[[JobCoordinator], None] | None,
 ) -> JobOutcome:
     spec = coordinator.spec

@@ -21,7 +21,7 @@ from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
-from .host import host_coordinator
+from .host import CoordinatorPlace, host_coordinator
 from .inprocess import InProcessCluster
 
 _log = logging.getLogger("headgate.cluster")
@@ -142,9 +142,8 @@ async def _in_process(
         return await host_coordinator(
             spec,
             cluster,
-            clock=clock,
+            CoordinatorPlace(clock, IN_PROCESS),
             open_store=open_store,
-            cluster_name=IN_PROCESS,
             token=make_token(Options(spec.options)),
             metrics=cluster.metrics,
             on_listening=listening,

@@ -44,7 +44,7 @@ from ..storage.open_store import open_store
 from ..worker.local_directories import own_directory
 from ..worker.pulse import Pulse
 from ..worker.worker import Worker
-from .host import host_coordinator
+from .host import CoordinatorPlace, host_coordinator
 from .process import attach, die_of_sigterm, on_sigterm, tune_process
 from .ray_nodes import actor_options, ask, until_placed
 from .standby import Answer, Standby
@@ -357,13 +357,10 @@ async def host_on_ray(
         return await host_coordinator(
             spec,
             cluster,
-            clock=SystemClock(),
+            CoordinatorPlace(SystemClock(), setup.cluster_name, setup.own_host(), takes_over),
             open_store=open_store,
-            cluster_name=setup.cluster_name,
-            host=setup.own_host(),
             token=token,
             on_listening=listening,
-            takes_over=takes_over,
             on_ended=on_ended,
         )
     except FencedError:

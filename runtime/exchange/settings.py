@@ -9,6 +9,7 @@ from ..options.network import (
     BUFFER_ROWS,
     BUFFER_SIZE,
     BUFFER_TIMEOUT,
+    BUFFER_TIMEOUT_ENABLED,
     BUFFERS_PER_CHANNEL,
     FLOATING_BUFFERS,
     FRAME_SIZE_MAX,
@@ -70,5 +71,7 @@ def exchange_settings(options: Options) -> ExchangeSettings:
         floating_buffers=options.get(FLOATING_BUFFERS),
         buffer_size_max_bytes=options.get(BUFFER_SIZE),
         rows_per_buffer_target=options.get(BUFFER_ROWS),
-        buffer_timeout_ms=options.get(BUFFER_TIMEOUT),
+        buffer_timeout_ms=options.get(BUFFER_TIMEOUT)
+        if options.get(BUFFER_TIMEOUT_ENABLED)
+        else None,
     )

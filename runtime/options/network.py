@@ -217,6 +217,14 @@ FLOATING_BUFFERS = Option[int](
     "buffers",
     "Buffers the channels of one input gate share, given to those with a backlog.",
 )
+BUFFER_TIMEOUT_ENABLED = Option[bool](
+    "execution.buffer-timeout.enabled",
+    Boolean(),
+    True,
+    "",
+    "Send partly filled buffers after `execution.buffer-timeout.interval`. false: only when they are full, "
+    "or something that may not wait comes behind them, such as a barrier.",
+)
 BUFFER_TIMEOUT = Option[int](
     "execution.buffer-timeout.interval",
     Duration(),

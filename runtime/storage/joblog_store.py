@@ -184,7 +184,7 @@ class JobLog:
             StorageError: still in doubt.
         """
         async with self._lock:
-            await self._settle()
+            await self._finish_append_in_doubt()
 
     async def load(self) -> LogView:
         """Read the log to its tail. Not for a leader: its view is always current.
@@ -312,7 +312,7 @@ class JobLog:
             StorageError: in doubt, see the class.
         """
         async with self._lock:
-            await self._settle()
+            await self._finish_append_in_doubt()
             newest = self._view.newest
             if newest is not None and newest.manifest == manifest:
                 return
@@ -349,7 +349,7 @@ class JobLog:
             StorageError: in doubt, see the class.
         """
         async with self._lock:
-            await self._settle()
+            await self._finish_append_in_doubt()
             before = self._view.old_output.sequence
             packed = {name: pack(found) for name, found in sorted(files.items()) if found}
             await self._append(
@@ -385,7 +385,7 @@ class JobLog:
             StorageError: in doubt, see the class.
         """
         async with self._lock:
-            await self._settle()
+            await self._finish_append_in_doubt()
             await self._append(
                 AttemptDeployed(
                     generation=self._generation, writer=self._writer, deployment=deployment
@@ -426,7 +426,7 @@ class JobLog:
             StorageError: in doubt, see the class.
         """
         async with self._lock:
-            await self._settle()
+            await self._finish_append_in_doubt()
             if self._view.ended is not None:
                 return max(checkpoint, self._view.ended.checkpoint)
             last = self._view.last_end
@@ -495,8 +495,8 @@ class JobLog:
         check(not isinstance(decision, Retry), "a leader's append has one outcome")
         self._view = decision.view
 
-    async def _settle(self) -> None:
-        """Settle an append in doubt before anything else is appended."""
+    async def _finish_append_in_doubt(self) -> None:
+        """Repeat an append whose outcome is unknown, before anything else is appended."""
         self._check_leader()
         if self._in_doubt is not None:
             await self._append(self._in_doubt)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ...errors import HeadgateError, check
 from ...operators.base import Operator, OperatorContext, TimerService
@@ -26,6 +26,7 @@ from ...operators.elements import (
 from ...operators.graph import Node
 from ...operators.sink import SinkOperator
 from ...state.keygroups import key_group_range
+from ..exchange.partition import BarrierOutlet, PartitionStats
 from ..observe.metrics import UserMetrics
 from ..protocol.failures import as_headgate_error
 from .concurrency import to_the_end
@@ -45,6 +46,72 @@ class Partition(Protocol):
     def broadcast(self, element: Control) -> None:
         """Send a control element to all subtasks downstream, after everything emitted so far."""
         ...
+
+
+class OutputPartition(Partition, Protocol):
+    """A result partition that holds records back, and tells its subtask about it.
+
+    Attributes:
+        debloated_bytes: the bytes of one buffer for each channel together, while a receiver wants small
+            buffers.
+        emitted_bytes: the bytes emitted, as far as they had to be measured.
+    """
+
+    debloated_bytes: int | None
+    emitted_bytes: int
+
+    @property
+    def backlogged(self) -> bool:
+        """True while records wait that may not be sent yet; raises ExchangeError if a channel broke."""
+        ...
+
+    def set_listener(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the backlog ends or a channel breaks."""
+        ...
+
+    def flush(self) -> None:
+        """Send all partly filled buffers now."""
+        ...
+
+    def next_flush(self) -> float | None:
+        """Return the monotonic time at which `flush` is due; None: there is nothing to flush."""
+        ...
+
+    def flush_due(self, now: float) -> bool:
+        """Return True if a partly filled buffer has waited for the buffer timeout."""
+        ...
+
+    def outlet(self, checkpoint_id: int) -> BarrierOutlet | None:
+        """Return the way out of the last barrier, if it is of this checkpoint and may overtake records."""
+        ...
+
+    def stats(self) -> PartitionStats:
+        """Return counters since the start, and the queue length now."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the channels."""
+        ...
+
+
+P_co = TypeVar("P_co", bound=Partition, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutput(Generic[P_co]):
+    """A result partition that leaves the vertex behind one of its nodes.
+
+    Attributes:
+        side: the side output that it carries; None: the main output.
+        partition: takes the records.
+    """
+
+    side: str | None
+    partition: P_co
+
+
+Outputs: TypeAlias = Mapping[int, Sequence[NodeOutput[OutputPartition]]]
+"""The result partitions of a subtask, by the id of the node behind which they leave."""
 
 
 @dataclass(slots=True)
@@ -153,7 +220,9 @@ class ChainOutput:
 class OperatorChain:
     """The operators of one subtask, head first."""
 
-    def __init__(self, operators: Sequence[ChainedOperator], partitions: Sequence[Any]) -> None:
+    def __init__(
+        self, operators: Sequence[ChainedOperator], partitions: Sequence[Partition]
+    ) -> None:
         self.operators = list(operators)
         self.partitions = list(partitions)
 
@@ -253,13 +322,13 @@ class SourceHead(Operator):
 
 def build_chain(
     env: TaskEnvironment,
-    partitions: Mapping[int, Sequence[tuple[str | None, Partition]]],
+    outputs: Mapping[int, Sequence[NodeOutput[Partition]]],
 ) -> OperatorChain:
     """Instantiate and wire the operators of `env.vertex`, not yet opened.
 
     Args:
-        partitions: by node id, the result partitions that leave the vertex there, with the side
-            output they carry (None: the main output).
+        env: the place of the subtask.
+        outputs: by node id, the result partitions that leave the vertex there.
     """
     chained: dict[int, ChainedOperator] = {}
     for node in env.vertex.nodes:
@@ -269,11 +338,11 @@ def build_chain(
         operator.output = output
         output.holds_end = operator.emits_at_end
         chained[node.id] = ChainedOperator(node.id, node.name, operator, output)
-        for side, partition in partitions.get(node.id, ()):
-            if side is None:
-                output.partitions.append(partition)
+        for leaving in outputs.get(node.id, ()):
+            if leaving.side is None:
+                output.partitions.append(leaving.partition)
             else:
-                output.side_partitions.setdefault(side, []).append(partition)
+                output.side_partitions.setdefault(leaving.side, []).append(leaving.partition)
     for link in env.vertex.links:
         target = (chained[link.target], link.input_index)
         output = chained[link.source].output
@@ -281,7 +350,7 @@ def build_chain(
             output.next.append(target)
         else:
             output.side_next.setdefault(link.side, []).append(target)
-    everything = [partition for parts in partitions.values() for _, partition in parts]
+    everything = [leaving.partition for found in outputs.values() for leaving in found]
     return OperatorChain(list(chained.values()), everything)
 
 

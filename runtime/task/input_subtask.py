@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from ...errors import check
 from ...operators.base import AsyncOperator
@@ -45,7 +45,7 @@ from ..protocol.barriers.handler import (
 )
 from ..protocol.ids import ChannelPosition, CheckpointId
 from .accounting import Activity
-from .chain import with_context
+from .chain import Outputs, with_context
 from .channel_state_writer import InputCapture
 from .environment import TaskEnvironment
 from .subtask import Subtask
@@ -69,7 +69,7 @@ class InputSubtask(Subtask):
     def __init__(
         self,
         env: TaskEnvironment,
-        outputs: dict[int, list[tuple[str | None, Any]]],
+        outputs: Outputs,
         gate: InputGate,
     ) -> None:
         super().__init__(env, outputs)

@@ -13,7 +13,7 @@ back. In a loop in rounds each probe is the end of one round.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
 from ...errors import InternalError, check
 from ...operators.elements import (
@@ -29,7 +29,7 @@ from ..exchange.gate import InputGate
 from ..exchange.partition import PartitionStats
 from ..protocol.barriers.snapshot_guard import SnapshotVerdict
 from ..protocol.ids import ChannelPosition
-from .chain import with_context
+from .chain import Outputs, with_context
 from .channel_state_writer import InFlightCut
 from .environment import TaskEnvironment
 from .input_subtask import InputSubtask
@@ -49,7 +49,7 @@ class IterationSubtask(InputSubtask):
     def __init__(
         self,
         env: TaskEnvironment,
-        outputs: dict[int, list[tuple[str | None, Any]]],
+        outputs: Outputs,
         gate: InputGate,
         ports: FeedbackPorts,
     ) -> None:

@@ -93,8 +93,6 @@ class LocalCopies:
         self._bases: dict[int, int] = {}
         self._newest = 0
         self.bytes_kept = 0
-        self.bytes_refused = 0
-        """The bytes of files that were not kept: no room, or the disk refused."""
         self.bytes_read = 0
         """The bytes read from copies instead of the storage, since `restoring`."""
         self.damaged = 0
@@ -186,7 +184,6 @@ class LocalCopies:
                     return  # it exists here, or is no longer needed
                 self._needed[checkpoint_id].add(name)
                 if self.bytes_kept + size > self._size_max:
-                    self.bytes_refused += size
                     return
                 self._sizes[name] = (self._roots[0] / names.local_copy(name), size)
                 self.bytes_kept += size
@@ -194,7 +191,6 @@ class LocalCopies:
         except OSError as error:
             _log.warning("a local copy of state was not kept name=`%s`: %s", name, error)
             with self._lock:
-                self.bytes_refused += size
                 if name in self._sizes:
                     self._drop(name)
 

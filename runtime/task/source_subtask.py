@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -15,7 +14,7 @@ from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
 from .accounting import Activity
-from .chain import make_context, with_context
+from .chain import Outputs, make_context, with_context
 from .environment import TaskEnvironment
 from .subtask import Subtask
 
@@ -29,7 +28,7 @@ class SourceSubtask(Subtask):
     def __init__(
         self,
         env: TaskEnvironment,
-        outputs: dict[int, list[tuple[str | None, Any]]],
+        outputs: Outputs,
         fresh_splits: tuple[bytes, ...] | None,
     ) -> None:
         super().__init__(env, outputs)

@@ -32,6 +32,7 @@ from .accounting import Activity, SliceSizer, TimeAccounting
 from .chain import (
     LEAVING,
     ChainedOperator,
+    Outputs,
     build_chain,
     call_and_wait,
     open_chain,
@@ -61,7 +62,7 @@ class Subtask:
     def __init__(
         self,
         env: TaskEnvironment,
-        outputs: dict[int, list[tuple[str | None, Any]]],
+        outputs: Outputs,
     ) -> None:
         self.env = env
         self.signal = Signal()
@@ -69,8 +70,8 @@ class Subtask:
         self._mails: deque[Mail] = deque()
         self.timers = MailboxTimers(self.put_mail)
         self.chain = build_chain(env, outputs)
-        self._partitions: list[Any] = self.chain.partitions
-        for partition in self._partitions:
+        self.partitions = [leaving.partition for found in outputs.values() for leaving in found]
+        for partition in self.partitions:
             partition.set_listener(self.signal.set)
         self.snapshots = SnapshotRunner(env, self.chain)
         self.committed = 0
@@ -87,7 +88,7 @@ class Subtask:
         """The bytes of records since the first barrier of the current checkpoint."""
         self.debloater: Debloater | None = None
         if env.settings.debloat is not None:
-            self.debloater = Debloater(env.settings.debloat, self.time, self._partitions)
+            self.debloater = Debloater(env.settings.debloat, self.time, self.partitions)
         self._task: asyncio.Task[None] | None = None
         self._processing: asyncio.Task[None] | None = None
         """The task that processes, also while it is being cancelled."""
@@ -147,7 +148,7 @@ class Subtask:
         for timer in self._outlet_timers:
             timer.cancel()
         await self.snapshots.cancel()
-        for partition in self._partitions:
+        for partition in self.partitions:
             partition.close()
         self.chain.close()
         await to_the_end(self.chain.close_functions())
@@ -228,7 +229,7 @@ class Subtask:
         return False
 
     def _backlogged(self) -> bool:
-        return any(partition.backlogged for partition in self._partitions)
+        return any(partition.backlogged for partition in self.partitions)
 
     async def _idle(self) -> None:
         """Wait for input or mail."""
@@ -243,7 +244,7 @@ class Subtask:
         self.time.switch(activity)
         self.time.rest()
         deadline = min(
-            (due for p in self._partitions if (due := p.next_flush()) is not None), default=None
+            (due for p in self.partitions if (due := p.next_flush()) is not None), default=None
         )
         if deadline is None:
             await self.signal.wait()
@@ -259,7 +260,7 @@ class Subtask:
 
     def _flush_if_due(self) -> None:
         now = self.env.clock.monotonic()
-        for partition in self._partitions:
+        for partition in self.partitions:
             if partition.flush_due(now):
                 partition.flush()
 
@@ -360,7 +361,7 @@ class Subtask:
         """Capture the records that the barrier just sent overtakes here; None if it is aligned."""
         if not barrier.options.may_overtake:
             return None
-        found = [partition.outlet(barrier.checkpoint_id) for partition in self._partitions]
+        found = [partition.outlet(barrier.checkpoint_id) for partition in self.partitions]
         outlets = [outlet for outlet in found if outlet is not None]
         for outlet in outlets:
             self._overtake_in_time(outlet)

@@ -28,6 +28,7 @@ from ..exchange.partitioners import KeyGroupSampler, Partitioner, connections, m
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
+from ..task.chain import NodeOutput, OutputPartition
 from ..task.input_subtask import InputBatch
 
 Piece: TypeAlias = tuple[StateHandle, bytes]
@@ -110,9 +111,9 @@ class ChannelMap:
         self._hub.register_gate(gate, self._message.attempt, self._region)
         return gate
 
-    def partitions(self, vertex: int, index: int) -> dict[int, list[tuple[str | None, Any]]]:
-        """The result partitions of a subtask: by node, with the side output they carry."""
-        partitions: dict[int, list[tuple[str | None, Any]]] = {}
+    def outputs(self, vertex: int, index: int) -> dict[int, list[NodeOutput[OutputPartition]]]:
+        """The result partitions of a subtask, by node."""
+        outputs: dict[int, list[NodeOutput[OutputPartition]]] = {}
         for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
             sender_name = self._plan.sender(edge).name
             channels = [
@@ -144,8 +145,9 @@ class ChannelMap:
             partition = ResultPartition(
                 channels, partitioner, self._settings, self._clock, addresses
             )
-            partitions.setdefault(edge.source_node, []).append((edge.side, partition))
-        return partitions
+            leaving: NodeOutput[OutputPartition] = NodeOutput(edge.side, partition)
+            outputs.setdefault(edge.source_node, []).append(leaving)
+        return outputs
 
     def _sampler(self, edge: ExchangeEdge, index: int) -> KeyGroupSampler:
         receivers = self._plan.vertices[edge.target].parallelism

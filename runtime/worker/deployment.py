@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 
 from ...operators.clock import Clock
@@ -18,7 +19,6 @@ from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, Sta
 from ..control.messages import (
     Deploy,
     Deployed,
-    Messages,
     RestoreProgress,
     Statistics,
     SubtaskAssignment,
@@ -35,6 +35,7 @@ from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..storage.open_store import SharedStores
 from ..task.accounting import Activity
+from ..task.chain import NodeOutput
 from ..task.concurrency import all_of
 from ..task.environment import TaskEnvironment, task_settings
 from ..task.input_subtask import InputBatch, InputSubtask
@@ -45,9 +46,40 @@ from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
 from .channels import ChannelMap, recovered_batches
 from .local_directories import LocalDirectories
-from .reports import RestoreMeter, SubtaskReporter
+from .reports import MessageSender, RestoreMeter, SubtaskReporter
 from .subtask_metrics import register_task, statistics_of
 from .watch import StepWatch
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """What a worker lends to the deployments of one attempt.
+
+    Attributes:
+        worker_id: of the worker.
+        hub: makes channels.
+        clock: of the worker.
+        store: checkpoints go there; None: the job keeps none.
+        stores: opens savepoints.
+        directories: for local state.
+        copies: of state files, on this machine; None: none are kept.
+        io_threads: for calls that block.
+        transfers: bounds the state files that are read or written at once.
+        metrics: of the process.
+        sender: takes messages to the coordinator.
+    """
+
+    worker_id: str
+    hub: ExchangeHub
+    clock: Clock
+    store: CheckpointStore | None
+    stores: SharedStores
+    directories: LocalDirectories
+    copies: LocalCopies | None
+    io_threads: Executor
+    transfers: asyncio.Semaphore
+    metrics: MetricsRegistry
+    sender: MessageSender
 
 
 class Deployment:
@@ -58,17 +90,7 @@ class Deployment:
         plan: of the whole job.
         region: which one.
         assignments: its subtasks here.
-        hub: makes channels.
-        clock: of the worker.
-        store: checkpoints go there.
-        stores: opens savepoints.
-        directories: for local state.
-        io_threads: for what blocks.
-        transfers: bounds the state files that are read or written at once.
-        metrics: of the process.
-        worker_id: of the worker.
-        send: to the coordinator.
-        copies: of state files, on this machine; None: none are kept.
+        resources: of the worker.
     """
 
     def __init__(
@@ -77,18 +99,7 @@ class Deployment:
         plan: PhysicalPlan,
         region: int,
         assignments: Sequence[SubtaskAssignment],
-        *,
-        hub: ExchangeHub,
-        clock: Clock,
-        store: CheckpointStore | None,
-        stores: SharedStores,
-        directories: LocalDirectories,
-        io_threads: Executor,
-        transfers: asyncio.Semaphore,
-        metrics: MetricsRegistry,
-        worker_id: str,
-        send: Callable[[Messages], None],
-        copies: LocalCopies | None = None,
+        resources: WorkerResources,
     ) -> None:
         self.attempt = message.attempt
         self.region = region
@@ -99,20 +110,11 @@ class Deployment:
         self._plan = plan
         self._assignments = assignments
         self._options = Options(message.settings)
-        self._hub = hub
-        self._clock = clock
-        self._store = store
-        self._stores = stores
-        self._directories = directories
-        self._transfers = transfers
-        self._io_threads = io_threads
-        self._copies = copies
+        self._worker = resources
         self._subtask_labels_max = self._options.get(SUBTASK_LABELS_MAX)
-        self._metrics = metrics.group(
+        self._metrics = resources.metrics.group(
             job_name=self._plan.job_name, user_series_max=self._options.get(USER_SERIES_MAX)
         )
-        self._worker_id = worker_id
-        self._send = send
         self._subtasks: list[Subtask] = []
         self._samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
         self._overtaken = frozenset(
@@ -129,23 +131,23 @@ class Deployment:
             self._plan,
             self._message,
             self.region,
-            self._hub,
-            self._clock,
+            self._worker.hub,
+            self._worker.clock,
             exchange_settings(self._options),
             overtaken=self._overtaken,
         )
-        channels.check_closed({(a.vertex, a.index) for a in assignments}, self._worker_id)
+        channels.check_closed({(a.vertex, a.index) for a in assignments}, self._worker.worker_id)
         ports = FeedbackPorts()
         # Gates first, all of them: a local sender's channel needs its receiver's gate.
         gates = {(a.vertex, a.index): channels.gate(a.vertex, a.index) for a in assignments}
         for assignment in assignments:
             gate = gates[assignment.vertex, assignment.index]
             env = self._environment(assignment)
-            outputs = channels.partitions(assignment.vertex, assignment.index)
+            outputs = channels.outputs(assignment.vertex, assignment.index)
             for loop in self._plan.loops:
                 if loop.tail == assignment.vertex:
                     back = FeedbackPartition(ports, loop.name, assignment.index)
-                    outputs.setdefault(loop.tail_node, []).append((None, back))
+                    outputs.setdefault(loop.tail_node, []).append(NodeOutput(None, back))
             subtask: Subtask
             if gate is None:
                 subtask = SourceSubtask(env, outputs, assignment.splits)
@@ -162,14 +164,16 @@ class Deployment:
             self._subtasks.append(subtask)
         self._samplers = channels.samplers
         if self._message.state_root:
-            async with self._stores.at(self._message.state_root, writable=False) as store:
+            async with self._worker.stores.at(self._message.state_root, writable=False) as store:
                 await self._restore_all(assignments, store)
         else:
-            await self._restore_all(assignments, self._store)
+            await self._restore_all(assignments, self._worker.store)
 
     def _environment(self, assignment: SubtaskAssignment) -> TaskEnvironment:
         vertex = self._plan.vertices[assignment.vertex]
-        reports = SubtaskReporter(self.attempt, assignment, vertex.name, self._send, self._copies)
+        reports = SubtaskReporter(
+            self.attempt, assignment, vertex.name, self._worker.sender, self._worker.copies
+        )
         splits = SourceSplits()
         splits.report = reports.reached
         splits.on_history = self._tell
@@ -182,19 +186,19 @@ class Deployment:
             restored_checkpoint=self._message.restored_checkpoint,
             options=self._options.effective(),
             settings=task_settings(self._options),
-            clock=self._clock,
-            store=self._store,
-            store_at=self._stores.at,
-            io_threads=self._io_threads,
-            transfers=self._transfers,
-            directory=self._directories.subtask(self.attempt, vertex.id, assignment.index),
+            clock=self._worker.clock,
+            store=self._worker.store,
+            store_at=self._worker.stores.at,
+            io_threads=self._worker.io_threads,
+            transfers=self._worker.transfers,
+            directory=self._worker.directories.subtask(self.attempt, vertex.id, assignment.index),
             reports=reports,
             metrics_of=partial(
                 self._metrics.operator, labelled=vertex.parallelism <= self._subtask_labels_max
             ),
             splits=splits,
             overtaking=vertex.id in self._overtaken,
-            copies=self._copies,
+            copies=self._worker.copies,
         )
 
     async def _restore_all(
@@ -215,7 +219,7 @@ class Deployment:
             if is_needed(handle, own)
         ]
         total = sum(handle.size_bytes for handle in needed)
-        meter = RestoreMeter(total, self._clock, self._restoring)
+        meter = RestoreMeter(total, self._worker.clock, self._restoring)
         await all_of(
             [
                 self._restore(subtask, assignment, own, store, meter)
@@ -224,7 +228,7 @@ class Deployment:
                 )
             ]
         )
-        copies = None if self._message.state_root else self._copies
+        copies = None if self._message.state_root else self._worker.copies
         self.deployed = Deployed(
             attempt=self.attempt,
             fetching_ms=meter.fetching_ms,
@@ -250,11 +254,11 @@ class Deployment:
             store,
             subtask=subtask.env.task_name,
             own=own,
-            threads=self._io_threads,
-            transfers=self._transfers,
+            threads=self._worker.io_threads,
+            transfers=self._worker.transfers,
             directory=subtask.env.directory,
             progress=meter.advance,
-            copies=None if self._message.state_root else self._copies,
+            copies=None if self._message.state_root else self._worker.copies,
         )
         by_operator: dict[str, list[OperatorSnapshot]] = {}
         for snapshot in assignment.state:
@@ -277,7 +281,7 @@ class Deployment:
         pieces = list(zip(assignment.in_flight, data, strict=True))
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._io_threads,
+            self._worker.io_threads,
             lambda: recovered_batches(
                 self._plan,
                 subtask.env.vertex,
@@ -289,7 +293,7 @@ class Deployment:
         )
 
     def _restoring(self, done_bytes: int, total_bytes: int) -> None:
-        self._send(
+        self._worker.sender.send(
             RestoreProgress(
                 attempt=self.attempt,
                 done_bytes=done_bytes,
@@ -309,7 +313,7 @@ class Deployment:
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
         peers = [WorkerAddress.decode(data) for data in self._message.peers.values()]
-        await self._hub.connect(peers, self.attempt, self.region)
+        await self._worker.hub.connect(peers, self.attempt, self.region)
         for subtask in self._subtasks:
             subtask.start()
         self.started = True
@@ -350,19 +354,19 @@ class Deployment:
         """Tell all subtasks that a checkpoint is durable."""
         for subtask in self._subtasks:
             subtask.checkpoint_completed(permit)
-        if self._copies is not None:
-            self._in_thread(partial(self._copies.completed, permit.checkpoint_id))
+        if self._worker.copies is not None:
+            self._in_thread(partial(self._worker.copies.completed, permit.checkpoint_id))
 
     def aborted(self, checkpoint_id: int) -> None:
         """Tell all subtasks that a checkpoint will never complete."""
         for subtask in self._subtasks:
             subtask.checkpoint_aborted(checkpoint_id)
-        if self._copies is not None:
-            self._in_thread(partial(self._copies.aborted, checkpoint_id))
+        if self._worker.copies is not None:
+            self._in_thread(partial(self._worker.copies.aborted, checkpoint_id))
 
     def _in_thread(self, call: Callable[[], None]) -> None:
         """Nobody waits for it."""
-        asyncio.get_running_loop().run_in_executor(self._io_threads, call)
+        asyncio.get_running_loop().run_in_executor(self._worker.io_threads, call)
 
     def terminate(self) -> None:
         """Have all subtasks leave in good order."""
@@ -382,7 +386,7 @@ class Deployment:
 
     def _tell(self) -> None:
         """Something that the coordinator waits for has changed."""
-        self._send(Statistics(attempt=self.attempt, subtasks=self.statistics()))
+        self._worker.sender.send(Statistics(attempt=self.attempt, subtasks=self.statistics()))
 
     def statistics(self) -> tuple[SubtaskStatistics, ...]:
         """The statistics of the subtasks so far."""

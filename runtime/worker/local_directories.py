@@ -207,7 +207,7 @@ class Backups:
                 found += sorted(path for path in parent.iterdir() if path.is_dir())
         return [path for path in found if path not in self._roots]
 
-    def settle(self, checkpoint_id: int, handles: Iterable[StateHandle]) -> None:
+    def drop_needless(self, checkpoint_id: int, handles: Iterable[StateHandle]) -> None:
         """All subtasks of the attempt have their state: let go of what they do not need.
 
         Args:

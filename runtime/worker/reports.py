@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
@@ -55,6 +56,14 @@ def failure_of(
     )
 
 
+class MessageSender(Protocol):
+    """Takes messages to the coordinator."""
+
+    def send(self, message: Messages) -> None:
+        """Send a message; never blocks."""
+        ...
+
+
 class RestoreMeter:
     """Adds up what the subtasks have read and reports it, not too often."""
 
@@ -96,14 +105,14 @@ class SubtaskReporter:
         attempt: int,
         assignment: SubtaskAssignment,
         task_name: str,
-        send: Callable[[Messages], None],
+        sender: MessageSender,
         copies: LocalCopies | None,
     ) -> None:
         self._attempt = attempt
         self._vertex = assignment.vertex
         self._index = assignment.index
         self._task_name = task_name
-        self._send = send
+        self._sender = sender
         self._copies = copies
 
     def acked(
@@ -111,7 +120,7 @@ class SubtaskReporter:
     ) -> None:
         if self._copies is not None:
             self._copies.acked(checkpoint_id, snapshots)
-        self._send(
+        self._sender.send(
             CheckpointAcked(
                 attempt=self._attempt,
                 checkpoint_id=checkpoint_id,
@@ -132,7 +141,7 @@ class SubtaskReporter:
         )
 
     def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
-        self._send(
+        self._sender.send(
             CheckpointDeclined(
                 attempt=self._attempt,
                 checkpoint_id=checkpoint_id,
@@ -145,7 +154,7 @@ class SubtaskReporter:
 
     def reached(self, step: str, group: str, watermark: int | None) -> None:
         """Take note of how far an aligned step is."""
-        self._send(
+        self._sender.send(
             WatermarkReached(
                 attempt=self._attempt,
                 vertex=self._vertex,
@@ -157,10 +166,12 @@ class SubtaskReporter:
         )
 
     def finished(self) -> None:
-        self._send(SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index))
+        self._sender.send(
+            SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index)
+        )
 
     def loop_round(self, loop: str, number: int, records: int) -> None:
-        self._send(
+        self._sender.send(
             LoopRoundBack(
                 attempt=self._attempt,
                 loop=loop,
@@ -171,7 +182,11 @@ class SubtaskReporter:
         )
 
     def terminated(self) -> None:
-        self._send(SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index))
+        self._sender.send(
+            SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index)
+        )
 
     def failed(self, error: HeadgateError) -> None:
-        self._send(failure_of(self._attempt, self._task_name, error, self._vertex, self._index))
+        self._sender.send(
+            failure_of(self._attempt, self._task_name, error, self._vertex, self._index)
+        )

@@ -34,7 +34,7 @@ def register_task(group: MetricsGroup, subtask: Subtask, labels_max: int, splits
         splits_max: a source with more splits than this does not show its lag by split.
     """
     env, snapshots = subtask.env, subtask.snapshots
-    partitions = list(subtask.chain.partitions)
+    partitions = subtask.partitions
     head = subtask.chain.head
     leaving = [chained.output for chained in subtask.chain.operators if chained.output.partitions]
     labelled = env.vertex.parallelism <= labels_max

@@ -9,7 +9,6 @@ exits.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import SharedStores, counted, open_store_at
 from ..task.concurrency import all_of, to_the_end
 from ..task.local_files import LocalCopies
-from .deployment import Deployment, RunningRegions, deployed
+from .deployment import Deployment, RunningRegions, WorkerResources, deployed
 from .leader_link import AttemptRecord, LeaderLink, adopt
 from .local_directories import Backups, LocalDirectories, local_dirs
 from .pulse import Pulse
@@ -75,9 +74,6 @@ STATISTICS_S = 1.0
 NO_ATTEMPT = -1
 NO_REGION = -1
 _log = logging.getLogger("headgate.worker")
-
-
-_BACKENDS = {"rocksdb": "...state.keyed.rocksdb"}
 
 
 class Worker:
@@ -253,7 +249,7 @@ class Worker:
                 self._leader.link.close()
             self._silent = silent
 
-    def _send(self, message: Messages) -> None:
+    def send(self, message: Messages) -> None:
         """Send news of the attempt. A coordinator that takes over hears of it, even if it is lost."""
         if self._record is not None:
             self._record.said(message)
@@ -289,7 +285,7 @@ class Worker:
                 self._obey(deployment, message)
             if deployments and isinstance(message, Start):
                 regions = [deployment.region for deployment in deployments]
-                self._regions.spawn(regions, self._settle(deployments), "settle copies")
+                self._regions.spawn(regions, self._drop_needless_copies(deployments), "drop copies")
 
     async def _begin(self, message: Deploy) -> None:
         if message.partial:
@@ -355,24 +351,21 @@ class Worker:
             plan, stores = unship(message.job), SharedStores(self._open_at, message.settings)
             if self._transfers is None:
                 self._transfers = asyncio.Semaphore(Options(message.settings).get(TRANSFERS_MAX))
+            resources = WorkerResources(
+                worker_id=self.worker_id,
+                hub=self._hub,
+                clock=self._clock,
+                store=store,
+                stores=stores,
+                directories=directories,
+                copies=copies,
+                io_threads=self._threads,
+                transfers=self._transfers,
+                metrics=self._metrics,
+                sender=self,
+            )
             deployments = [
-                Deployment(
-                    message,
-                    plan,
-                    region,
-                    assignments,
-                    hub=self._hub,
-                    clock=self._clock,
-                    store=store,
-                    stores=stores,
-                    directories=directories,
-                    io_threads=self._threads,
-                    transfers=self._transfers,
-                    metrics=self._metrics,
-                    worker_id=self.worker_id,
-                    send=self._send,
-                    copies=copies,
-                )
+                Deployment(message, plan, region, assignments, resources)
                 for region, assignments in regions.items()
             ]
             for deployment in deployments:
@@ -382,7 +375,7 @@ class Worker:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._send(failure_of(message.attempt, "deployment", error))
+            self.send(failure_of(message.attempt, "deployment", error))
 
     async def _warm_up(self, message: Warm) -> None:
         """Be ready for a Deploy; what goes wrong here goes wrong there again, and is reported then."""
@@ -401,14 +394,14 @@ class Worker:
             raise
         except Exception as error:
             failure = failure_of(deployment.attempt, "start", error, region=deployment.region)
-            self._send(failure)
+            self.send(failure)
 
-    async def _settle(self, deployments: Sequence[Deployment]) -> None:
+    async def _drop_needless_copies(self, deployments: Sequence[Deployment]) -> None:
         """All subtasks of the attempt have their state: copies that none of them has are not needed."""
         restored = [deployment.restored for deployment in deployments]
         handles = [handle for _, found in restored for handle in found]
-        settle = partial(self.backups.settle, restored[0][0], handles)
-        await asyncio.get_running_loop().run_in_executor(self._threads, settle)
+        drop = partial(self.backups.drop_needless, restored[0][0], handles)
+        await asyncio.get_running_loop().run_in_executor(self._threads, drop)
 
     def exchange_failed(self, peer_id: str, error: Exception, region: int) -> None:
         """The hub lost its connection to a peer: the attempt of a region is over, here as there."""
@@ -416,7 +409,7 @@ class Worker:
         for deployment in self._regions:
             if deployment.region == region:
                 failure = failure_of(deployment.attempt, "exchange", wrapped, region=region)
-                self._send(failure)
+                self.send(failure)
 
     async def _store_for(self, message: Deploy | Warm) -> CheckpointStore | None:
         if not message.storage:
@@ -461,6 +454,5 @@ class Worker:
 def import_all(message: Warm) -> None:
     """Import what the job's functions need, by making them once, and its state backend. Blocking."""
     unship(message.job)
-    backend = _BACKENDS.get(Options(message.settings).get(STATE_BACKEND))
-    if backend is not None:
-        importlib.import_module(backend, __package__)
+    if Options(message.settings).get(STATE_BACKEND) == "rocksdb":
+        from ...state.rocksdb import backend  # noqa: F401  imports take longer than all the rest

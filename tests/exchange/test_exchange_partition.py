@@ -14,8 +14,9 @@ from headgate.operators.elements import ColumnBatch, EndOfPartition, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import LocalOutputChannel
 from headgate.runtime.exchange.partition import ResultPartition
-from headgate.runtime.exchange.settings import ExchangeSettings
+from headgate.runtime.exchange.settings import ExchangeSettings, exchange_settings
 from headgate.runtime.exchange.slicing import BatchSizer, cut
+from headgate.runtime.options.registry import Options
 
 WIDE = ExchangeSettings(exclusive_buffers=1000)
 
@@ -88,6 +89,17 @@ def test_timeout_zero_sends_at_once_and_none_only_when_full(wire_up, make, drain
     assert not partition.flush_due(clock.now)
     partition.emit(make.ints(1, 8191))
     assert len(drain(gate)) == 1
+
+
+@pytest.mark.parametrize(("enabled", "timeout_ms"), [("true", 40), ("false", None)])
+def test_without_the_timeout_buffers_leave_only_when_full(enabled, timeout_ms):
+    options = Options(
+        {
+            "execution.buffer-timeout.enabled": enabled,
+            "execution.buffer-timeout.interval": "40 ms",
+        }
+    )
+    assert exchange_settings(options).buffer_timeout_ms == timeout_ms
 
 
 def test_control_elements_flush_what_is_before_them(wire_up, make, drain):

@@ -30,6 +30,7 @@ def test_defaults_are_those_of_the_table() -> None:
     assert empty.get(monitoring.HEARTBEAT_INTERVAL) == 10_000
     assert empty.get(monitoring.HEARTBEAT_TIMEOUT) == 50_000
     assert empty.get(network.BUFFER_TIMEOUT) == 100
+    assert empty.get(network.BUFFER_TIMEOUT_ENABLED) is True
     assert empty.explicit() == {}
 
 

@@ -20,7 +20,7 @@ from headgate.connectors import Pause, blackhole, from_list
 from headgate.errors import HeadgateError, JobError, StateError, UsageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster import host
-from headgate.runtime.cluster.host import host_coordinator
+from headgate.runtime.cluster.host import CoordinatorPlace, host_coordinator
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.views import masked
@@ -311,9 +311,8 @@ def hosted(job: hg.Job, use: Callable[[JobCoordinator], Any]) -> Any:
                 await host_coordinator(
                     runnable(job).spec(),
                     cluster,
-                    clock=SystemClock(),
+                    CoordinatorPlace(SystemClock(), "test"),
                     open_store=open_store,
-                    cluster_name="test",
                     on_listening=lambda c: using.append(asyncio.ensure_future(use(c))),
                 )
                 return await using[0]
