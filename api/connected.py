@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from ..operators.functions.dead_letters import OnErrorLike
-from ..operators.graph import Origin
-from ..operators.origin import capture_origin
+from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Broadcast
 from ..operators.process.functions import BroadcastProcess, CoProcess
 from ..operators.schema import SchemaLike

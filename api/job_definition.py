@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import PlanError
-from ..operators.graph import Graph, Node, Origin
-from ..operators.origin import capture_origin
+from ..operators.graph import Graph, Node
+from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Global
 from ..operators.sink import Guarantee
 from ..state.keygroups import check_max_parallelism, default_max_parallelism

@@ -21,8 +21,8 @@ from ..operators.expressions.expression_steps import SelectStep
 from ..operators.expressions.expressions import Column
 from ..operators.functions.checks import check_plain, check_returns, check_takes, function_name
 from ..operators.functions.dead_letters import OnErrorLike
-from ..operators.graph import ByClock, Node, Origin
-from ..operators.origin import capture_origin
+from ..operators.graph import ByClock, Node
+from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import HashColumns, HashFunction, Partitioning
 from ..operators.patterns.match import Match
 from ..operators.patterns.pattern import Pattern

@@ -33,8 +33,8 @@ from ..operators.functions.dead_letters import (
     failed_sides,
 )
 from ..operators.functions.life import Results, with_life
-from ..operators.graph import Node, Origin
-from ..operators.origin import capture_origin
+from ..operators.graph import Node
+from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import (
     Custom,
     Global,

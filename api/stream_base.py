@@ -32,8 +32,8 @@ from ..operators.functions.dead_letters import (
     failed_sides,
 )
 from ..operators.functions.life import Results, with_life
-from ..operators.graph import Chaining, Input, Node, Origin
-from ..operators.origin import capture_origin
+from ..operators.graph import Chaining, Input, Node
+from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Forward, Global, Partitioning
 from ..operators.per_record.base import UserFunction
 from ..operators.rows import RowReader, check_attributes

@@ -23,12 +23,12 @@ import pyarrow as pa
 from headgate.connectors.conformance import make_context
 from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, Batch, ColumnBatch
-from headgate.operators.graph import Origin
 from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep
 from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.origin import Origin
 from headgate.operators.windows.kinds import tumbling
 
 BATCH_ROWS = 8_192

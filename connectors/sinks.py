@@ -13,8 +13,7 @@ from ..operators.elements import Batch, ColumnBatch
 from ..operators.functions.checks import check_takes, is_async
 from ..operators.functions.life import check_life, has_life
 from ..operators.functions.user_code import FAILURES, user_error
-from ..operators.graph import Origin
-from ..operators.origin import capture_origin
+from ..operators.origin import Origin, capture_origin
 from ..operators.rows import to_rows
 from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 

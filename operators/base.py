@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..errors import InternalError
 from ..state.evolution import is_pickled
@@ -24,9 +24,6 @@ from .clock import Clock
 from .drops import Drops
 from .elements import Batch
 from .splits import SourceSplits
-
-if TYPE_CHECKING:
-    from .functions.life import FunctionLife
 
 ATTEMPTS_PER_GENERATION: Final = 65_536
 """The number of an attempt is its coordinator's generation times this, plus its number under it."""
@@ -177,13 +174,45 @@ class OperatorContext:
         return self.attempt % ATTEMPTS_PER_GENERATION
 
 
+class FunctionLife(Protocol):
+    """The life cycle of a user's function object, whose methods the subtask calls beside the operator's.
+
+    `functions/life.py` implements it.
+    """
+
+    @property
+    def finishes(self) -> bool:
+        """True if the function has a `finish`."""
+        ...
+
+    async def open(self, context: OperatorContext) -> None:
+        """Call its `open(ctx)`."""
+        ...
+
+    async def close(self) -> None:
+        """Call its `close()`, once and only if it was opened."""
+        ...
+
+    async def finish(self, emit: Callable[[Batch], None], time: int) -> None:
+        """Call its `finish()` and emit the results, with the event time `time` (ms)."""
+        ...
+
+    async def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Tell the function that a checkpoint is durable."""
+        ...
+
+    async def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Tell the function that a checkpoint will never complete."""
+        ...
+
+
 class Operator:
     """One subtask's instance of an operator. Subclasses override what they need."""
 
     output: Output
     context: OperatorContext
     function_life: FunctionLife | None = None
-    """The `FunctionLife` of a user's function object with `open` or `close`.
+    """The life cycle of a user's function object with `open` or `close`.
 
     Its methods are called after the operator's own `open`, and after its `close`.
     """

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ..errors import BadRecordError, PlanError, UserCodeError
 from .elements import Batch, ColumnBatch, Timestamps
 from .functions.user_code import bad_result, describe_record
-from .graph import Origin
+from .origin import Origin
 from .per_record.base import UserFunction
 from .rows import text_of_value, to_rows
 from .time_range import EVENT_TIME_MAX_MS, EVENT_TIME_MIN_MS, RANGE_TEXT, bad_times

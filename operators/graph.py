@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from .base import OperatorFactory
+from .origin import Origin
 from .partitioning import Partitioning
 from .sink import Sink
 from .source import Source
-
-if TYPE_CHECKING:
-    from .watermarks.settings import WatermarkSettings
+from .watermarks.settings import WatermarkSettings
 
 
 class Chaining(Enum):
@@ -37,17 +36,6 @@ class ByClock(Enum):
     EARLY = "results every so often before the end (emit_every)"
     TRIGGER = "triggers by the machine's clock"
     TIMERS = "timers by the machine's clock (ctx.processing_time)"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The user's line that made a node: `file:line` and its source text."""
-
-    location: str
-    text: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.location}  {self.text}".rstrip()
 
 
 @dataclass(slots=True)

@@ -8,13 +8,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
-
-from .graph import Origin
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOMS = frozenset({"api", "operators", "state", "connectors", "runtime", "testing", "errors"})
 _given: ContextVar[Origin | None] = ContextVar("origin", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The user's line that made a node: `file:line` and its source text."""
+
+    location: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.location}  {self.text}".rstrip()
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from ..api.settings import NO_RESTART
 from ..errors import JobError, UsageError
 from ..operators.clock import SystemClock
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.graph import Graph, Input, Node, Origin
+from ..operators.graph import Graph, Input, Node
+from ..operators.origin import Origin
 from ..operators.partitioning import Global
 from ..operators.sink import Guarantee, Sink, SinkOperator, SinkWriter
 from .cluster.inprocess import InProcessCluster

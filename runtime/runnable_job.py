@@ -20,8 +20,9 @@ from ..errors import (
     UserTraceback,
 )
 from ..operators.durations import format_duration
-from ..operators.graph import Graph, Origin
+from ..operators.graph import Graph
 from ..operators.keyed_backend import check_state_backend
+from ..operators.origin import Origin
 from ..operators.sink import IfExistsLike, parse_if_exists
 from .job_checks import (
     batch_problems,

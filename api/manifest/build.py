@@ -19,8 +19,7 @@ import pyarrow as pa
 from ...errors import HeadgateError
 from ...operators.async_calls.map_async import TIMED_OUT
 from ...operators.functions.dead_letters import FAILED
-from ...operators.graph import Origin
-from ...operators.origin import capture_origin, origin_is
+from ...operators.origin import Origin, capture_origin, origin_is
 from ...operators.schema import to_schema
 from ...operators.sink import Guarantee, Sink
 from ...operators.source import REJECTED, Source

@@ -29,8 +29,8 @@ from ...operators.functions.checks import (
 from ...operators.functions.dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ...operators.functions.life import Results, with_life
 from ...operators.functions.user_code import FAILURES
-from ...operators.graph import Chaining, Node, Origin
-from ...operators.origin import capture_origin
+from ...operators.graph import Chaining, Node
+from ...operators.origin import Origin, capture_origin
 from ...operators.partitioning import HashColumns, HashFunction
 from ...operators.per_record.base import MAX_IN_FLIGHT
 from ...operators.rows import RowReader

@@ -15,7 +15,8 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_returns, check_takes, function_name, is_async
 from ...operators.functions.dead_letters import OnErrorLike, checked_on_error, failed_sides
 from ...operators.functions.life import Results, with_life
-from ...operators.graph import Chaining, Node, Origin
+from ...operators.graph import Chaining, Node
+from ...operators.origin import Origin
 from ...operators.per_record.map_batches import (
     AsyncMapBatchesOperator,
     BatchFunction,

@@ -11,8 +11,8 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.event_time import ColumnTimes, EventTimes, FunctionTimes, check_time_column
 from ...operators.functions.checks import check_plain, function_name
 from ...operators.functions.dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
-from ...operators.graph import Chaining, Node, Origin
-from ...operators.origin import capture_origin
+from ...operators.graph import Chaining, Node
+from ...operators.origin import Origin, capture_origin
 from ...operators.partitioning import Forward
 from ...operators.per_record.map_batches import MapBatchesOperator
 from ...operators.schema import unknown_column

@@ -11,7 +11,7 @@ from ...errors import PlanError
 from ...operators.base import OperatorFactory
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.functions.checks import check_plain, function_name
-from ...operators.graph import Node, Origin
+from ...operators.graph import Node
 from ...operators.joins.as_of import AsOfJoin
 from ...operators.joins.bounds import parse_interval, show_interval
 from ...operators.joins.co_group import CoGroup, CoGroupFunction, CoGroupStep
@@ -19,7 +19,7 @@ from ...operators.joins.columns import JoinColumns, join_columns
 from ...operators.joins.interval import IntervalJoin
 from ...operators.joins.step import AS_OF_HOWS, HOWS, LATE_OTHER, How, JoinStep, outer_sides
 from ...operators.joins.windowed import WindowJoin
-from ...operators.origin import capture_origin
+from ...operators.origin import Origin, capture_origin
 from ...operators.partitioning import HashColumns, HashFunction, Partitioning
 from ...operators.per_record.base import UserFunction
 from ...operators.rows import RowReader

@@ -13,12 +13,11 @@ from ...operators.async_calls.retry import Retry
 from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_takes
 from ...operators.functions.dead_letters import OnErrorLike
-from ...operators.graph import Origin
 from ...operators.joins.columns import free_name, plain_schema
 from ...operators.joins.lookup import CACHE_FOR, CACHE_ROWS, LookUp, LookupFunction
 from ...operators.joins.static_lookup import LookupHow, TableLookup, TableLookupStep
 from ...operators.joins.static_table import StaticTable
-from ...operators.origin import capture_origin
+from ...operators.origin import Origin, capture_origin
 from ...operators.per_record.base import MAX_IN_FLIGHT
 from ...operators.schema import SchemaLike, unknown_column
 from ..required_name import named

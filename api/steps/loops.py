@@ -15,10 +15,10 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.expressions.expression_steps import ExpressionSteps, FilterStep
 from ...operators.expressions.expressions import ExpressionLike, check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
-from ...operators.graph import Chaining, Node, Origin
+from ...operators.graph import Chaining, Node
 from ...operators.loops.head import IterationHead, IterationTail
 from ...operators.loops.settings import LoopSettings, Matching, Rounds
-from ...operators.origin import capture_origin
+from ...operators.origin import Origin, capture_origin
 from ...operators.per_record.base import UserFunction
 from ...operators.per_record.filter import kept_rows
 from ...operators.schema import difference, optional, same_columns

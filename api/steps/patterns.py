@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import PlanError
 from ...operators.async_calls.map_async import TIMED_OUT
 from ...operators.functions.checks import check_plain, check_returns
-from ...operators.graph import Node, Origin
+from ...operators.graph import Node
+from ...operators.origin import Origin
 from ...operators.patterns.compiler import compiled
 from ...operators.patterns.conditions import Expressions
 from ...operators.patterns.match import Match

@@ -12,8 +12,8 @@ import pyarrow as pa
 from ...errors import PlanError
 from ...operators.functions.checks import check_takes, is_async
 from ...operators.functions.dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
-from ...operators.graph import ByClock, Node, Origin
-from ...operators.origin import capture_origin
+from ...operators.graph import ByClock, Node
+from ...operators.origin import Origin, capture_origin
 from ...operators.partitioning import HashColumns, HashFunction
 from ...operators.per_record.base import UserFunction
 from ...operators.process.batches import (

@@ -15,8 +15,8 @@ from ...operators.aggregation.aggregates import AggregatePlan
 from ...operators.base import OperatorFactory
 from ...operators.expressions.expressions import show
 from ...operators.functions.checks import check_plain, check_returns, check_takes, is_async
-from ...operators.graph import ByClock, Node, Origin
-from ...operators.origin import capture_origin
+from ...operators.graph import ByClock, Node
+from ...operators.origin import Origin, capture_origin
 from ...operators.per_record.base import UserFunction
 from ...operators.process.declared import declared_states
 from ...operators.process.functions import ProcessFunction

@@ -28,7 +28,7 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import Operator
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..functions.user_code import bad_result, user_error
-from ..graph import Origin
+from ..origin import Origin
 from ..row_codec import row_codec
 from ..rows import PER_RECORD_ROWS, RowMismatch, to_columns, to_list, to_rows
 

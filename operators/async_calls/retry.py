@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ...errors import PlanError
 from ..durations import Duration, parse_duration
 from ..functions.checks import check_plain
-from ..graph import Origin
+from ..origin import Origin
 
 Exceptions: TypeAlias = (
     type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]

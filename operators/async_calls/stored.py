@@ -29,7 +29,7 @@ from ...state.snapshot import (
     state_info,
 )
 from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps, concatenated
-from ..graph import Origin
+from ..origin import Origin
 from ..schema import difference
 from .call import Call
 

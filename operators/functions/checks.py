@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import PlanError
-from ..graph import Origin
+from ..origin import Origin
 
 
 def _either(function: object, is_kind: Callable[[object], bool]) -> bool:

@@ -18,7 +18,7 @@ from ...errors import PlanError
 from ..base import OperatorContext, Output
 from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch, Positions
-from ..graph import Origin
+from ..origin import Origin
 from .user_code import TEXT_MAX, text_of
 
 FAILED: Final = "failed"

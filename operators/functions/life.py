@@ -22,7 +22,7 @@ from ...errors import HeadgateError, PlanError
 from ...state.keyed.descriptors import StateDescriptor
 from ..base import Operator, OperatorContext, OperatorFactory
 from ..elements import Batch, ColumnBatch, ObjectBatch
-from ..graph import Origin
+from ..origin import Origin
 from ..rows import PER_RECORD_ROWS, RowMismatch, to_columns
 from ..schema import difference
 from .checks import is_async
@@ -35,7 +35,7 @@ _METHODS: Final = {"open": (None,), "close": (), FINISH: (), **dict.fromkeys(_CH
 _NO_OBJECTS = (type, FunctionType, BuiltinFunctionType, MethodType)
 
 
-class FunctionLife:
+class CopiedFunction:
     """The life cycle of one subtask's copy of a function object."""
 
     def __init__(self, function: Any, step: str, origin: Origin, results: Results | None) -> None:
@@ -192,7 +192,7 @@ class OwnFunction:
         # opened.
         factory, function = copy.deepcopy((self._factory, self._function))
         operator: Operator = factory()
-        operator.function_life = FunctionLife(function, self._step, self._origin, self._results)
+        operator.function_life = CopiedFunction(function, self._step, self._origin, self._results)
         operator.emits_at_end = operator.function_life.finishes
         return operator
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 from polars.exceptions import PanicException
 
 from ...errors import UserCodeError
-from ..graph import Origin
-from ..origin import is_own_module
+from ..origin import Origin, is_own_module
 
 FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
 """The exceptions of a user's function.

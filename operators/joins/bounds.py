@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ...errors import PlanError
 from ..durations import Duration, format_duration, parse_duration
-from ..graph import Origin
+from ..origin import Origin
 from .interval import Interval
 
 _FIX = 'such as within=("-10m", "0s"): the other row is up to ten minutes older'

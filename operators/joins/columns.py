@@ -10,7 +10,7 @@ import pyarrow as pa
 from ...errors import PlanError
 from ...state.slots.key_index import stored_key_type
 from ...state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN
-from ..graph import Origin
+from ..origin import Origin
 
 LEFT, RIGHT = 0, 1
 ROW_COLUMN, TIME_COLUMN, MATCHED_COLUMN = "_row", "_time", "_matched"

@@ -15,7 +15,7 @@ from ...state.slots.table import Rows, SlotTable
 from ..aggregation.keyed_aggregate import identity_seed
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
-from ..graph import Origin
+from ..origin import Origin
 from ..rows import column_batch
 from .columns import plain_rows
 from .static_table import Duplicates, StaticTable

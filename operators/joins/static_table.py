@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from ...errors import PlanError, StateError, UsageError
 from ...state.hashing import check_key_type
-from ..graph import Origin
-from ..origin import capture_origin
+from ..origin import Origin, capture_origin
 from ..schema import unknown_column
 from ..sizes import format_size, parse_size
 from .columns import plain_rows, plain_schema

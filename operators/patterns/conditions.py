@@ -15,7 +15,7 @@ from ...errors import PlanError
 from ..elements import ColumnBatch
 from ..expressions.expressions import Column, check_filter
 from ..functions.checks import check_plain, check_returns
-from ..graph import Origin
+from ..origin import Origin
 
 ConditionLike: TypeAlias = Callable[..., Any] | str | pl.Expr
 LeafKind: TypeAlias = Literal["expression", "record", "earlier"]

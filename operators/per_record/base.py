@@ -14,7 +14,7 @@ from ...errors import HeadgateError, UserCodeError
 from ..elements import Batch, ColumnBatch, ObjectBatch, Positions, Timestamps
 from ..functions.dead_letters import FAIL, OnError
 from ..functions.user_code import FAILURES, bad_result, is_own_cancellation, user_error
-from ..graph import Origin
+from ..origin import Origin
 from ..rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
 
 MAX_IN_FLIGHT: Final = 100

@@ -13,7 +13,7 @@ from ..base import AsyncOperator, Operator, OperatorContext, Output
 from ..elements import Batch, ColumnBatch, concatenated
 from ..functions.dead_letters import FAIL, DeadLetters, OnError
 from ..functions.user_code import FAILURES, Several, bad_result, is_own_cancellation, user_error
-from ..graph import Origin
+from ..origin import Origin
 from ..rows import column_batch
 from ..schema import difference
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import UserCodeError
 from ..elements import WATERMARK_MIN, Timestamps
 from ..functions.user_code import FAILURES
-from ..graph import Origin
+from ..origin import Origin
 from ..time_range import INSTANT_MAX_MS
 from .generators import BoundedGenerator, WatermarkGenerator
 

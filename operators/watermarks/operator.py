@@ -15,7 +15,7 @@ from ..durations import parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch, ObjectBatch, Timestamps
 from ..event_time import EventTimes
 from ..functions.dead_letters import FAIL, DeadLetters, OnError
-from ..graph import Origin
+from ..origin import Origin
 from ..splits import WHOLE, History
 from . import reached
 from .clock_state import STATE as CLOCK_STATE

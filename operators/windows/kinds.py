@@ -17,8 +17,7 @@ import pyarrow as pa
 from ...errors import PlanError
 from ..durations import Duration, format_duration, parse_duration
 from ..elements import Timestamps
-from ..graph import Origin
-from ..origin import capture_origin
+from ..origin import Origin, capture_origin
 from ..zones import check_zone
 from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
 from .panes.grid import CumulativeGrid, Grid, SlidingGrid

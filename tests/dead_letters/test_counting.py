@@ -17,7 +17,7 @@ from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.functions.dead_letters import DeadLetters, OnError
 from headgate.operators.functions.user_code import user_error
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.per_record.map import MapOperator
 from headgate.operators.rows import RowReader

@@ -11,7 +11,7 @@ import pytest
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.event_time import FunctionTimes
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.splits import SourceSplits

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.graph import Origin
 from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.origin import Origin
 
 KEYS = (("k", "c"), ("k", "d"))
 SCHEMAS = (

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from headgate.errors import PlanError, StateError
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
-from headgate.operators.graph import Origin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.origin import Origin
 from headgate.state.snapshot import RestoredState
 
 HOWS = ["inner", "left", "right", "full"]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from headgate.errors import UserCodeError
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.graph import Origin
 from headgate.operators.joins.co_group import CoGroup, CoGroupStep
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.windows.kinds import cumulative, sliding, tumbling

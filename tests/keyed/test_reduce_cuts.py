@@ -17,7 +17,7 @@ from headgate.connectors import from_list
 from headgate.errors import PlanError, StateError
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.state.keyed.keys import encode_key
 from headgate.state.snapshot import RestoredState
 

@@ -10,7 +10,7 @@ import pytest
 from headgate.errors import PlanError, UserCodeError
 from headgate.operators.base import Operator
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.per_record.filter import FilterOperator
 from headgate.operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator

@@ -18,7 +18,7 @@ from headgate.operators.event_time import (
     check_time_column,
     milliseconds,
 )
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.watermarks.operator import ROWS_PER_WATERMARK, EventTimeOperator

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.per_record.map import AsyncMapOperator, MapOperator
 from headgate.operators.rows import PER_RECORD_ROWS, RowReader

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.errors import UserCodeError
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.graph import Origin
+from headgate.operators.origin import Origin
 from headgate.operators.per_record.map_batches import (
     AsyncMapBatchesOperator,
     BatchFunction,

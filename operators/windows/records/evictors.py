@@ -10,8 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ....errors import PlanError
 from ...durations import Duration, parse_duration
-from .triggers import _whole
-from .window import Window
+from .window import Window, check_rows
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ class Count(_Either[Any]):
 
     def __init__(self, size: int, *, after: bool = False) -> None:
         super().__init__(after)
-        self._size = _whole(size, "evictors.Count")
+        self._size = check_rows(size, "evictors.Count")
 
     def _kept(self, records: Sequence[TimedRecord]) -> Sequence[TimedRecord]:
         return records[-self._size :]

@@ -15,7 +15,7 @@ from ....errors import PlanError
 from ...durations import Duration, parse_duration
 from ...process.context import END_REPEATS_MAX
 from .trigger_context import TriggerContext
-from .window import Window
+from .window import Window, check_rows
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class Count(Trigger[Any]):
     can_merge = True
 
     def __init__(self, size: int) -> None:
-        self._size = _whole(size, "triggers.Count")
+        self._size = check_rows(size, "triggers.Count")
 
     def on_element(
         self, record: Any, timestamp: int, window: Window, ctx: TriggerContext
@@ -312,9 +312,3 @@ def _interval(interval: Duration, what: str) -> int:
     if milliseconds <= 0:
         raise PlanError(f"{what} needs an interval value=`{interval}`", fix='such as "10s"')
     return milliseconds
-
-
-def _whole(size: int, what: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise PlanError(f"{what} needs a number of records of at least 1 value=`{size!r}`")
-    return size

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from ....errors import PlanError
 from ...elements import WATERMARK_MAX, WATERMARK_MIN
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,3 +49,10 @@ class Window:
 
 
 GLOBAL: Final = Window(WATERMARK_MIN, WATERMARK_MAX)
+
+
+def check_rows(size: int, what: str) -> int:
+    """Return the number of records given to a trigger or an evictor, if it is at least 1."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise PlanError(f"{what} needs a number of records of at least 1 value=`{size!r}`")
+    return size
