@@ -49,6 +49,13 @@ class Where:
     token_file: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raise UsageError if both a storage and a cluster are given."""
+        if self.storage and self.cluster:
+            raise UsageError(
+                "a job is found by its storage or by its cluster", fix="keep one of them"
+            )
+
 
 HERE = Where()
 

@@ -8,18 +8,20 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
-from .control.job_client import BEGUN, Connect, Event, HungUp, JobClient, outcome_of
+from .control.job_client import BEGUN, FENCED, Connect, Event, HungUp, JobClient, ask_once, watch
 from .coordinator.ending import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
+from .job_settings import absolute
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
-from .submission import Submitted, run_blocking
+from .submission import Submitted
+from .task.concurrency import run_blocking
 
 T = TypeVar("T")
 GONE_MAX_S = 240.0
@@ -33,7 +35,6 @@ BEGIN_MAX_S = 60.0
 STARTING = frozenset({"INITIALIZING", "RECONCILING"})
 LAST_ANSWER_S = 1.0
 ENDED = "the job has ended"
-FENCED = "fenced"
 
 
 class _Job(Protocol):
@@ -203,14 +204,7 @@ class JobHandle:
         if self._ended is not None:
             # The coordinator may still answer for a moment, and would refuse in other words.
             raise JobNotFound(ENDED)
-        return await _while_there(self._job, self._exchange(verb, arguments))
-
-    async def _exchange(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        client = await self._job.connect()
-        try:
-            return await client.request(verb, **arguments)
-        finally:
-            await client.close()
+        return await _while_there(self._job, ask_once(self._job.connect, verb, **arguments))
 
     async def _status(self) -> dict[str, Any]:
         outcome = self._ended or await self._job.outcome()
@@ -243,9 +237,11 @@ class JobHandle:
                 await asyncio.sleep(LOOK_EVERY_S)
                 continue
             try:
-                outcome = await _while_there(self._job, _watch(client))
+                outcome = await _while_there(self._job, watch(client))
             except JobNotFound:
                 continue
+            finally:
+                await client.close()
             until = loop.time() + GONE_MAX_S
             if outcome is not None and outcome.reason != FENCED:
                 return outcome
@@ -272,23 +268,10 @@ async def _while_there(job: _Job, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, over, return_exceptions=True)
 
 
-async def _watch(client: JobClient) -> JobOutcome | None:
-    """How the job ended; None: the coordinator went away before that."""
-    try:
-        async for event in client.events():
-            if event.kind == "ended":
-                return outcome_of(event)
-    except JobError:
-        pass
-    finally:
-        await client.close()
-    return None
-
-
 def _target(directory: str | os.PathLike[str] | None) -> str:
     """A directory as the job is to understand it, which runs elsewhere; empty: that of the option."""
     text = "" if directory is None else os.fspath(directory)
-    return text if not text or "://" in text else os.path.abspath(Path(text).expanduser())
+    return absolute(text) if text else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +443,6 @@ def attach(
         JobNotFound: no such job runs there.
         HeadgateError: it cannot be asked from here.
     """
-    if storage is not None and cluster is not None:
-        raise UsageError("a job is found by its storage or by its cluster", fix="keep one of them")
     where = Where(
         storage="" if storage is None else os.fspath(storage),
         cluster=cluster or "",
@@ -469,13 +450,5 @@ def attach(
         options=dict(options or {}),
     )
     log = Where(storage=where.storage, options=where.options)
-    status = run_blocking(_status(name, where))
+    status = run_blocking(ask_once(partial(connect_to_job, name, where), "status"))
     return JobHandle(name, str(status.get("run", "")), FoundJob(name, status["run"], where, log))
-
-
-async def _status(name: str, where: Where) -> dict[str, Any]:
-    client = await connect_to_job(name, where)
-    try:
-        return await client.request("status")
-    finally:
-        await client.close()

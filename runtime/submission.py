@@ -7,14 +7,11 @@ with it if its coordinator died.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from ..errors import JobNotFound
 from ..operators.extras import check_ray
@@ -23,11 +20,10 @@ from .cluster.spawned import default_log_file, spawn
 from .coordinator.former import Reach, ask_leader
 from .finding import Where, stored_job
 from .job_spec import JobSpec
+from .task.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from .protocol.joblog import JobEnded
-
-T = TypeVar("T")
 
 
 class Begun(enum.Enum):
@@ -113,13 +109,3 @@ async def _before(spec: JobSpec, where: Where) -> Submitted | None:
         return None
     alive = await ask_leader(job.leader) is Reach.ANSWERS
     return Submitted(Begun.BEFORE, where) if alive else None
-
-
-def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Do `work` and wait for it, also where an event loop runs in this thread, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "headgate") as threads:
-        return threads.submit(asyncio.run, work).result()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import JobError
-from ..control import registry
 
 if TYPE_CHECKING:
     from ..control.job_client import JobClient
@@ -31,16 +31,11 @@ def request(name: str, verb: str, where: Where | None = None, **arguments: Any) 
         JobNotFound: no job of that name runs there.
         HeadgateError: the job refused, or cannot be asked from here.
     """
+    from ..control.job_client import ask_once
     from ..finding import HERE, connect_to_job
 
-    async def ask() -> dict[str, Any]:
-        client = await connect_to_job(name, where or HERE)
-        try:
-            return await client.request(verb, **arguments)
-        finally:
-            await client.close()
-
-    return asyncio.run(ask())
+    connect = partial(connect_to_job, name, where or HERE)
+    return asyncio.run(ask_once(connect, verb, **arguments))
 
 
 def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
@@ -49,6 +44,7 @@ def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
 
 
 async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
+    from ..control import registry
     from ..finding import connect_to_record
 
     found: list[tuple[JobRecord, dict[str, Any] | None]] = []
@@ -81,6 +77,7 @@ def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | 
 
 async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
     from ..cluster.leaders import list_on_cluster
+    from ..control.registry import JobRecord
     from ..options.recovery import CLUSTER_CONNECT_TIMEOUT
     from ..options.registry import Options
     from ..rest.client import RestClient
@@ -92,7 +89,7 @@ async def _statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, 
         with contextlib.suppress(JobError):
             status = await status_of(await RestClient.connect(addresses, token))
         began_ms = (status or {}).get("began_ms") or 0
-        record = registry.JobRecord(
+        record = JobRecord(
             name=name,
             addresses=list(addresses),
             token=token,

@@ -17,7 +17,6 @@ import typer
 from ...errors import HeadgateError, JobNotFound
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
-from ..control import registry
 from .console import make_console, print_table
 from .jobs import request, status_of, statuses, statuses_on_cluster
 from .load import JobName, OnCluster, Settings, Storage, TokenFile, where
@@ -370,6 +369,8 @@ def _job_status(job: str, place: Where) -> dict[str, Any]:
     try:
         return request(job, "status", place)
     except JobNotFound:
+        from ..control import registry
+
         failures = None if place.cluster else registry.left_failures(job)
         if failures is None:
             raise

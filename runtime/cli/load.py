@@ -132,8 +132,6 @@ def where(
     """
     from ..finding import Where
 
-    if storage is not None and cluster is not None:
-        raise UsageError("a job is found by its storage or by its cluster", fix="keep one of them")
     options = parse_settings(settings or ())
     return Where(storage or "", cluster or "", token_file or "", options)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,11 +76,9 @@ def stop(
 
 def target(directory: str) -> str:
     """A directory as the job is to understand it, which runs elsewhere; empty: that of the option."""
-    if directory == "default":
-        return ""
-    if "://" in directory:
-        return directory
-    return os.path.abspath(Path(directory).expanduser())
+    from ..job_settings import absolute
+
+    return "" if directory == "default" else absolute(directory)
 
 
 def cancel(

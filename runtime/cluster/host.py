@@ -15,6 +15,7 @@ from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..control import registry
 from ..control.cluster import Cluster
+from ..control.job_client import ask_once
 from ..coordinator.job import JobCoordinator
 from ..job_spec import JobSpec
 from ..listening import ListenerLimits
@@ -170,11 +171,7 @@ async def _dismiss(former: registry.JobRecord) -> None:
     """
     try:
         async with asyncio.timeout(DISMISS_S):
-            client = await RestClient.connect(former.addresses, former.token)
-            try:
-                await client.request("cancel")
-            finally:
-                await client.close()
+            await ask_once(partial(RestClient.connect, former.addresses, former.token), "cancel")
     except (HeadgateError, TimeoutError) as error:
         _log.info("the coordinator that was taken over: %s", error)
 

@@ -18,7 +18,7 @@ import ray
 from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..control import registry
-from ..control.job_client import Connect, Event, JobClient, outcome_of
+from ..control.job_client import FENCED, Connect, Event, JobClient, outcome_of, watch
 from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.ending import outcome_of_end
@@ -53,8 +53,6 @@ from .ray_actors import (
 )
 from .ray_nodes import rules_of
 
-FENCED = "fenced"
-"""Reason of the end that a coordinator announces which another one has replaced."""
 _log = logging.getLogger("headgate.cluster")
 
 
@@ -319,7 +317,7 @@ async def _follow(
         if on_listening is not None:
             on_listening(partial(RestClient.connect, lead.addresses, token))
         try:
-            outcome = await leaders.while_leading(lead, _watch(found.client, on_event))
+            outcome = await leaders.while_leading(lead, watch(found.client, on_event))
         finally:
             await found.client.close()
         if outcome is None:
@@ -405,16 +403,3 @@ def _tell(on_event: Callable[[Event], None] | None, text: str, pid: int) -> None
         _log.warning("%s", text)
     else:
         on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
-
-
-async def _watch(client: JobClient, on_event: Callable[[Event], None] | None) -> JobOutcome | None:
-    """Pass events on until the job ends; None if the coordinator went away before."""
-    try:
-        async for event in client.events():
-            if on_event is not None:
-                on_event(event)
-            if event.kind == "ended":
-                return outcome_of(event)
-    except JobError:
-        return None
-    return None

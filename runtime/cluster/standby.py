@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...errors import JobError
 from ...operators.clock import Clock
-from ..control.job_client import JobClient, Silent
+from ..control.job_client import FENCED, JobClient, Silent, watch
 from ..protocol.standby import (
     Step,
     Turn,
@@ -134,11 +133,7 @@ class Standby:
 
 
 async def _hear(client: JobClient) -> Watched:
-    try:
-        async for event in client.events():
-            if event.kind == "ended":
-                fenced = json.loads(event.body)["reason"] == "fenced"
-                return Watched.DEPOSED if fenced else Watched.JOB_ENDED
-    except JobError:
-        pass
-    return Watched.LOST
+    outcome = await watch(client)
+    if outcome is None:
+        return Watched.LOST
+    return Watched.DEPOSED if outcome.reason == FENCED else Watched.JOB_ENDED

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ...errors import HeadgateError
-from .job_client import Connect, JobClient
+from .job_client import Connect, ask_once
 
 
 class Interrupts:
@@ -113,16 +113,11 @@ class Interrupts:
     async def _request(self, verb: str) -> None:
         assert self._connect is not None
         asked = self._count
-        client: JobClient | None = None
         try:
-            client = await self._connect()
-            await client.request(verb)
+            await ask_once(self._connect, verb)
             self._answered = max(self._answered, asked)
         except HeadgateError as error:
             if not self.cancelled:
                 self._note(
                     f"the job did not stop: {error.message}; press Ctrl-C again to cancel it"
                 )
-        finally:
-            if client is not None:
-                await client.close()

@@ -21,6 +21,8 @@ BEGUN: Final = frozenset({"start", "status"})
 """Kinds of events that a coordinator announces only once the job is its own."""
 WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
 """Kinds of events that are logged as warnings."""
+FENCED: Final = "fenced"
+"""Reason of the end that a coordinator announces which another one has replaced."""
 
 
 class HungUp(JobError):
@@ -71,6 +73,28 @@ class JobClient(Protocol):
 
 Connect: TypeAlias = Callable[[], Awaitable[JobClient]]
 """Makes a client. Raises JobError if the coordinator cannot be reached."""
+
+
+async def ask_once(connect: Connect, verb: str, **arguments: Any) -> dict[str, Any]:
+    """Connect, ask for one thing, wait for the answer, and hang up. Raises as `JobClient.request`."""
+    client = await connect()
+    try:
+        return await client.request(verb, **arguments)
+    finally:
+        await client.close()
+
+
+async def watch(client: JobClient, on_event: EventListener | None = None) -> JobOutcome | None:
+    """Pass events on until the job ends; return None if the coordinator went away before."""
+    try:
+        async for event in client.events():
+            if on_event is not None:
+                on_event(event)
+            if event.kind == "ended":
+                return outcome_of(event)
+    except JobError:
+        return None
+    return None
 
 
 def outcome_of(event: Event) -> JobOutcome:

@@ -52,7 +52,6 @@ MAP_KEY: Final = pa.field("map_key", pa.string(), False)
 ITEM: Final = pa.field("item", pa.binary(), False)
 CHANGE: Final = pa.field("change", pa.string(), False)
 BEFORE, AFTER = "_before", "_after"
-_ROW = "row_"
 
 
 @dataclass(frozen=True, slots=True)

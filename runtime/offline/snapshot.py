@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -20,6 +18,7 @@ from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
 from ..savepoint.describe import describe, states_of
 from ..savepoint.locate import Located, locate
 from ..storage.open_store import open_store_at
+from ..task.concurrency import run_blocking
 
 PER_KEY: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "timers"})
 """Kinds whose identity is the key, and the namespace and entry key if there are any."""
@@ -28,7 +27,6 @@ WHOLE_KEY: Final = frozenset({"reduce", "running"})
 WINDOW_COLUMNS: Final = ("window_start", "window_end")
 
 
-T = TypeVar("T")
 _TEXTS: Final = pa.map_(pa.string(), pa.string())
 METADATA_SCHEMA: Final = pa.schema(
     [
@@ -233,7 +231,7 @@ def open_snapshot(address: str, options: Mapping[str, str]) -> Snapshot:
         StateError: neither is there.
         UsageError: the address is not understood.
     """
-    located = blocking(locate(open_store_at, address, options, SystemClock()))
+    located = run_blocking(locate(open_store_at, address, options, SystemClock()))
     return Snapshot(located, dict(options))
 
 
@@ -252,12 +250,6 @@ def unreadable(state: StoredState) -> StateError:
         where=state.root,
         fix="take a canonical savepoint (without --native), and read that",
     )
-
-
-def blocking(call: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a loop of its own, in a thread: a notebook has a loop already."""
-    with ThreadPoolExecutor(1, thread_name_prefix="headgate-offline") as thread:
-        return thread.submit(asyncio.run, call).result()
 
 
 def metadata_table(snapshot: Snapshot) -> pa.Table:

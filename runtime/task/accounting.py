@@ -94,11 +94,6 @@ class TimeAccounting:
         """The seconds so far under backpressure, without a current spell."""
         return self.seconds[Activity.BACKPRESSURED]
 
-    @property
-    def last_rates(self) -> Rates:
-        """The last result of `rates`; for other threads."""
-        return self._rates
-
     def rates(self) -> Rates:
         """Return the rates over the last window; their sum is 1000 but for rounding."""
         self.settle()

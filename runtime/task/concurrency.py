@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    pass
 
 T = TypeVar("T")
 
@@ -108,3 +112,13 @@ class MailboxTimers:
         for handle in self._handles.values():
             handle.cancel()
         self._handles.clear()
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Do `work` and wait for it, also where an event loop runs in this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "headgate") as threads:
+        return threads.submit(asyncio.run, work).result()
