@@ -1,8 +1,8 @@
 """From the logical graph to vertices, exchanges and slots: what will really run.
 
-Operators with a forward edge between them, equal parallelism, the same slot sharing group and no wish to
-the contrary share a *vertex*: one subtask runs them by direct calls. State stays
-addressed by operator name, so chains may change between restores.
+Operators with a forward edge between them, equal parallelism and the same slot sharing group share a
+*vertex*, unless the user says otherwise: one subtask runs them by direct calls. State stays addressed by
+operator name, so chains may change between restores.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from typing import Any, Final, Protocol
 
 from ...errors import HeadgateError, JobError
 from ...runtime.rest.answers import (
-    CheckpointWish,
+    CheckpointCommand,
+    Command,
     JobAnswer,
     OperationAnswer,
     OperationStatus,
-    RescaleWish,
-    SavepointWish,
-    StopWish,
-    Wish,
+    RescaleCommand,
+    SavepointCommand,
+    StopCommand,
 )
 from ...runtime.rest.client import RestClient
 from .. import ports
@@ -78,7 +78,7 @@ class RestCoordinators:
             answer = await client.job()
             if answer.run != call.run_id:
                 raise JobError(f"run {answer.run} of {namespace}/{job} answers, not {call.run_id}")
-            await client.begin(_wish(call))
+            await client.begin(_command(call))
 
     async def _client(self, namespace: str, job: str) -> RestClient:
         token = await read_token(self._store, namespace, job)
@@ -104,20 +104,20 @@ async def read_token(store: Store, namespace: str, job: str) -> str:
     return base64.b64decode(data[TOKEN_KEY]).decode().strip()
 
 
-def _wish(call: CallJob) -> Wish:
+def _command(call: CallJob) -> Command:
     """The REST API's form of a call."""
     arguments, trigger = call.arguments, call.trigger_id
     directory, native = arguments.get("directory", ""), bool(arguments.get("native"))
     match call.verb:
         case "stop":
             savepoint = directory if arguments.get("savepoint") else None
-            return StopWish(trigger_id=trigger, savepoint=savepoint, native=native)
+            return StopCommand(trigger_id=trigger, savepoint=savepoint, native=native)
         case "savepoint":
-            return SavepointWish(trigger_id=trigger, savepoint=directory, native=native)
+            return SavepointCommand(trigger_id=trigger, savepoint=directory, native=native)
         case "checkpoint":
-            return CheckpointWish(trigger_id=trigger)
+            return CheckpointCommand(trigger_id=trigger)
         case "rescale":
-            return RescaleWish(trigger_id=trigger, parallelism=arguments["parallelism"])
+            return RescaleCommand(trigger_id=trigger, parallelism=arguments["parallelism"])
 
 
 def _report(answer: JobAnswer, operations: dict[str, Operation]) -> JobReport:

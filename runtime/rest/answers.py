@@ -471,25 +471,25 @@ class OperationsAnswer(Answer, frozen=True):
     operations: list[OperationAnswer]
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what begins an operation."""
+class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the bodies of requests that begin an operation."""
 
     trigger_id: TriggerId = msgspec.field(name="triggerId")
 
 
-class CancelWish(Wish, frozen=True):
+class CancelCommand(Command, frozen=True):
     """End the job at once, without a checkpoint."""
 
 
-class HandOverWish(Wish, frozen=True):
+class HandOverCommand(Command, frozen=True):
     """Take a last checkpoint and leave the run to its next start, as SIGTERM does."""
 
 
-class CheckpointWish(Wish, frozen=True):
+class CheckpointCommand(Command, frozen=True):
     """Take a checkpoint now."""
 
 
-class StopWish(Wish, frozen=True):
+class StopCommand(Command, frozen=True):
     """Stop with a final checkpoint; `drain`: sources end as if their data had, so that windows fire."""
 
     drain: bool = False
@@ -498,7 +498,7 @@ class StopWish(Wish, frozen=True):
     native: bool = False
 
 
-class SavepointWish(Wish, frozen=True):
+class SavepointCommand(Command, frozen=True):
     """Take a savepoint in a new directory below `savepoint`."""
 
     savepoint: Directory = ""
@@ -506,13 +506,13 @@ class SavepointWish(Wish, frozen=True):
     """Keep the files of the state backend: faster, but only this backend reads them."""
 
 
-class RescaleWish(Wish, frozen=True):
+class RescaleCommand(Command, frozen=True):
     """Stop with a checkpoint, and go on at another parallelism."""
 
     parallelism: Annotated[int, Meta(ge=1, le=32768)]
 
 
-class DisposeWish(Wish, frozen=True):
+class DisposeCommand(Command, frozen=True):
     """Delete a savepoint and all its files."""
 
     path: Annotated[str, Meta(pattern=r"^(/|[a-z][a-z0-9+.-]*://)")]

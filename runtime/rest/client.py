@@ -14,7 +14,7 @@ import msgspec
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import Event, HungUp, Silent
 from . import answers
-from .answers import OperationAnswer, OperationStatus, Wish, decode_event
+from .answers import Command, OperationAnswer, OperationStatus, decode_event
 from .problems import Problem, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
@@ -170,10 +170,10 @@ class RestClient:
 
     # -- doing --------------------------------------------------------------------------------------
 
-    async def begin(self, wish: Wish) -> OperationAnswer:
+    async def begin(self, command: Command) -> OperationAnswer:
         """Begin an operation; sent again with the same `trigger_id`, it is still one."""
-        path = _PATHS[_VERBS[type(wish)]]
-        return await self._send("POST", path, OperationAnswer, body=msgspec.json.encode(wish))
+        path = _PATHS[_VERBS[type(command)]]
+        return await self._send("POST", path, OperationAnswer, body=msgspec.json.encode(command))
 
     async def operation(self, trigger_id: str, *, wait_s: int = 0) -> OperationAnswer:
         """How far an operation is; with `wait_s` (at most 60) once it has ended, or after this time."""
@@ -183,7 +183,7 @@ class RestClient:
         """The operations that the coordinator remembers, oldest first."""
         return (await self._get("operations", answers.OperationsAnswer)).operations
 
-    async def carry_out(self, wish: Wish) -> dict[str, Any]:
+    async def carry_out(self, command: Command) -> dict[str, Any]:
         """Begin an operation and wait for its end, however long it takes; returns its result.
 
         A coordinator that takes over does not know the operation: then it is asked for again.
@@ -191,12 +191,12 @@ class RestClient:
         Raises:
             HeadgateError: it was refused, or failed, or nobody answers.
         """
-        operation = await self.begin(wish)
+        operation = await self.begin(command)
         while operation.status is OperationStatus.IN_PROGRESS:
             try:
-                operation = await self.operation(wish.trigger_id, wait_s=WAIT_S_MAX)
+                operation = await self.operation(command.trigger_id, wait_s=WAIT_S_MAX)
             except UsageError:
-                operation = await self.begin(wish)
+                operation = await self.begin(command)
         if operation.problem is not None:
             raise error_of(operation.problem)
         return operation.result or {}
@@ -206,10 +206,10 @@ class RestClient:
         if verb in VERBS:
             given = {**arguments, "triggerId": secrets.token_hex(16)}
             try:
-                wish = msgspec.convert(given, VERBS[verb])
+                command = msgspec.convert(given, VERBS[verb])
             except msgspec.ValidationError as error:
                 raise UsageError(f"this cannot be asked for verb=`{verb}`: {error}") from None
-            return await self.carry_out(wish)
+            return await self.carry_out(command)
         if verb not in _PATHS:
             raise UsageError(f"unknown request verb=`{verb}`")
         if verb == "checkpoints" and "id" in arguments:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .answers import Answer, Wish
+from .answers import Answer, Command
 from .problems import PROBLEM_TYPE, Problem
 from .routes import PARAMETERS, ROUTES, Route
 
@@ -97,7 +97,7 @@ def _in_query(name: str, text: str) -> dict[str, Any]:
     return {"name": name, "in": "query", "description": text, "schema": _SCHEMAS[int]}
 
 
-def _types() -> list[type[Answer | Wish | Problem]]:
+def _types() -> list[type[Answer | Command | Problem]]:
     """Every type that a route names, once."""
     found: dict[Any, None] = {Problem: None}
     for route in ROUTES:

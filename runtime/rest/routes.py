@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from . import answers
-from .answers import Answer, Wish
+from .answers import Answer, Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Route:
     answer: type[Answer] | None
     summary: str
     view: str = ""
-    body: type[Wish] | None = None
+    body: type[Command] | None = None
     status: int = 200
     public: bool = False
     problems: tuple[int, ...] = ()
@@ -62,18 +62,18 @@ PARAMETERS: Final = {
 }
 WAIT_S_MAX: Final = 60
 """A client may wait so long for the end of an operation, in one request."""
-VERBS: Final[dict[str, type[Wish]]] = {
-    "stop": answers.StopWish,
-    "cancel": answers.CancelWish,
-    "hand-over": answers.HandOverWish,
-    "checkpoint": answers.CheckpointWish,
-    "savepoint": answers.SavepointWish,
-    "rescale": answers.RescaleWish,
-    "dispose": answers.DisposeWish,
+VERBS: Final[dict[str, type[Command]]] = {
+    "stop": answers.StopCommand,
+    "cancel": answers.CancelCommand,
+    "hand-over": answers.HandOverCommand,
+    "checkpoint": answers.CheckpointCommand,
+    "savepoint": answers.SavepointCommand,
+    "rescale": answers.RescaleCommand,
+    "dispose": answers.DisposeCommand,
 }
 
 
-def _operation(verb: str, body: type[Wish]) -> Route:
+def _operation(verb: str, body: type[Command]) -> Route:
     summary = (body.__doc__ or "").splitlines()[0]
     return Route(
         "POST",

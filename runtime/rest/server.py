@@ -24,7 +24,7 @@ from ..options.network import (
     REST_WATCHERS,
 )
 from ..options.registry import Options
-from .answers import Answer, Health, OperationsAnswer, Wish, encode_event
+from .answers import Answer, Command, Health, OperationsAnswer, encode_event
 from .listener import Connection, RestListener
 from .openapi import document
 from .problems import PROBLEM_TYPE, Problem, RequestProblem, problem, problem_of
@@ -222,24 +222,28 @@ class RestServer:
 
     # -- operations ---------------------------------------------------------------------------------
 
-    async def _begin(self, request: web.Request, verb: str, body: type[Wish]) -> web.StreamResponse:
-        wish = await self._read(request, body)
-        arguments = {k: v for k, v in msgspec.to_builtins(wish).items() if k != "triggerId"}
+    async def _begin(
+        self, request: web.Request, verb: str, body: type[Command]
+    ) -> web.StreamResponse:
+        command = await self._read(request, body)
+        arguments = {k: v for k, v in msgspec.to_builtins(command).items() if k != "triggerId"}
         if verb == "stop" and arguments["savepoint"] is None:
             del arguments["savepoint"]  # its presence is what asks for one
-        answer, new = self._operations.begin(wish.trigger_id, verb, arguments, self._clock.now_ms())
+        answer, new = self._operations.begin(
+            command.trigger_id, verb, arguments, self._clock.now_ms()
+        )
         if new:
-            self._ended[wish.trigger_id] = asyncio.Event()
+            self._ended[command.trigger_id] = asyncio.Event()
             task = asyncio.get_running_loop().create_task(
-                self._carry_out(wish.trigger_id, verb, arguments), name=f"REST {verb}"
+                self._carry_out(command.trigger_id, verb, arguments), name=f"REST {verb}"
             )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return _answer(
-            answer, status=202, headers={"Location": f"/v1/operations/{wish.trigger_id}"}
+            answer, status=202, headers={"Location": f"/v1/operations/{command.trigger_id}"}
         )
 
-    async def _read(self, request: web.Request, body: type[Wish]) -> Wish:
+    async def _read(self, request: web.Request, body: type[Command]) -> Command:
         """The body of a request.
 
         Raises:
@@ -259,7 +263,7 @@ class RestServer:
 
     async def _carry_out(self, trigger_id: str, verb: str, arguments: dict[str, Any]) -> None:
         try:
-            # Whoever takes over must know a request that is sent again: the wish carries its id.
+            # Whoever takes over must know a request that is sent again: the command carries its id.
             named = {**arguments, "trigger": trigger_id} if verb in NAMED else arguments
             result = await self._coordinator.ask(verb, named)
             self._operations.complete(trigger_id, result, self._clock.now_ms())

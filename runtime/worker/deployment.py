@@ -327,7 +327,7 @@ class Deployment:
     def _sources(self) -> Iterator[SourceSubtask]:
         return (each for each in self._subtasks if isinstance(each, SourceSubtask))
 
-    # -- coordinator's wishes -----------------------------------------------------------------------
+    # -- commands of the coordinator -----------------------------------------------------------------------
 
     def trigger(self, checkpoint_id: int, trigger_ms: int, options: CheckpointOptions) -> None:
         """Have the sources inject a barrier."""

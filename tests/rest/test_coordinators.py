@@ -35,7 +35,7 @@ from headgate.k8s.status import (
     rfc3339,
 )
 from headgate.k8s.transitions import trigger_of
-from headgate.runtime.rest.answers import CheckpointWish, JobAnswer, SavepointWish
+from headgate.runtime.rest.answers import CheckpointCommand, JobAnswer, SavepointCommand
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.rest.conftest import serving
 
@@ -86,8 +86,8 @@ def failing_job(lab: Any, **checkpoint: Any) -> hg.Job:
 async def with_state(client: Any) -> None:
     """Take checkpoints until one has the state of the step, which is written to a file."""
     for number in itertools.count():
-        wish = CheckpointWish(trigger_id=f"state-{number}")
-        if (await client.carry_out(wish))["size_bytes"] > 5000:
+        command = CheckpointCommand(trigger_id=f"state-{number}")
+        if (await client.carry_out(command))["size_bytes"] > 5000:
             return
 
 
@@ -110,9 +110,9 @@ def test_a_request_that_is_wrong_is_told_apart_from_one_that_fails(lab: Any, tro
         async with serving(job) as api, api.client() as client:
             await job.until("status", status="RUNNING")
             await with_state(client)
-            await client.begin(SavepointWish(trigger_id="nowhere"))
+            await client.begin(SavepointCommand(trigger_id="nowhere"))
             trouble.fail["write_file"] = 1
-            await client.begin(CheckpointWish(trigger_id="away"))
+            await client.begin(CheckpointCommand(trigger_id="away"))
             for trigger in ("nowhere", "away"):
                 await client.operation(trigger, wait_s=60)
             report = await coordinators_of(api).report("air", "clicks")
@@ -142,14 +142,14 @@ def test_checkpointing_becomes_unhealthy_and_healthy_again(lab: Any, trouble: An
             await with_state(client)
             trouble.fail["write_file"] = 2
             for number in ("1", "2"):
-                await client.begin(CheckpointWish(trigger_id=number))
+                await client.begin(CheckpointCommand(trigger_id=number))
                 await client.operation(number, wait_s=60)
                 assert (await report()).failed_checkpoints == int(number)
             healthy, why = checkpointing(await report())
             assert healthy == "False"
             assert "2 checkpoints in a row have failed, the last one: " in why
             assert "StorageError: injected" in why
-            done = await client.carry_out(CheckpointWish(trigger_id="3"))
+            done = await client.carry_out(CheckpointCommand(trigger_id="3"))
             seen = await report()
             number = done["checkpoint"]
             assert checkpointing(seen) == ("True", f"checkpoint {number} is complete")
@@ -173,7 +173,7 @@ def test_failed_checkpoints_are_counted_across_restarts_of_the_job(lab: Any, tro
             await with_state(client)
             trouble.fail["write_file"] = 2
             for number in ("1", "2"):
-                await client.begin(CheckpointWish(trigger_id=number))
+                await client.begin(CheckpointCommand(trigger_id=number))
                 await job.until("failure")
                 await job.until("status", status="RUNNING")
             report = await coordinators_of(api).report("air", "clicks")
@@ -232,18 +232,18 @@ def test_operations_are_seen_by_an_operator_that_did_not_begin_them(
         first = coordinators_of(api)
         report = await first.report("air", "clicks")
         assert report is not None
-        wishes = {
+        commands = {
             f"{UID}-1": ("savepoint", {"directory": str(tmp_path), "native": False}),
             f"{UID}-2": ("checkpoint", {}),
             f"{UID}-stop": ("stop", {"savepoint": True, "directory": str(tmp_path)}),
         }
         async with api.client() as client:
-            for trigger, (verb, arguments) in wishes.items():
+            for trigger, (verb, arguments) in commands.items():
                 await first.call("air", "clicks", CallJob(report.run_id, verb, trigger, arguments))  # type: ignore[arg-type]
                 await client.operation(trigger, wait_s=60)
         seen = await coordinators_of(api).report("air", "clicks")
         assert seen is not None
-        assert list(seen.operations) == list(wishes)
+        assert list(seen.operations) == list(commands)
         for operation in seen.operations.values():
             assert operation.state == "completed", operation
             assert operation.size_bytes > 0
@@ -314,15 +314,15 @@ class TestTriggerIds:
         ]
         for each in made:
             body = msgspec.json.encode({"triggerId": each})
-            assert msgspec.json.decode(body, type=CheckpointWish).trigger_id == each
+            assert msgspec.json.decode(body, type=CheckpointCommand).trigger_id == each
 
     @pytest.mark.parametrize("good", ["a", ".a", "a.", "...", "A-b_c.9", "x" * 128])
     def test_good(self, good: str) -> None:
         body = msgspec.json.encode({"triggerId": good})
-        assert msgspec.json.decode(body, type=CheckpointWish).trigger_id == good
+        assert msgspec.json.decode(body, type=CheckpointCommand).trigger_id == good
 
     @pytest.mark.parametrize("wrong", ["", ".", "..", "a\n", "a/b", "a b", "é", "x" * 129])
     def test_wrong(self, wrong: str) -> None:
         """`a` with a line break was taken, and then broke the header `Location`."""
         with pytest.raises(msgspec.ValidationError):
-            msgspec.json.decode(msgspec.json.encode({"triggerId": wrong}), type=CheckpointWish)
+            msgspec.json.decode(msgspec.json.encode({"triggerId": wrong}), type=CheckpointCommand)

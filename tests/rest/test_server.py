@@ -53,7 +53,7 @@ def filled(route: Route) -> str:
 def test_every_answer_is_as_documented(with_api: Run) -> None:
     async def script(api: Any) -> None:
         async with api.client() as client:
-            assert await client.carry_out(answers.CheckpointWish(trigger_id="first"))
+            assert await client.carry_out(answers.CheckpointCommand(trigger_id="first"))
         for route in LOOKS:
             status, headers, body = await api.ask("GET", filled(route))
             assert (route.name, status) == (route.name, 200)
@@ -196,7 +196,7 @@ def test_a_refused_operation_says_what_the_cli_says(with_api: Run) -> None:
             await api.job.request("savepoint")
         async with api.client() as client:
             with pytest.raises(UsageError) as refused:
-                await client.carry_out(answers.SavepointWish(trigger_id="s"))
+                await client.carry_out(answers.SavepointCommand(trigger_id="s"))
             assert str(refused.value) == str(told.value)
             operation = await client.operation("s")
             assert operation.status == "FAILED"
@@ -244,15 +244,15 @@ def test_a_run_is_handed_over(with_api: Run) -> None:
 def test_savepoint_and_disposal(with_api: Run, tmp_path: Path) -> None:
     async def script(api: Any) -> None:
         async with api.client() as client:
-            wish = answers.SavepointWish(trigger_id="s", savepoint=str(tmp_path / "sp"))
-            address = (await client.carry_out(wish))["savepoint"]
+            command = answers.SavepointCommand(trigger_id="s", savepoint=str(tmp_path / "sp"))
+            address = (await client.carry_out(command))["savepoint"]
             (made,) = (tmp_path / "sp").iterdir()
             assert address.endswith(made.name)
-            gone = await client.carry_out(answers.DisposeWish(trigger_id="d", path=address))
+            gone = await client.carry_out(answers.DisposeCommand(trigger_id="d", path=address))
             assert gone == {"path": address, "job": "clicks"}
             assert not [path for path in made.rglob("*") if path.is_file()]
             with pytest.raises(StateError):
-                await client.carry_out(answers.DisposeWish(trigger_id="d2", path=address))
+                await client.carry_out(answers.DisposeCommand(trigger_id="d2", path=address))
 
     with_api(script)
 
@@ -270,16 +270,16 @@ def test_rescale_and_stop_with_events_to_the_end(with_api: Run) -> None:
 
         async with api.client() as client:
             following = asyncio.ensure_future(follow())
-            done = await client.carry_out(answers.RescaleWish(trigger_id="r", parallelism=1))
+            done = await client.carry_out(answers.RescaleCommand(trigger_id="r", parallelism=1))
             assert done["parallelism"] == 1
             assert (await client.plan()).parallelism == 1
-            stopped = await client.carry_out(answers.StopWish(trigger_id="end"))
+            stopped = await client.carry_out(answers.StopCommand(trigger_id="end"))
             assert stopped["status"] == "SUSPENDED"
             await api.job.task
             assert not await client.ready()
             assert await client.healthy()
             with pytest.raises(JobError, match="the job has ended"):
-                await client.carry_out(answers.CancelWish(trigger_id="late"))
+                await client.carry_out(answers.CancelCommand(trigger_id="late"))
         await api.server.close()
         await following
 
@@ -331,7 +331,7 @@ def test_a_hosted_job_has_its_api_where_the_options_say(
         async with RestClient(coordinator.rest_url, coordinator.server.token) as client:
             assert await client.healthy()
             # The answer to this comes before the API is closed.
-            cancelled = await client.carry_out(answers.CancelWish(trigger_id="c"))
+            cancelled = await client.carry_out(answers.CancelCommand(trigger_id="c"))
             assert coordinator.clients.view("status")["rest"] == coordinator.rest_url
             return str(cancelled["status"])
 

@@ -27,7 +27,7 @@ class Crash:
 
     def __init__(self, lab: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab, self.directory, self.monkeypatch = lab, directory, monkeypatch
-        self.wish = answers.SavepointWish(trigger_id="nightly", savepoint=str(directory))
+        self.command = answers.SavepointCommand(trigger_id="nightly", savepoint=str(directory))
 
     def run(self, job: hg.Job, then: Callable[[Any], Awaitable[None]], *, written: bool) -> None:
         """`then` gets the client of the successor. `written`: the savepoint was complete already."""
@@ -46,7 +46,7 @@ class Crash:
             self.monkeypatch.setattr(savepoints, "publish", publish)
             async with serving(running, **AT_ONCE) as api, api.client() as client:
                 run = (await client.job()).run
-                await client.begin(self.wish)
+                await client.begin(self.command)
                 await reached.wait()
                 self.monkeypatch.setattr(savepoints, "publish", real)
                 await running.crash_coordinator()
@@ -75,13 +75,13 @@ def test_a_savepoint_that_was_complete_is_the_same_one(
         (taken,) = complete(crash.directory)
         with pytest.raises(UsageError, match="send the request again, with the same triggerId"):
             await client.operation("nightly")
-        done = await client.carry_out(crash.wish)
+        done = await client.carry_out(crash.command)
         assert done["savepoint"] == taken
         assert done["size_bytes"] > 0
         assert complete(crash.directory) == [taken]
         assert (await client.operation("nightly")).status == "COMPLETED"
         # With another id it is another one.
-        other = answers.SavepointWish(trigger_id="other", savepoint=str(crash.directory))
+        other = answers.SavepointCommand(trigger_id="other", savepoint=str(crash.directory))
         assert (await client.carry_out(other))["savepoint"] != taken
 
     crash.run(make_job(), then, written=True)
@@ -92,7 +92,7 @@ def test_a_savepoint_that_was_not_complete_is_taken(
 ) -> None:
     async def then(client: Any) -> None:
         (left,) = crash.directory.iterdir()
-        done = await client.carry_out(crash.wish)
+        done = await client.carry_out(crash.command)
         assert complete(crash.directory) == [done["savepoint"]]
         # Workers of before may still write into the directory of before.
         assert done["savepoint"] != str(left)
@@ -103,15 +103,15 @@ def test_a_savepoint_that_was_not_complete_is_taken(
 def test_a_rescale_that_was_done_is_done(lab: Any, make_job: Callable[[], hg.Job]) -> None:
     async def script(running: Any) -> None:
         await running.until("status", status="RUNNING")
-        wish = answers.RescaleWish(trigger_id="less", parallelism=1)
+        command = answers.RescaleCommand(trigger_id="less", parallelism=1)
         async with serving(running) as api, api.client() as client:
-            await client.carry_out(wish)
+            await client.carry_out(command)
             await running.crash_coordinator()
         async with serving(running) as api, api.client() as client:
             done: dict[str, Any] = {}
             while not done:
                 try:
-                    done = await client.carry_out(wish)
+                    done = await client.carry_out(command)
                 except JobNotReady:  # which does not use up the id
                     await running.tick()
             assert done["parallelism"] == 1
@@ -125,12 +125,12 @@ def test_a_savepoint_whose_operation_was_forgotten_is_the_same_one(
 ) -> None:
     async def script(running: Any) -> None:
         await running.until("status", status="RUNNING")
-        wish = answers.SavepointWish(trigger_id="nightly", savepoint=str(tmp_path))
+        command = answers.SavepointCommand(trigger_id="nightly", savepoint=str(tmp_path))
         one = {"headgate.rest.operations": "1"}
         async with serving(running, **one) as api, api.client() as client:
-            taken = await client.carry_out(wish)
-            await client.carry_out(answers.CheckpointWish(trigger_id="more"))
-            assert await client.carry_out(wish) == taken
+            taken = await client.carry_out(command)
+            await client.carry_out(answers.CheckpointCommand(trigger_id="more"))
+            assert await client.carry_out(command) == taken
             assert complete(tmp_path) == [taken["savepoint"]]
 
     lab.run(make_job(), script, batches=2)
@@ -145,10 +145,10 @@ def test_a_client_that_waits_asks_the_successor_again(
             begin, operation = client.begin, client.operation
             begun = 0
 
-            async def count(wish: Any) -> Any:
+            async def count(command: Any) -> Any:
                 nonlocal begun
                 begun += 1
-                return await begin(wish)
+                return await begin(command)
 
             async def forgotten(trigger_id: str, **more: Any) -> Any:
                 # What the successor answers, which does not know the operation.
@@ -156,7 +156,7 @@ def test_a_client_that_waits_asks_the_successor_again(
 
             monkeypatch.setattr(client, "begin", count)
             monkeypatch.setattr(client, "operation", forgotten)
-            done = await client.carry_out(answers.CheckpointWish(trigger_id="c"))
+            done = await client.carry_out(answers.CheckpointCommand(trigger_id="c"))
             assert (begun, done["checkpoint"]) == (2, 1)
 
     lab.run(make_job(), script, batches=2)
