@@ -126,7 +126,7 @@ def _physical(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
 
 
 def _event_time(plan: PhysicalPlan) -> list[str]:
-    """How each step makes watermarks, and what the subtasks' are the least of."""
+    """Describe how each step makes watermarks, and of which splits those of a subtask are the minimum."""
     lines = []
     for vertex in plan.vertices:
         for node in vertex.nodes:

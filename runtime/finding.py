@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where to look for a job; with nothing set, on this machine.
+    """The place where a job is looked for; with nothing set it is this machine.
 
     Attributes:
         storage: the address of its checkpoints.
@@ -62,14 +62,14 @@ HERE = Where()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where the REST API of a coordinator is, and the secret to show there."""
+    """The addresses of a coordinator's REST API, and the token for it."""
 
     addresses: tuple[str, ...]
     token: str = field(repr=False)
 
 
 async def connect_to_job(name: str, where: Where = HERE) -> RestClient:
-    """A client of the job's coordinator.
+    """Connect to the job's coordinator.
 
     Raises:
         JobNotFound: no such job runs there.
@@ -85,7 +85,7 @@ async def connect_to_job(name: str, where: Where = HERE) -> RestClient:
 
 
 async def stored_job(name: str, where: Where) -> StoredJob:
-    """What the storage says of the job.
+    """Return the job as its storage has it.
 
     Raises:
         JobNotFound: there is no such job.
@@ -95,7 +95,7 @@ async def stored_job(name: str, where: Where) -> StoredJob:
 
 
 async def end_of_run(name: str, run: str, where: Where) -> JobEnded | None:
-    """How the run ended, as the storage has it; None: it has not, or its end was forgotten."""
+    """Return how the run ended by its storage; None: it has not ended, or its end was forgotten."""
     if not where.storage:
         return None
     return (await stored_job(name, where)).end_of(run)
@@ -115,7 +115,7 @@ async def _on_this_machine(name: str) -> RestClient:
 
 
 async def connect_to_record(record: registry.JobRecord) -> RestClient | None:
-    """A client of a job of this machine; None if nobody listens any more: then its record is removed.
+    """Connect to a job of this machine; None if it does not listen any more: then its record is removed.
 
     Raises:
         JobError: its process lives, but cannot be reached right now.
@@ -135,7 +135,7 @@ async def _by_storage(name: str, where: Where) -> Found:
 
 
 def found_in_storage(job: StoredJob, where: Where) -> Found:
-    """Where the coordinator of a job is, as its storage has it.
+    """Return where the coordinator of a job listens, by its storage.
 
     Raises:
         JobNotFound: the job does not run.

@@ -1,4 +1,4 @@
-"""A handle of a job that runs: what it does, and what may be asked of it."""
+"""A handle of a running job: its status, its end, and commands to it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .task.concurrency import run_blocking
 
 T = TypeVar("T")
 GONE_MAX_S = 240.0
-"""If nobody leads a job for so long, and nobody knows how it ended, `wait` gives up.
+"""If no coordinator leads a job for this time, and its end is unknown, `wait` gives up.
 
-So long may Ray take to make a coordinator's process again (`cluster/leaders.py`).
+Ray may take this long to make a coordinator's process again (`cluster/leaders.py`).
 """
 LOOK_EVERY_S = 0.1
 BEGIN_MAX_S = 60.0
@@ -41,15 +41,15 @@ class _Job(Protocol):
     """The job that a handle is of."""
 
     async def connect(self) -> JobClient:
-        """A client of its coordinator. Raises JobNotFound if nobody leads it."""
+        """Connect to its coordinator. Raises JobNotFound if no coordinator leads it."""
         ...
 
     async def outcome(self) -> JobOutcome | None:
-        """How it ended; None: it has not, or nobody knows."""
+        """Return how it ended; None: it has not, or its end is unknown."""
         ...
 
     async def over(self) -> None:
-        """Returns when nothing of the job is left that could answer; perhaps never."""
+        """Wait until nothing of the job is left that could answer; perhaps for ever."""
         ...
 
 
@@ -76,12 +76,12 @@ class JobHandle:
         return f"JobHandle(name={self.name!r}, run_id={self.run_id!r})"
 
     def status(self) -> dict[str, Any]:
-        """What the job says of itself: `status`, `parallelism`, `restarts`, `last_checkpoint` and more.
+        """Return the job's own report: `status`, `parallelism`, `restarts`, `last_checkpoint` and more.
 
-        Of a job that has ended: what is known of its end, with the names of `JobOutcome`.
+        For a job that has ended it is the end, with the names of `JobOutcome`.
 
         Raises:
-            JobNotFound: the job does not run, and nobody knows how it ended.
+            JobNotFound: the job does not run, and its end is unknown.
             HeadgateError: it cannot be asked from here.
         """
         return run_blocking(self._status())
@@ -175,7 +175,7 @@ class JobHandle:
                 raise  # it did not stop
 
     def _ask_running(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Ask for what only a running job can do: one that has only begun is waited for."""
+        """Send a command that only a running job accepts; wait for a job that has only begun."""
 
         async def ask() -> dict[str, Any]:
             loop = asyncio.get_running_loop()
@@ -248,10 +248,10 @@ class JobHandle:
 
 
 async def _while_there(job: _Job, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns.
+    """Return the result of `work`.
 
     Raises:
-        JobNotFound: the job ended, and nobody is left to answer.
+        JobNotFound: the job ended, and there is no coordinator left to answer.
     """
     loop = asyncio.get_running_loop()
     working, over = loop.create_task(work), loop.create_task(job.over())
@@ -269,7 +269,7 @@ async def _while_there(job: _Job, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _target(directory: str | os.PathLike[str] | None) -> str:
-    """A directory as the job is to understand it, which runs elsewhere; empty: that of the option."""
+    """Return a directory as an address for the job, which runs elsewhere; empty: that of the option."""
     text = "" if directory is None else os.fspath(directory)
     return absolute(text) if text else ""
 
@@ -282,16 +282,16 @@ class FoundJob:
     run: str
     where: Where
     storage: Where
-    """Where its log is; without one nobody knows how it ended."""
+    """The place of its log; without one its end is unknown."""
     end: JobOutcome | None = None
-    """How the run had ended already."""
+    """The end of a run that had ended already."""
 
     async def connect(self) -> JobClient:
-        """A client of whoever leads the job now."""
+        """Connect to the coordinator that leads the job now."""
         return await connect_to_job(self.name, self.where)
 
     async def outcome(self) -> JobOutcome | None:
-        """What the log says of this run."""
+        """Return the end of this run by the job log."""
         if self.end is not None or not self.storage.storage or not self.run:
             return self.end
         try:
@@ -301,7 +301,7 @@ class FoundJob:
         return None if end is None else outcome_of_end(end)
 
     async def over(self) -> None:
-        """Never: a process that ends hangs up."""
+        """Wait for ever: a process that ends hangs up."""
         await asyncio.Event().wait()
 
 
@@ -343,7 +343,7 @@ class ThreadJob:
             self._waiting.clear()
 
     async def over(self) -> None:
-        """Returns when the job has ended."""
+        """Wait until the job has ended."""
         over = asyncio.Event()
         with self._changed:
             if self._outcome is None and self._error is None:
@@ -373,7 +373,7 @@ class ThreadJob:
             raise self._error
 
     async def _begun(self) -> None:
-        """Until the coordinator has announced that the job is its own, or this job is over."""
+        """Wait until the coordinator has announced that the job is its own, or this job is over."""
         client = await self.connect()
         try:
             async for event in client.events():
@@ -384,13 +384,13 @@ class ThreadJob:
         await self.over()
 
     async def connect(self) -> JobClient:
-        """A client of the job's coordinator."""
+        """Connect to the job's coordinator."""
         if self._connect is None or self._outcome is not None or self._error is not None:
             raise JobNotFound(ENDED)
         return await self._connect()
 
     async def outcome(self) -> JobOutcome | None:
-        """How it ended. Raises what ended it before it was over."""
+        """Return how it ended. Raises the error that ended it before it was over."""
         self._raise()
         return self._outcome
 
@@ -411,7 +411,7 @@ def start(spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None)
 
 
 def handle_of(spec: JobSpec, submitted: Submitted) -> JobHandle:
-    """The handle of a job that was submitted."""
+    """Return the handle of a job that was submitted."""
     storage = Where()
     if spec.checkpoint is not None:
         storage = Where(storage=spec.checkpoint.storage, options=spec.options)

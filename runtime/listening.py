@@ -243,7 +243,7 @@ class Admission:
         self._strangers: dict[object, Callable[[], None]] = {}
         self._authenticated: set[object] = set()
         self.turned_away = 0
-        """How many connections were closed because there were too many."""
+        """The number of connections that were closed because there were too many."""
 
     def enter(self, connection: object, hang_up: Callable[[], None]) -> None:
         """Count a new connection. `hang_up` is called, perhaps at once, when there is no room for it."""

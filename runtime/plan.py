@@ -1,4 +1,4 @@
-"""From the logical graph to vertices, exchanges and slots: what will really run.
+"""Makes the physical plan of vertices, exchanges and slots from the logical graph.
 
 Operators with a forward edge between them, equal parallelism and the same slot sharing group share a
 *vertex*, unless the user says otherwise: one subtask runs them by direct calls. State stays addressed by
@@ -86,7 +86,7 @@ class ExchangeEdge:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What an iteration became: `tail_node` in vertex `tail` feeds vertex `head`, subtask by subtask.
+    """An iteration in the plan: `tail_node` in vertex `tail` feeds vertex `head`, subtask by subtask.
 
     `vertices` are those on the way from head to tail. Subtask i of head and tail share slot i.
     """
@@ -166,7 +166,7 @@ class PhysicalPlan:
         return next(node for node in nodes if node.id == edge.source_node)
 
     def addresses(self, edge: ExchangeEdge) -> Callable[[int, int], ChannelAddress]:
-        """What the channel from one sender of `edge` to one receiver is called in checkpoints."""
+        """Return what names the channel from one sender of `edge` to one receiver in checkpoints."""
         source = self.sender(edge)
         target = self.vertices[edge.target].head
 

@@ -49,7 +49,7 @@ _log = logging.getLogger("headgate.job")
 @final
 @dataclass(slots=True)
 class Preview:
-    """What came of a stream.
+    """The records that came of a stream.
 
     Attributes:
         batches: the records, not more than were asked for.
@@ -61,7 +61,7 @@ class Preview:
 
     @property
     def rows(self) -> int:
-        """How many records came."""
+        """The number of records that came."""
         return sum(len(batch) for batch in self.batches)
 
 
@@ -209,7 +209,7 @@ async def _run(spec: JobSpec, box: _Box, within_s: float) -> None:
 
 
 _boxes: dict[int, _Box] = {}
-"""Of the previews under way in this process, by number: what a sink carries with it is copied."""
+"""The previews under way in this process, by number: a sink carries the number, since it is copied."""
 _numbers = itertools.count(1)
 
 
@@ -226,7 +226,7 @@ class _Box:
         _boxes[self.id] = self
 
     async def enough(self) -> None:
-        """Return when there are as many records as wanted, or nobody wants them any more."""
+        """Wait until there are as many records as wanted, or the preview is over."""
         self._loop = asyncio.get_running_loop()
         await self._full.wait()
 
@@ -239,7 +239,7 @@ class _Box:
             self._full.set()
 
     def stop(self) -> None:
-        """From another thread: do not wait any longer."""
+        """End the wait, from another thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._full.set)
 

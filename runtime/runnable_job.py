@@ -105,7 +105,7 @@ class RunnableJob(JobDefinition):
         if_exists: IfExistsLike | None = None,
         run_id: str | None = None,
     ) -> JobSpec:
-        """The checked job as it is handed to a coordinator; the arguments are those of `run`.
+        """Return the checked job for a coordinator; the arguments are those of `run`.
 
         Raises:
             UsageError: the job is wrong as written.

@@ -203,7 +203,7 @@ def _make_meta(constraints: dict[str, Any]) -> msgspec.Meta:
 
 
 def _skeleton(struct: Any) -> tuple[Any, ...]:
-    """What `defstruct` needs. The identity keeps one class one class in the receiving process."""
+    """Return the arguments of `defstruct`. The receiving process makes one class of one identity."""
     described: list[tuple[Any, ...]] = []
     for field in struct_fields(struct):
         if field.default_factory is not msgspec.NODEFAULT:
@@ -269,7 +269,7 @@ def _make_struct(
 
 
 def _reducer(identity: str) -> Callable[[Any], tuple[Any, ...]]:
-    """How records of a rebuilt class pickle: no import finds it, but its identity does."""
+    """Return how records of a rebuilt class pickle: by its identity, since no import finds the class."""
 
     def reduce(self: Any) -> tuple[Any, ...]:
         values = tuple(getattr(self, name) for name in self.__struct_fields__)
@@ -329,7 +329,7 @@ def unshippable(graph: Graph) -> Iterator[PlanError]:
 
 
 def _parts_of_step(node: Node) -> list[Any]:
-    """All that travels of a step, without the steps before it."""
+    """Return the parts of a step that travel, without the steps before it."""
     ways = [input_.partitioning for input_ in node.inputs]
     return [node.factory, node.source, node.sink, ways, node.watermarks, node.row_type]
 

@@ -35,7 +35,7 @@ class Begun(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a submission.
+    """The result of a submission.
 
     Attributes:
         begun: whether it started anything.
@@ -96,7 +96,7 @@ async def _submit(spec: JobSpec, cluster: str, log_file: Path | None) -> Submitt
 
 
 async def _before(spec: JobSpec, where: Where) -> Submitted | None:
-    """What became of an earlier submission of this very run; None: it is to be started, or taken over."""
+    """Return the result of an earlier submission of this run; None: it is to be started, or taken over."""
     assert spec.checkpoint is not None  # a run id from outside needs checkpoints
     try:
         storage = Where(storage=spec.checkpoint.storage, options=spec.options)

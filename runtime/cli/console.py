@@ -1,4 +1,4 @@
-"""What every verb says and how it exits. Results go to stdout, everything about the run to stderr."""
+"""Output and exit codes of all verbs. Results go to stdout, everything about the run to stderr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANCELLED = 130
 """As shells report a process that was ended by Ctrl-C."""
 
 PIPE_COLUMNS = 250
-"""In a pipe nobody is there to widen the window."""
+"""The width of tables that go into a pipe, where no window can be widened."""
 REPORT = "this is a bug in headgate; please report it with the text above"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 def make_console() -> Console:
-    """What tables are printed on: stdout."""
+    """Return the console on stdout, on which tables are printed."""
     from rich.console import Console
 
     console = Console()

@@ -1,7 +1,7 @@
 """The process of a detached job: `headgate run` without a terminal, for a job that comes in by stdin.
 
-It answers once, at the descriptor in its argument: that the job has begun, or the error of why it could
-not. After that nobody waits for it any more.
+It answers once, at the descriptor in its argument: that the job has begun, or with the error for which it
+could not begin. After that its parent does not wait for it any more.
 """
 
 from __future__ import annotations

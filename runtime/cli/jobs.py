@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..finding import Where
 
 STATUS_TIMEOUT_S = 5.0
-"""A coordinator that has not said its status by then is shown as not answering."""
+"""A coordinator that has not sent its status in this time is shown as not answering."""
 
 
 def request(name: str, verb: str, where: Where | None = None, **arguments: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def request(name: str, verb: str, where: Where | None = None, **arguments: Any) 
 
 
 def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    """All jobs that run on this machine, and what they say of themselves; None: no answer."""
+    """Return all jobs that run on this machine, each with its status; None: it did not answer."""
     return asyncio.run(_statuses())
 
 
@@ -60,7 +60,7 @@ async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
 
 
 async def status_of(client: JobClient) -> dict[str, Any] | None:
-    """What the job says of itself; None: no answer. The client is closed."""
+    """Return the status that the job reports; None: it did not answer. The client is closed."""
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             return await client.request("status")
@@ -71,7 +71,7 @@ async def status_of(client: JobClient) -> dict[str, Any] | None:
 
 
 def statuses_on_cluster(where: Where) -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    """All jobs of a Ray cluster, and what they say of themselves; None: no answer."""
+    """Return all jobs of a Ray cluster, each with its status; None: it did not answer."""
     return asyncio.run(_statuses_on_cluster(where))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..storage.stored_jobs import StoredJob
 
 HELD_SHOWN_MS = 10_000
-"""The table is followed by a line about each step whose watermark has stood for so long."""
+"""The table is followed by a line about each step whose watermark has stood for at least this time."""
 
 
 def list_jobs(
@@ -113,7 +113,7 @@ def _job_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _held(row: dict[str, Any]) -> list[str]:
-    """Who has been holding event time back for long."""
+    """Return a line about each step whose event time has been held back for long."""
     return [
         f"{row['name']}: event time of {step['step']} is held by {_holder(holder)} "
         f"for {format_duration(holder['for_ms'] // 1000 * 1000)}"
@@ -123,12 +123,12 @@ def _held(row: dict[str, Any]) -> list[str]:
 
 
 def _backpressure(row: dict[str, Any]) -> list[str]:
-    """Who is slow, and makes others wait."""
+    """Return a line about each task that is slow and makes others wait."""
     return [f"{row['name']}: {each['sentence']}" for each in row.get("backpressure", ())]
 
 
 def _dropped(row: dict[str, Any]) -> list[str]:
-    """What steps have dropped, and how to keep it."""
+    """Return a line about the records that each step has dropped, and how to keep them."""
     return [
         f"{row['name']}: step `{each['step']}` has dropped {dropped_text(each['kind'], each['count'])}"
         f"; to keep them: {how_to_keep(each['kind'])}"
@@ -153,7 +153,7 @@ def _text(value: object) -> str:
 
 
 def stored_job(name: str, place: Where) -> StoredJob:
-    """The job as its storage has it.
+    """Return the job as its storage has it.
 
     Raises:
         JobNotFound: there is no such job.
@@ -165,7 +165,7 @@ def stored_job(name: str, place: Where) -> StoredJob:
 
 
 def stored_jobs(place: Where) -> list[tuple[StoredJob, str]]:
-    """All jobs that have checkpoints there, and their status.
+    """Return all jobs that have checkpoints there, each with its status.
 
     Raises:
         HeadgateError: the storage cannot be read.
@@ -183,7 +183,7 @@ def stored_jobs(place: Where) -> list[tuple[StoredJob, str]]:
 
 
 async def _stored_status(job: StoredJob, place: Where) -> str:
-    """How the newest run ended; of one that goes on what its coordinator says, or that it listens."""
+    """Return how the newest run ended; for a run that goes on, the status that its coordinator reports."""
     from ..coordinator.former import ask_leader
     from ..finding import found_in_storage
     from ..rest.client import RestClient
@@ -204,7 +204,7 @@ async def _stored_status(job: StoredJob, place: Where) -> str:
 
 
 def stored_row(job: StoredJob, status: str) -> dict[str, Any]:
-    """A job as `headgate list --storage` shows it."""
+    """Return a job as `headgate list --storage` shows it."""
     leader = None if job.ended else job.leader
     return {
         "name": job.name,
@@ -217,7 +217,7 @@ def stored_row(job: StoredJob, status: str) -> dict[str, Any]:
 
 
 def print_stored(rows: list[dict[str, Any]]) -> None:
-    """A table of the jobs of a storage."""
+    """Print a table of the jobs of a storage."""
     titles = ("job", "status", "run", "began", "ended", "restarts", "checkpoint", "coordinator")
     print_table(titles, map(_stored_cells, rows), right=("restarts", "checkpoint"), fold=True)
 
@@ -229,7 +229,7 @@ def _stored_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def runs_json(job: StoredJob) -> list[dict[str, Any]]:
-    """The runs of a job, the oldest first; the last one may go on."""
+    """Return the runs of a job, the oldest first; the last one may go on."""
     found = [_ended_json(end) for end in job.ends]
     if job.ended is None:
         found.append(_open_json(job))
@@ -260,7 +260,7 @@ def _ended_json(end: JobEnded) -> dict[str, Any]:
 
 
 def _open_json(job: StoredJob) -> dict[str, Any]:
-    """A run that has not ended, as far as the storage knows."""
+    """Return a run that has not ended, with the facts that the storage has."""
     newest = job.view.newest
     return {
         "run": job.view.run,
@@ -275,7 +275,7 @@ def _open_json(job: StoredJob) -> dict[str, Any]:
 
 
 def print_runs(runs: list[dict[str, Any]], *, details: bool) -> None:
-    """A table of runs, and below it why the failed ones failed."""
+    """Print a table of runs, and below it why runs failed."""
     from rich.text import Text
 
     titles = ("run", "status", "began", "ended", "lasted", "restarts", "checkpoint", "reason")
@@ -350,7 +350,7 @@ def history(
 
 
 def print_failures(job: str, status: dict[str, Any], *, details: bool) -> None:
-    """The failures of a job that runs, and the calls of it that do not return."""
+    """Print the failures of a running job, and its calls that do not return."""
     failures = status.get("exceptions", [])
     if not failures:
         typer.echo(f"job {job}: no failure since its coordinator began")

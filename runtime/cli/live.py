@@ -1,4 +1,4 @@
-"""How a run is shown on a terminal: a table that stays at the bottom, events scrolling above it."""
+"""Shows a run on a terminal: a table that stays at the bottom, and events that scroll above it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ Mode = Annotated[
 
 
 def with_mode(settings: Sequence[str] | None, mode: RuntimeMode | None) -> list[str]:
-    """`settings`, and the mode as one of them."""
+    """Return `settings` with the runtime mode as one of them."""
     named = [] if mode is None else [f"execution.runtime-mode={mode.upper()}"]
     return [*(settings or ()), *named]
 
@@ -98,7 +98,7 @@ def with_mode(settings: Sequence[str] | None, mode: RuntimeMode | None) -> list[
 def load_file(
     path: Path, parallelism: int | None = None, settings: Sequence[str] | None = None
 ) -> Job:
-    """The job that `path` defines, with what the command line says put on top.
+    """Return the job that `path` defines, with the settings of the command line applied.
 
     Raises:
         UsageError: there is no such job, or it is wrong as written; nothing was started.
@@ -125,10 +125,10 @@ def load_file(
 def where(
     storage: str | None, cluster: str | None, token_file: str | None, settings: list[str] | None
 ) -> Where:
-    """Where the command line says to look for jobs.
+    """Return where the command line says to look for jobs.
 
     Raises:
-        UsageError: it says two places.
+        UsageError: it names two places.
     """
     from ..finding import Where
 
@@ -195,7 +195,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _refuse(error: BaseException, path: Path) -> NoReturn:
-    """An exception of the script's own, with its place in the script."""
+    """Raise UsageError for an exception of the script, with its place in the script."""
     raise UsageError(
         f"the script cannot be loaded: {type(error).__name__}: {error}", where=_place(error, path)
     ) from None

@@ -46,11 +46,11 @@ class Reporter(Protocol):
         ...
 
     def event(self, event: Event) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
     def note(self, text: str) -> None:
-        """The command itself has something to say."""
+        """Show a line of the command itself."""
         ...
 
 
@@ -135,9 +135,9 @@ class VertexView:
     idle: int
     backpressured: int
     lag_ms: int | None
-    """How far event time is behind the clock; None if it is not known, or not near the clock."""
+    """The lag of event time behind the clock; None if it is not known, or not near the clock."""
     event_time_ms: int | None
-    """How far event time has come, ms since 1970; None if it is not known."""
+    """The event time that was reached, ms since 1970; None if it is not known."""
 
     @property
     def time_text(self) -> str:
@@ -149,7 +149,7 @@ class VertexView:
 
 @dataclass(slots=True)
 class Progress:
-    """What is known about a run. Feed it with `update`."""
+    """The known state of a run. Feed it with `update`."""
 
     status: str = "INITIALIZING"
     attempt: int = 0

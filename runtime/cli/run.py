@@ -99,7 +99,7 @@ class ClaimMode(StrEnum):
 
 
 class Existing(StrEnum):
-    """What happens to output of earlier runs."""
+    """The treatment of output of earlier runs."""
 
     ERROR = "error"
     APPEND = "append"
@@ -107,7 +107,7 @@ class Existing(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """How much of the engine's own log is shown."""
+    """The level from which lines of the engine's own log are shown."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -335,7 +335,7 @@ class _Watch:
 
 
 def _summary(spec: JobSpec, outcome: JobOutcome, progress: Progress, seconds: float) -> str:
-    """How it ended, in one line."""
+    """Return how the job ended, in one line."""
     end = _ENDS.get(outcome.status, outcome.status)
     rate = f" ({progress.read / seconds:,.0f}/s)" if seconds else ""
     since = " since the last restart" if progress.restarts else ""

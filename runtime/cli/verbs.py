@@ -75,7 +75,7 @@ def stop(
 
 
 def target(directory: str) -> str:
-    """A directory as the job is to understand it, which runs elsewhere; empty: that of the option."""
+    """Return a directory as an address for the job, which runs elsewhere; empty: that of the option."""
     from ..job_settings import absolute
 
     return "" if directory == "default" else absolute(directory)
@@ -168,7 +168,7 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
 
 
 def problems_of(job: Job) -> list[HeadgateError]:
-    """Every reason why a loaded job cannot run."""
+    """Return every reason why a loaded job cannot run."""
     from ..job import runnable
 
     inside = runnable(job)

@@ -98,7 +98,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _hosts(host: str) -> list[str]:
-    """Where Ray may listen that is called `host`: a head node does not listen on loopback."""
+    """Return the addresses of a Ray called `host`: a head node does not listen on loopback."""
     with contextlib.suppress(ValueError):
         if not ipaddress.ip_address(host).is_loopback:
             return [host]
@@ -134,7 +134,7 @@ async def _init_in_thread(address: str, namespace: str) -> None:
 
 
 class _Connection:
-    """One call of `ray.init`, which may come to its end when nobody wants it any more."""
+    """One call of `ray.init`, which may return after its caller has given it up."""
 
     def __init__(self, address: str, namespace: str) -> None:
         self._address = address
@@ -167,7 +167,7 @@ class _Connection:
         return None
 
     def abandon(self) -> None:
-        """Nobody waits any more: disconnect, now or as soon as it is connected."""
+        """Give the call up: disconnect, now or as soon as it is connected."""
         with self._lock:
             self._abandoned = True
             if self._connected:

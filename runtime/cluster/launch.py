@@ -1,4 +1,4 @@
-"""Where a job runs: in this process, on an embedded Ray, or on a Ray cluster that is already there."""
+"""Launches a job in this process, on an embedded Ray, or on a Ray cluster that is already there."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_data_ports(spec: JobSpec) -> None:
 
 
 def _note_resources(spec: JobSpec, on_event: EventHandler | None) -> None:
-    """Say that nobody reserves what slots take, where all workers share this machine."""
+    """Warn that the resources of slots are not reserved where all workers share this machine."""
     groups = ", ".join(name for name, each in spec.resources.items() if str(each))
     if not groups:
         return

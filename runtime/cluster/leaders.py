@@ -70,7 +70,7 @@ class Leaders:
         raise problem or _nobody_left()
 
     async def while_leading(self, lead: Lead, watching: Coroutine[Any, Any, _T]) -> _T | None:
-        """What `watching` returns; None if another leads, and this one does not know, or hangs."""
+        """Return the result of `watching`; None if another leads, and this one does not know, or hangs."""
         task = asyncio.get_running_loop().create_task(watching)
         try:
             while not task.done():
@@ -123,7 +123,7 @@ async def _seek(actor: Any, but: Lead | None) -> Lead | JobOutcome | HeadgateErr
 
 
 async def settled(actor: Any, method: str) -> Any:
-    """What an actor answers; one that is being made again is waited for. None: it was removed.
+    """Return the answer of an actor, which is waited for while Ray makes it again. None: it was removed.
 
     Raises:
         HeadgateError: what the actor raises; or it does not answer in time.
@@ -143,7 +143,7 @@ async def settled(actor: Any, method: str) -> Any:
 
 
 async def _answer(actor: Any, method: str) -> Any:
-    """What an actor answers, or the error."""
+    """Return the answer of an actor, or the error."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await asyncio.wrap_future(getattr(actor, method).remote().future())
@@ -181,7 +181,7 @@ def _cause(error: Any) -> HeadgateError:
 
 
 async def find_on_cluster(address: str, job: str, timeout_ms: int) -> tuple[tuple[str, ...], str]:
-    """Where the coordinator of a job listens, and its token: Ray has let us in.
+    """Return the addresses of a job's coordinator, and its token, since Ray has let us in.
 
     Raises:
         JobNotFound: no such job runs there.

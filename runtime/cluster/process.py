@@ -1,4 +1,4 @@
-"""What a process of Ray is given before it works: memory and thread settings, its console, SIGTERM.
+"""Settings of the processes that Ray makes: memory and threads, their console, and SIGTERM.
 
 Ray keeps its workers' output in files. On an embedded Ray, workers write to a named pipe instead, and a
 thread of the process that runs the job passes lines on: prints of user code and of the print sink, log
@@ -75,12 +75,12 @@ def console(directory: str) -> Iterator[str]:
 
 
 def stem_in(directory: str) -> str:
-    """What the names of the pipes in this directory begin with."""
+    """Return the common beginning of the names of the pipes in this directory."""
     return str(Path(directory) / "console")
 
 
 def attach(stem: str) -> None:
-    """Send this process's stdout and stderr to the pipes at `stem`, if somebody reads them."""
+    """Send this process's stdout and stderr to the pipes at `stem`, if they have a reader."""
     for name, descriptor in zip(STREAMS, (1, 2), strict=True):
         try:
             pipe = os.open(f"{stem}.{name}", os.O_WRONLY | os.O_NONBLOCK)
@@ -123,14 +123,14 @@ class _Pump:
 
 
 def die_of_sigterm() -> None:
-    """From now on SIGTERM ends this process at once, as a crash would."""
+    """Make SIGTERM end this process at once, as a crash would."""
     set_handler = ctypes.CDLL(None).signal
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     set_handler(signal.SIGTERM, int(signal.SIG_DFL))
 
 
 def on_sigterm(leave: Callable[[], None]) -> None:
-    """From now on SIGTERM calls `leave`, in a thread of its own; a second one ends the process at once.
+    """Make SIGTERM call `leave`, in a thread of its own; a second one ends the process at once.
 
     `faulthandler` has the only handler of Python's that works in native code and may be set in any thread:
     it writes to a file. Here that is a pipe, and what comes out of it is a signal.

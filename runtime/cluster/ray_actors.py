@@ -51,16 +51,16 @@ from .standby import Answer, Standby
 
 _log = logging.getLogger("headgate.cluster")
 NAMESPACE = "headgate"
-"""Of all actors."""
+"""The Ray namespace of all actors."""
 STANDBY_SUFFIX = ":standby"
 WORKER_CALLS = 8
 """Calls that an actor takes at once: its run, and coordinators that wait for its end or reconnect."""
 WAIT_S = 20.0
-"""How long one call waits for a worker's end: those of dead coordinators hold a thread no longer."""
+"""The longest time that one call waits for a worker's end, since it holds a thread."""
 ANSWER_S = 5.0
-"""How long one coordinator's process waits for an answer of the other."""
+"""The longest time that one coordinator's process waits for an answer of the other."""
 LEAVE_S = 30.0
-"""A worker's process ends so long after its worker, if nobody kills it."""
+"""A worker's process ends this long after its worker, if it is not killed before."""
 
 
 def actor_names(job: str) -> list[str]:
@@ -71,15 +71,15 @@ def actor_names(job: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """What a process of the cluster takes over from the one that started the job."""
+    """The settings that a process of the cluster takes over from the one that started the job."""
 
     directory: str
     """Working directory, so that relative paths mean the same everywhere; skipped if not there."""
     python_path: tuple[str, ...]
     console: str | None
-    """Where a worker sends what it prints (`process.py`); None: wherever Ray keeps it."""
+    """The pipes to which a worker sends what it prints (`process.py`); None: Ray keeps it."""
     unix_dir: str
-    """Where each worker makes a directory for its Unix socket."""
+    """The directory below which each worker makes one for its Unix socket."""
     host: str
     """The machine's address among the peers; loopback on an embedded Ray; empty: that of the Ray node."""
     log_level: int
@@ -94,7 +94,7 @@ class ProcessSetup:
     data: Listener
     """The data port of each worker."""
     nodes: NodeRules | None
-    """Where workers may run; None: the embedded Ray has one node only."""
+    """The nodes on which workers may run; None: the embedded Ray has one node only."""
 
     def own_host(self) -> str:
         """The address of this process's machine among the peers."""
@@ -158,7 +158,7 @@ class HostedWorker:
         self.leaving = False
         """This process was asked to end."""
         self.grace_s = 0.0
-        """For so long it waits for its coordinator then."""
+        """The longest time that it then waits for its coordinator."""
         self.limits = ListenerLimits()
         """The bounds of the connections to its coordinators."""
         self._worker: Worker | None = None
@@ -380,7 +380,7 @@ class Pair:
     """This is the one that the job begins with."""
 
     async def ask(self) -> Answer:
-        """What the other one does."""
+        """Return what the other process does."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 actor = await asyncio.to_thread(ray.get_actor, self.other, NAMESPACE)
@@ -394,7 +394,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Where the REST API of a coordinator that leads is to be found."""
+    """The addresses of the REST API of a coordinator that leads."""
 
     addresses: tuple[str, ...]
     pid: int
@@ -497,13 +497,13 @@ class CoordinatorActor:
         self._listening.set_result(coordinator)
 
     def turn(self) -> Answer:
-        """For the other process of a pair."""
+        """Answer the other process of a pair."""
         listening, turn = self._listening, self._turn
         listens = turn is Turn.LEADS and listening.done()
         return Answer(turn, listening.result().rest_addresses if listens else ())
 
     def lead(self) -> Lead | None:
-        """Where to find this coordinator; None: it is not its turn, or it does not listen yet.
+        """Return where this coordinator is found; None: it is not its turn, or it does not listen yet.
 
         Raises:
             HeadgateError: it could not start, or failed.
@@ -515,7 +515,7 @@ class CoordinatorActor:
         return Lead(coordinator.rest_addresses, os.getpid(), coordinator.generation)
 
     def ended(self) -> JobOutcome | None:
-        """How the job ended under this coordinator; None: it did not, or the coordinator failed."""
+        """Return how the job ended under this coordinator; None: it did not, or the coordinator failed."""
         return self._outcome
 
     def run_id(self) -> str:
@@ -523,7 +523,7 @@ class CoordinatorActor:
         return self._run_id
 
     def credentials(self) -> str:
-        """The token of the job: for somebody whom Ray has let in."""
+        """Return the token of the job: Ray has let the caller in."""
         return self._token
 
     def alive(self) -> bool:

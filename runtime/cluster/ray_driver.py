@@ -111,7 +111,7 @@ async def host_here(
 ) -> JobOutcome:
     """Run `spec` with its coordinator in this process and its workers on the Ray cluster at `address`.
 
-    Whoever supervises this process has to start it again, with the same run, if it dies.
+    If this process dies, its supervisor has to start it again, with the same run.
 
     Args:
         spec: the job.
@@ -160,7 +160,7 @@ async def _begun(spec: JobSpec, leaders: Leaders, token: str) -> None:
 
 
 async def _beginning(client: JobClient) -> JobOutcome | Literal["begun"] | None:
-    """Whether the job begins; or how it ended before that; None: the coordinator went away before."""
+    """Wait until the job begins, or return how it ended before that; None: the coordinator went away."""
     try:
         async for event in client.events():
             if event.kind != "ended":
@@ -183,7 +183,7 @@ class _Coordinators:
 
     @property
     def leaders(self) -> Leaders:
-        """To ask which one leads."""
+        """Return what finds out which one leads."""
         return Leaders(self.actors)
 
     def kill(self) -> None:
@@ -193,7 +193,7 @@ class _Coordinators:
 
 
 async def _coordinators(spec: JobSpec, setup: ProcessSetup, address: str | None) -> _Coordinators:
-    """Those of this very run, if it goes on; else new ones.
+    """Return the coordinators of this very run, if it goes on; else new ones.
 
     Raises:
         JobError: another run of the job goes on.
@@ -209,7 +209,7 @@ async def _coordinators(spec: JobSpec, setup: ProcessSetup, address: str | None)
 
 @contextlib.asynccontextmanager
 async def _connected(address: str | None, options: Options) -> AsyncIterator[str | None]:
-    """Connect to a Ray; yields where workers send what they print, if that comes here."""
+    """Connect to a Ray; yields the pipes to which workers print, if their output comes here."""
     if address is None:
         with embedded_ray() as directory, console(directory) as stem:
             yield stem
@@ -385,7 +385,7 @@ async def _reach(
 
 
 async def _logged_end(spec: JobSpec) -> JobOutcome | None:
-    """How the job log says that this run ended; None: it does not, or cannot be read from here."""
+    """Return how this run ended by the job log; None: it has not, or the log cannot be read from here."""
     if spec.checkpoint is None:
         return None
     storage, clock = spec.checkpoint.storage, SystemClock()

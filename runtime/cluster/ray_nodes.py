@@ -33,7 +33,7 @@ from ..protocol.worker_nodes import (
 
 _log = logging.getLogger("headgate.cluster")
 LOOK_EVERY_S = 10.0
-"""How often a worker that has not started yet is looked after."""
+"""The time between two looks at a worker that has not started yet."""
 _HEAD_RESOURCE = "node:__internal_head__"
 _NODE_LABEL = "ray.io/node-id"
 
@@ -54,7 +54,7 @@ def rules_of(spec: JobSpec) -> NodeRules:
 
 
 def _of_slot(spec: JobSpec, group: str) -> Resources:
-    """What a slot of a group takes of a node of Ray."""
+    """Return the resources that a slot of a group takes of a node of Ray."""
     if group in spec.group_resources:
         return Resources(custom={spec.group_resources[group]: 1})
     return spec.resources.get(group, Resources())
@@ -116,7 +116,7 @@ def actor_options(asked: Demand) -> dict[str, Any]:
 
 
 async def ask(rules: NodeRules, group: str) -> Demand:
-    """What to ask of Ray for a worker of a slot sharing group, as the cluster is now."""
+    """Return the options of Ray for a worker of a slot sharing group, as the cluster is now."""
     return demand(rules, await asyncio.to_thread(live_nodes), group)
 
 

@@ -19,7 +19,7 @@ from ..protocol import names
 from ..shipping import ship
 
 MAIN: Final = f"{__name__.split('.')[0]}.runtime.cli.detached_main"
-"""What the process runs; it is `headgate run`, with a job that is handed over."""
+"""The module that the process runs: `headgate run`, with a job that is handed over."""
 ACCEPTED: Final = b"accepted"
 LOGS_KEPT: Final = 100
 """Log files of processes in the directory of logs; older ones are deleted."""
@@ -27,7 +27,7 @@ TAIL_CHARACTERS: Final = 2_000
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """What the process reads from its stdin."""
+    """The message that the process reads from its stdin."""
 
     python_path: list[str]
     cluster: str
@@ -37,7 +37,7 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 def default_log_file(job: str, run: str) -> Path:
-    """Where a detached process of this user logs, unless told otherwise.
+    """Return the default log file of a detached process of this user.
 
     Raises:
         StorageError: the directory cannot be made.

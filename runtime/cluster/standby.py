@@ -26,11 +26,11 @@ ASK_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the other process says of itself."""
+    """The answer of the other process about itself."""
 
     turn: Turn
     addresses: tuple[str, ...] = ()
-    """Of its REST API, if it leads and listens."""
+    """The addresses of its REST API, if it leads and listens."""
 
 
 class Standby:
@@ -74,7 +74,7 @@ class Standby:
         return self._step is Step.WATCH
 
     async def wait(self) -> bool:
-        """Until it is our turn: True; or until there is nothing left to do: False."""
+        """Wait for our turn, and return True; False: there is nothing left to do."""
         silent_since = self._clock.monotonic()
         while self._step not in (Step.LEAD, Step.LEAVE):
             answer = await self._ask()
@@ -96,7 +96,7 @@ class Standby:
         return lead
 
     async def _watch(self, addresses: tuple[str, ...]) -> Watched | None:
-        """Until the leader at these addresses leads no more; None if it cannot be reached (yet)."""
+        """Wait until the leader at these addresses leads no more; None: it cannot be reached (yet)."""
         try:
             client = await RestClient.connect(
                 addresses, self._token, timeout_s=self._silent_max_ms / 1000

@@ -8,7 +8,7 @@ from .link import Link
 
 
 class ControlEndpoint(Protocol):
-    """Where workers report to."""
+    """The address and secret with which workers report."""
 
     @property
     def addresses(self) -> list[str]:

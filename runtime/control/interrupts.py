@@ -46,7 +46,7 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        """True if the user asked for the end, and was told so."""
+        """True if the user asked for the end, and was shown a line about it."""
         return self._count > 0
 
     @property

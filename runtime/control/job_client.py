@@ -127,15 +127,15 @@ class Subscriber(Protocol):
     """Gets the events of a job: first those that are remembered, then each new one."""
 
     def put(self, event: Event) -> None:
-        """One more event."""
+        """Take an event."""
         ...
 
     def replayed(self) -> None:
-        """Those that are remembered have come."""
+        """Note that all remembered events have been put."""
         ...
 
     def close(self) -> None:
-        """No event comes any more."""
+        """Note that no event will come any more."""
         ...
 
 
@@ -151,11 +151,11 @@ class EventQueue:
         """True once the client was too slow: there is a last event that says so."""
 
     def replayed(self) -> None:
-        """What waits now came before the client did, and does not count against it."""
+        """Note that the waiting events are from before the client came, and do not count against it."""
         self._waiting_max += len(self._waiting)
 
     def put(self, event: Event) -> None:
-        """One more event. If too many wait, all are dropped, and the client is told."""
+        """Add an event. If too many wait, all are dropped, and a last event says so."""
         if self.overrun or self._closed:
             return
         if len(self._waiting) >= self._waiting_max:
@@ -168,7 +168,7 @@ class EventQueue:
         self._arrived.set()
 
     def close(self) -> None:
-        """The job is over: what waits is still handed out."""
+        """End the queue, since the job is over; waiting events are still handed out."""
         self._closed = True
         self._arrived.set()
 

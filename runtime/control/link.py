@@ -20,16 +20,16 @@ from ..options.network import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
 from .messages import Messages, decode, encode
 
 MESSAGE_BYTES_MAX = MESSAGE_SIZE_MAX.default
-"""A larger message is refused by those who know no options, such as clients."""
+"""A larger message is refused where no options are known, as by clients."""
 UNSENT_BYTES_MAX = UNSENT_SIZE_MAX.default
-"""The same bound of unsent bytes for those who know no options."""
+"""The bound of unsent bytes where no options are known."""
 CONNECT_S = 10.0
-"""An address that does not answer by then is none."""
+"""An address that does not answer within this time is given up."""
 _LENGTH = struct.Struct("<I")
 
 
 SEND_TIMEOUT_S = 10.0
-"""A peer that takes nothing for that long is taken for gone."""
+"""A peer that takes nothing for this long counts as gone."""
 
 
 class Link(Protocol):
@@ -246,7 +246,7 @@ class BlockingLink:
             raise ConnectionError(f"the peer sent no message: {error}") from error
 
     def close(self) -> None:
-        """Hang up; whoever waits in `receive` is told."""
+        """Hang up; a thread that waits in `receive` gets None."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -54,17 +54,17 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     waits_for: WaitsFor = WaitsFor.NOTHING
     """At the moment."""
     queued: int = 0
-    """Buffers that wait in front of it."""
+    """The number of buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()
-    """Where most of what it sends goes, by exchange; only while it is backpressured."""
+    """The key groups that get most of its records, by exchange; only while it is backpressured."""
     history: History = History.NONE
-    """Where its reader stands."""
+    """The phase of its reader: history, or live data."""
     dropped: tuple[Dropped, ...] = ()
-    """By its steps."""
+    """The event time of its steps."""
     full_ms_per_second: int = 0
     """It had as many calls under way as it may."""
     committed: int = 0
-    """The newest checkpoint whose output is visible, as far as it is of this subtask."""
+    """The newest checkpoint whose output of this subtask is visible."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -88,7 +88,7 @@ class Hello(Message, frozen=True):
     address: bytes = b""
     """The worker's exchange address, msgpack."""
     metrics_url: str = ""
-    """Where the worker's own Prometheus endpoint is, if it has one."""
+    """The address of the worker's own Prometheus endpoint, if it has one."""
     generation: int = 0
     """The generation of the coordinator that the worker obeys; 0: it obeys none yet."""
 
@@ -114,7 +114,7 @@ class Welcome(Message, frozen=True):
     heartbeat_timeout_ms: int
     watching: Watching = Watching()
     generation: int = 0
-    """Of the coordinator; 0: it keeps no job log. Who obeys it obeys no older one any more."""
+    """The coordinator's generation; 0: it keeps no job log. A worker that obeys it obeys no older one."""
 
 
 class BusyStep(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class Deploy(Message, frozen=True):
     """`vertex:index` to worker id, of all subtasks."""
     settings: dict[str, str]
     partial: bool = False
-    """Only the regions of `subtasks` begin again, and nothing of them runs here; all others go on."""
+    """True if only the regions of `subtasks` begin again, of which nothing runs here; all others go on."""
     storage: str = ""
     restored_checkpoint: int = 0
     state_root: str = ""
@@ -163,7 +163,7 @@ class Deploy(Message, frozen=True):
 
 
 class Warm(Message, frozen=True):
-    """To a worker without subtasks: import, connect and make what a Deploy of this job will need."""
+    """Tells a worker without subtasks to import, connect and make what a Deploy of this job will need."""
 
     job: bytes
     settings: dict[str, str]
@@ -200,7 +200,7 @@ class Start(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """The coordinator that now leads goes on with the attempt as it is."""
+    """Says that the coordinator that now leads goes on with the attempt unchanged."""
 
     attempt: int
 
@@ -230,7 +230,7 @@ class CheckpointAborted(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Drop these regions, whatever attempts of them run; None: all. Answer: Cancelled."""
+    """Tells a worker to drop regions, whatever attempts of them run; None: all. The answer is Cancelled."""
 
     attempt: int
     regions: tuple[int, ...] | None = None
@@ -332,7 +332,7 @@ class StepStuck(Message, frozen=True):
 
     step: BusyStep
     stack: str
-    """Where it is: the stack of its thread, or what it awaits."""
+    """The place of the call: the stack of its thread, or the chain that it awaits."""
 
 
 class SubtaskFailed(Message, frozen=True):
@@ -369,7 +369,7 @@ class CheckpointAcked(Message, frozen=True):
     written_bytes: int = 0
     """The size of what is new in the store; the rest is shared with older checkpoints."""
     in_flight_bytes: int = 0
-    """The part of it that is records which barriers overtook."""
+    """The bytes among them that are records which barriers overtook."""
     processed_bytes: int = 0
     """Records processed during the alignment."""
     wrote: tuple[str, ...] = ()
@@ -422,7 +422,7 @@ class WatermarkReached(Message, frozen=True):
     step: str
     group: str
     watermark: int | None
-    """In ms; None: it is idle, and nobody is to wait for it."""
+    """In ms; None: it is idle, and no other is to wait for it."""
 
 
 class Statistics(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Which jobs run on this machine: one small file per job, so that `headgate list` finds them.
+"""Records the jobs that run on this machine, one small file per job, so that `headgate list` finds them.
 
 The files lie in a directory of the user's own (mode 0700) and hold the address and the token of the
 job's coordinator. They are hints: a coordinator that was killed leaves one behind, which the next reader
@@ -32,7 +32,7 @@ TOKEN_CHARACTERS_MIN = 16
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the REST API of a running job's coordinator listens."""
+    """The record of a running job: where the REST API of its coordinator listens."""
 
     name: str
     addresses: list[str]

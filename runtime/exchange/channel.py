@@ -1,4 +1,4 @@
-"""The sending end of a channel: a queue, and credits that say how much of it may go.
+"""The sending end of a channel: a queue, and credits that allow batches to leave it.
 
 One credit is one free buffer at the receiver. Batches wait in the queue for credit; control elements
 need none but keep their place in line. `hub.py` and `links.py` say how an element really travels.
@@ -38,7 +38,7 @@ BATCHES = (ColumnBatch, ObjectBatch)
 
 
 class ChannelListener(Protocol):
-    """The events of a channel that its result partition is told."""
+    """The events of a channel that its result partition is notified of."""
 
     def backlog_changed(self, change: int) -> None:
         """+1: the channel began to hold batches it cannot send; -1: it holds none any more."""

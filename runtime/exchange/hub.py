@@ -111,7 +111,7 @@ class ExchangeHub:
         self._last_attempts: dict[int, int] = {}
         """The newest attempt of each region."""
         self._accepting: dict[AcceptingEnd, None] = {}
-        """In the order in which they came: a set closes them in another one each time."""
+        """The connections in the order in which they came, so that they are always closed in this order."""
         self.refused = 0
         """Callers of another attempt, or strangers, that were sent away."""
 

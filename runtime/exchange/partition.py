@@ -233,13 +233,13 @@ class ResultPartition:
         self._wake = wake
 
     def backlog_changed(self, change: int) -> None:
-        """From a channel: it began (+1) or ceased (-1) to be backlogged."""
+        """Note that a channel began (+1) or ceased (-1) to be backlogged."""
         self._backlogged_channels += change
         if self._backlogged_channels == 0:
             self._wake()
 
     def buffer_size_changed(self) -> None:
-        """From a channel: its receiver wants buffers of another size."""
+        """Note that the receiver of a channel wants buffers of another size."""
         largest = self._settings.buffer_size_max_bytes
         self._sizes_max = [
             min(each.buffer_size_bytes or largest, largest) for each in self._channels
@@ -248,13 +248,13 @@ class ResultPartition:
         self.debloated_bytes = smallest * len(self._channels) if smallest < largest else None
 
     def channel_failed(self, error: HeadgateError) -> None:
-        """From a channel: it is broken. The first error stays."""
+        """Note that a channel is broken. The first error stays."""
         if self._error is None:
             self._error = error
             self._wake()
 
     def barrier_left(self, channel: OutputChannel, barrier: CheckpointBarrier) -> None:
-        """From a channel: the barrier is on its way."""
+        """Note that the barrier is on its way on a channel."""
         outlet = self.outlet(barrier.checkpoint_id)
         if outlet is not None:
             outlet.left(channel)
@@ -267,8 +267,8 @@ class ResultPartition:
         return self._stats
 
     def close(self) -> None:
-        """Let go of the channels. After the end of the partition they still send what they hold;
-        otherwise it is given up. Safe to call twice."""
+        """Release the channels. After the end of the partition they still send the batches that they hold;
+        otherwise these are dropped. Safe to call twice."""
         if self._outlet is not None:
             self._outlet.give_up()
         for channel in self._channels:
@@ -307,12 +307,12 @@ class BarrierOutlet:
         self._settle_if_done()
 
     def left(self, channel: OutputChannel) -> None:
-        """The barrier is on its way on `channel`."""
+        """Note that the barrier is on its way on `channel`."""
         self._in_line.discard(channel)
         self._settle_if_done()
 
     def overtake(self) -> None:
-        """The time of the barrier in line is over: where it still waits, it goes to the front."""
+        """Move the barrier to the front where it still waits in line, because its time there is over."""
         barrier = self.barrier.overtaking()
         for channel, address in self._channels:
             if channel in self._in_line and channel.holds_barrier(barrier.checkpoint_id):
@@ -320,12 +320,12 @@ class BarrierOutlet:
         self.give_up()
 
     def give_up(self) -> None:
-        """Nobody wants to know any more what the barrier overtakes: it stays where it is."""
+        """Leave the barrier where it is: its checkpoint does not need what it overtakes."""
         self._in_line.clear()
         self._settled.set()
 
     def forget(self) -> None:
-        """Let go of what was overtaken: it is written, or not wanted."""
+        """Release the overtaken batches: they are written, or not needed."""
         self.give_up()
         self.overtaken = InFlightRecords()
 

@@ -1,4 +1,4 @@
-"""Which channel a record takes: the partitionings of `operators/partitioning.py`, carried out.
+"""Chooses the channel of each record, by the partitionings of `operators/partitioning.py`.
 
 Hash partitioning goes key -> stable hash -> key group -> owner. The split is one stable sort of small
 integers, one take, and slices: it costs the same for any number of receivers and keeps the order of

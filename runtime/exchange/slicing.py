@@ -202,9 +202,9 @@ class Coalescer:
         self.pieces: list[Batch] = []
         self.rows = 0
         self.size_bytes = 0.0
-        """By the mean size of the records that were emitted together."""
+        """Its size, by the mean size of the records that were emitted together."""
         self.bytes_most = 0
-        """By the size of all that was emitted together."""
+        """A bound of its size: the size of all records that were emitted together."""
 
     def accepts(self, batch: Batch) -> bool:
         """True if `batch` can share a buffer with what is here: same kind and same columns."""

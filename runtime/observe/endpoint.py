@@ -103,7 +103,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Request(io.RawIOBase):
-    """The bytes of one request; the socket's timeout is what is left of the time, also for the answer."""
+    """The bytes of one request; the socket's timeout is the rest of the time, also for the answer."""
 
     def __init__(self, connection: socket.socket, clock: Clock, seconds: float) -> None:
         self._connection = connection

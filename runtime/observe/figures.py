@@ -58,7 +58,7 @@ class JobFigures:
     """The figures of all failures, restarts and rescalings under this coordinator. Times are in seconds."""
 
     failures: Counter[str] = field(default_factory=Counter)
-    """By category."""
+    """The number of failures by category."""
     restart: PlainHistogram = field(default_factory=_durations)
     phases: dict[str, PlainHistogram] = field(
         default_factory=lambda: {phase: _durations() for phase in RESTART_PHASES}

@@ -121,7 +121,7 @@ class Scope:
     def count(
         self, name: str, read: Callable[[], float], labels: Mapping[str, str] = NO_LABELS
     ) -> None:
-        """Register a counter that somebody keeps already, read when metrics are scraped."""
+        """Register a counter that is kept elsewhere, and read when metrics are scraped."""
         self._add(self._key(name, labels), "counter", read)
 
     def gauge(
@@ -163,7 +163,7 @@ class Scope:
     def distribution(
         self, name: str, histogram: PlainHistogram, labels: Mapping[str, str] = NO_LABELS
     ) -> None:
-        """Register a histogram that somebody keeps already."""
+        """Register a histogram that is kept elsewhere."""
         key = self._key(name, labels)
         self._series[key] = Series(key[0], "histogram", self._labels(key), None, histogram)
 

@@ -1,4 +1,4 @@
-"""Spans of checkpoints, restores and starts for OpenTelemetry; of no cost where nobody asks for them."""
+"""Spans of checkpoints, restores and starts for OpenTelemetry; without the option they cost nothing."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Spans(Protocol):
         ...
 
     async def close(self) -> None:
-        """Hand over what is left, in bounded time."""
+        """Send the remaining spans, in bounded time."""
         ...
 
 
 @final
 class NoSpans:
-    """Nobody asks for spans."""
+    """Takes no spans, because the option is not set."""
 
     def add(
         self, name: str, began_ms: int, ended_ms: int, attributes: Attributes, failed: str = ""

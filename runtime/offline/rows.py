@@ -139,7 +139,7 @@ def _chain(
 
 
 def _stored(file: pq.ParquetFile, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Those of `wanted` that the file has: older ones may lack some."""
+    """Return the columns of `wanted` that the file has: older files may lack some."""
     present = frozenset(file.schema_arrow.names)
     return tuple(name for name in dict.fromkeys(wanted) if name in present)
 

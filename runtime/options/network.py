@@ -13,7 +13,7 @@ from .types import Boolean, Duration, Integer, Option, Ports, Size, Text
 ENVIRONMENT_PREFIX: Final = "env:"
 """A host that begins so is read from an environment variable of the process that listens."""
 ANY_ADDRESS: Final = ("", "0.0.0.0", "::")
-"""Hosts that can be bound and that nobody can connect to."""
+"""Hosts that can be bound, but not connected to."""
 CONTROL_PORT = Option[range](
     "jobmanager.rpc.port",
     Ports(),

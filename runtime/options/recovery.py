@@ -158,14 +158,14 @@ FIELDS: Final[dict[type[RestartSettings], dict[str, Option[Any]]]] = {
         "attempts": EXPONENTIAL_ATTEMPTS,
     },
 }
-"""What each strategy takes from options."""
+"""The options that set the fields of each strategy."""
 STRATEGIES: Final[dict[str, RestartSettings]] = {
     "none": NO_RESTART,
     "fixed-delay": FixedDelay(FIXED_ATTEMPTS.default, FIXED_DELAY.default),
     "failure-rate": FailureRate(),
     "exponential-delay": ExponentialDelay(),
 }
-"""By their names, with Flink's defaults."""
+"""The strategies by name, with Flink's defaults."""
 LOCAL_BACKUP = Option[bool](
     "execution.checkpointing.local-backup.enabled",
     Boolean(),

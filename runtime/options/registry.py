@@ -72,7 +72,7 @@ class Options:
 
     @staticmethod
     def problems(texts: Mapping[str, str]) -> dict[str, OptionError]:
-        """What is wrong with `texts`, by the key as the user wrote it; empty if nothing is."""
+        """Return the mistakes in `texts`, by the key as the user wrote it."""
         return _parse(texts)[1]
 
     def get(self, option: Option[T]) -> T:

@@ -361,7 +361,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError
 
 
 def _unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
-    """What cannot be together with unaligned checkpoints, each with the key to blame."""
+    """Yield the options that contradict unaligned checkpoints, each with the key to blame."""
     if not values.get(UNALIGNED.key, UNALIGNED.default):
         return
     if values.get(CHECKPOINT_MODE.key, CHECKPOINT_MODE.default) != "EXACTLY_ONCE":
@@ -385,7 +385,7 @@ def _unaligned_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _backlog_contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, OptionError]]:
-    """Checkpoints that are more frequent in a backlog, with the key to blame."""
+    """Yield the option by which checkpoints would be more frequent in a backlog."""
     normal = values.get(CHECKPOINT_INTERVAL.key)
     in_backlog = values.get(CHECKPOINT_INTERVAL_BACKLOG.key)
     if normal is not None and in_backlog and in_backlog < normal:

@@ -1,4 +1,4 @@
-"""How the text of an option becomes a value, and back."""
+"""The types of options: each parses a text to a value, and formats a value as text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class ValueType(Protocol[T_co]):
-    """How the text of an option becomes a value."""
+    """Parses the text of an option to a value, and formats it again."""
 
     @property
     def name(self) -> str:
-        """What the docs call it."""
+        """Its name in the documentation."""
         ...
 
     def parse(self, text: str) -> T_co:

@@ -1,4 +1,4 @@
-"""The client of the REST API, for asyncio: whoever asks a coordinator from another process uses it."""
+"""The client of the REST API, for asyncio, by which other processes talk to a coordinator."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class RestClient:
         return (await self._get("watermarks", answers.WatermarksAnswer)).event_time
 
     async def backpressure(self) -> list[answers.Cause]:
-        """Who makes the job slow."""
+        """Return the tasks that make the job slow."""
         return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure
 
     async def exceptions(self) -> answers.ExceptionsAnswer:
@@ -176,7 +176,7 @@ class RestClient:
         return await self._send("POST", path, OperationAnswer, body=msgspec.json.encode(command))
 
     async def operation(self, trigger_id: str, *, wait_s: int = 0) -> OperationAnswer:
-        """How far an operation is; with `wait_s` (at most 60) once it has ended, or after this time."""
+        """Return an operation; with `wait_s` (at most 60) once it has ended, or after this time."""
         return await self._get("operation", OperationAnswer, wait_s=wait_s, trigger_id=trigger_id)
 
     async def operations(self) -> list[OperationAnswer]:

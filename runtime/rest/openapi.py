@@ -115,7 +115,7 @@ def _reference(type_: type[Any]) -> dict[str, str]:
 
 
 def text() -> str:
-    """The document as it is committed."""
+    """Return the text of the document as it is committed."""
     return json.dumps(document(), indent=2, sort_keys=True) + "\n"
 
 

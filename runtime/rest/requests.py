@@ -142,7 +142,7 @@ class Operations:
 
     @property
     def all(self) -> list[OperationAnswer]:
-        """All that are remembered, oldest first."""
+        """All operations that are remembered, oldest first."""
         return [entry.answer for entry in self._entries.values()]
 
     def _end(self, trigger_id: str, now_ms: int, **changes: Any) -> None:

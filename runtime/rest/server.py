@@ -37,14 +37,14 @@ NAMED: Final = frozenset({"savepoint", "rescale"})
 KEEP_ALIVE_S: Final = 15.0
 """A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
-"""What follows a refused body is read and dropped for this long, so that the client sees the refusal."""
+"""The rest of a refused body is read and dropped for this time, so that the client sees the refusal."""
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _log = logging.getLogger("headgate.rest")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Coordinator(Protocol):
-    """What the API needs of a coordinator."""
+    """The part of a coordinator that the API needs."""
 
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]: ...
 
@@ -74,7 +74,7 @@ class RestServer:
         self._names = allowed_names(options.get(REST_ADDRESS))
         self._operations = Operations(options.get(REST_OPERATIONS))
         self._ended: dict[str, asyncio.Event] = {}
-        """Of operations that go on: set when they end."""
+        """The events of operations that go on, set when they end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[EventQueue] = set()
         self._listener = RestListener(ListenerLimits.of(options))
@@ -86,7 +86,7 @@ class RestServer:
             lingering_time=LINGER_S,
         )
         self.url = ""
-        """For clients on other machines; empty: there is no TCP port."""
+        """The address for clients on other machines; empty: there is no TCP port."""
         self._unix_path = ""
 
     @property
@@ -138,7 +138,7 @@ class RestServer:
         _log.info("REST API url=`%s`", self.url)
 
     async def _http(self) -> Callable[[], asyncio.Protocol]:
-        """What speaks HTTP on a connection."""
+        """Return the protocol that speaks HTTP on a connection."""
         if self._runner.server is None:
             await self._runner.setup()
         assert self._runner.server is not None
@@ -158,7 +158,7 @@ class RestServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """What is true of all requests: names, token, and errors as problem details."""
+        """Check names and token of every request, and answer errors as problem details."""
         trusted = False
         try:
             trusted = self._admit(request)
@@ -376,7 +376,7 @@ def _refusal(found: Problem, *, close: bool) -> web.Response:
 
 
 def _problem_of_http(error: web.HTTPException) -> Problem:
-    """What aiohttp refuses: unknown paths and methods, and bodies that are too large."""
+    """Answer requests that aiohttp refuses: unknown paths and methods, and bodies that are too large."""
     match error:
         case web.HTTPNotFound():
             return problem(404, "there is nothing at this path\n  see /v1/openapi.json")

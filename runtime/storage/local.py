@@ -24,7 +24,7 @@ T = TypeVar("T")
 IO_THREADS_MAX = 4
 """The number of threads of one store; more calls wait."""
 DIRECTORY_ATTEMPTS_MAX = 100
-"""How often a writer recreates its directory because another process removed it."""
+"""The number of times that a writer recreates its directory because another process removed it."""
 WRITE_CHUNK_BYTES = 4 << 20
 """The number of bytes after which a cancelled write stops at the latest."""
 TEMPORARY_PREFIX = ".tmp-"

@@ -124,7 +124,7 @@ class SharedStores:
 
     @asynccontextmanager
     async def at(self, address: str, *, writable: bool = True) -> AsyncIterator[CheckpointStore]:
-        """The store whose root is `address`; it is closed when nobody is left in such a block.
+        """Open the store whose root is `address`; it is closed when the last such block ends.
 
         Raises:
             StorageError: it cannot be reached.

@@ -96,7 +96,7 @@ def is_throttled(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where the bucket is. Credentials come from the usual AWS places."""
+    """The place of the bucket. Credentials come from the usual AWS places."""
 
     bucket: str
     prefix: str

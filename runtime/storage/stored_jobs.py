@@ -33,7 +33,7 @@ LOG: Final = "log"
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What the storage says of one job.
+    """One job as its storage has it.
 
     Attributes:
         name: of the job; its directory, if the log is older than that names are in it.

@@ -90,7 +90,7 @@ class OutputPartition(Partition, Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the channels."""
+        """Release the channels."""
         ...
 
 

@@ -72,15 +72,15 @@ class SnapshotTiming:
     """From the cut until all is in the store, without the wait for barriers that overtook records.
     """
     alignment_ms: float
-    """From the first barrier to the last."""
+    """The time from the first barrier to the last."""
     start_delay_ms: float
-    """From the trigger to the first barrier."""
+    """The time from the trigger to the first barrier."""
     finished: bool
     unaligned: bool = False
     written_bytes: int = 0
     """The bytes that are new in the store; the snapshot may also share files with older ones."""
     in_flight_bytes: int = 0
-    """The part of them that is records which barriers overtook."""
+    """The bytes among them that are records which barriers overtook."""
     processed_bytes: int = 0
     """The bytes of records processed during the alignment."""
     wrote: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class TaskSettings:
     delta_chain_max: int = 20
     """The most files of one table's chain (`headgate.checkpoint.delta-chain-max`)."""
     exactly_once: bool = True
-    """Whether barriers are aligned, or overtake; False: at least once (`execution.checkpointing.mode`)."""
+    """True if barriers are aligned, or overtake; False: at least once (`execution.checkpointing.mode`)."""
     latency_interval_ms: int = 0
     """The interval of a source's latency markers; 0: there are none (`metrics.latency.interval`).
     """
@@ -130,7 +130,7 @@ class TaskEnvironment:
     metrics_of: MetricsFactory
     splits: SourceSplits = field(default_factory=SourceSplits)
     overtaking: bool = False
-    """Whether barriers may overtake records at the inputs of this vertex."""
+    """True if barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
     """The copies of state files on this machine."""
 

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import xxhash
 
+from ...operators.sizes import format_size
 from ...state.checked_files import measure_file
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
@@ -93,6 +94,9 @@ class LocalCopies:
         self._bases: dict[int, int] = {}
         self._newest = 0
         self.bytes_kept = 0
+        self.bytes_refused = 0
+        """The bytes of files that were not kept: no room, or the disk refused."""
+        self._warned_of_room = False
         self.bytes_read = 0
         """The bytes read from copies instead of the storage, since `restoring`."""
         self.damaged = 0
@@ -184,6 +188,8 @@ class LocalCopies:
                     return  # it exists here, or is no longer needed
                 self._needed[checkpoint_id].add(name)
                 if self.bytes_kept + size > self._size_max:
+                    self.bytes_refused += size
+                    self._warn_of_room()
                     return
                 self._sizes[name] = (self._roots[0] / names.local_copy(name), size)
                 self.bytes_kept += size
@@ -191,8 +197,19 @@ class LocalCopies:
         except OSError as error:
             _log.warning("a local copy of state was not kept name=`%s`: %s", name, error)
             with self._lock:
+                self.bytes_refused += size
                 if name in self._sizes:
                     self._drop(name)
+
+    def _warn_of_room(self) -> None:
+        """Log once that copies do not fit: a restore takes longer than the user may expect."""
+        if not self._warned_of_room:
+            self._warned_of_room = True
+            _log.warning(
+                "local copies of state take all the room they may: no more are kept, a restore reads "
+                "the others from the storage headgate.local-backup.size-max=`%s`",
+                format_size(self._size_max),
+            )
 
     def _place(self, name: str, data: bytes | memoryview | Path) -> None:
         """Write a copy so that its name appears only when its content is complete."""

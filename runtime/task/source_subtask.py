@@ -88,7 +88,7 @@ class SourceSubtask(Subtask):
 
     @property
     def idle_s(self) -> float:
-        """How long ago the reader last returned a record, in seconds; also for other threads."""
+        """The seconds since the reader last returned a record; also for other threads."""
         return max(0.0, self.env.clock.monotonic() - self._last_batch_s)
 
     def _reject(self, batch: Batch) -> None:

@@ -428,7 +428,7 @@ class Subtask:
         self.put_mail(stop)
 
     async def finish(self) -> None:
-        """Finish after all inputs ended: event time ends, operators flush, and downstream is told."""
+        """Finish after all inputs ended: end event time, flush operators, and notify downstream."""
         if self.finished or self._ending:
             return
         head = self.chain.head

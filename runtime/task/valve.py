@@ -32,7 +32,7 @@ class _Channel:
     idle: bool = False
     ended: bool = False
     aligned: bool = True
-    """Whether it takes part in the minimum: active, and not behind the watermark already sent."""
+    """True if it takes part in the minimum: it is active, and not behind the watermark already sent."""
 
 
 @final

@@ -60,7 +60,7 @@ class ChannelMap:
             overtaken: vertices on whose inputs barriers may overtake records.
         """
         self.samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
-        """By sending subtask, once it has its partitions: what counts its records by key group."""
+        """The samplers of key groups, by sending subtask, once it has its partitions."""
         self._overtaken = overtaken
         self._plan = plan
         self._message = message
@@ -236,8 +236,8 @@ class _Way:
     def check_unchanged(self, batch: Batch, channel: ChannelAddress) -> None:
         """Raise StateError unless the records would take the same channel again.
 
-        A step may have got another key, or one at all. Records would be processed where the state of
-        their key is not, or, after a change of parallelism, by nobody.
+        A step may have got another key, or its first one. Records would be processed where the state of
+        their key is not, or, after a change of parallelism, not at all.
         """
         if self._then is None:
             return

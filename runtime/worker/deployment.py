@@ -53,7 +53,7 @@ from .watch import StepWatch
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What a worker lends to the deployments of one attempt.
+    """The resources that a worker lends to the deployments of one attempt.
 
     Attributes:
         worker_id: of the worker.
@@ -320,7 +320,7 @@ class Deployment:
 
     @property
     def subtasks(self) -> Sequence[Subtask]:
-        """Those made so far; also for other threads."""
+        """The subtasks that were made so far; also for other threads."""
         return self._subtasks
 
     @property
@@ -345,7 +345,7 @@ class Deployment:
             source.end_early()
 
     def loop_round_over(self, loop: str, number: int, records: int) -> None:
-        """Tell the heads of a loop what came back at all of them."""
+        """Notify the heads of a loop of the number of records that came back at all of them."""
         for subtask in self._subtasks:
             if isinstance(subtask, IterationSubtask) and subtask.loop == loop:
                 subtask.loop_round_over(number, records)
@@ -365,7 +365,7 @@ class Deployment:
             self._in_thread(partial(self._worker.copies.aborted, checkpoint_id))
 
     def _in_thread(self, call: Callable[[], None]) -> None:
-        """Nobody waits for it."""
+        """Run a call in a thread, without waiting for it."""
         asyncio.get_running_loop().run_in_executor(self._worker.io_threads, call)
 
     def terminate(self) -> None:
@@ -436,12 +436,12 @@ class RunningRegions:
         return [each for each in self if each.attempt == attempt]
 
     def add(self, deployment: Deployment) -> None:
-        """A region begins; nothing of an earlier attempt of it is left."""
+        """Add the deployment of a region, of whose earlier attempt nothing is left."""
         self._deployments[deployment.region] = deployment
         self._watch.begin(deployment.region, deployment.subtasks)
 
     def spawn(self, regions: Collection[int], work: Coroutine[None, None, None], name: str) -> None:
-        """Do something for some regions beside the messages; it is cancelled with any of them."""
+        """Run work for some regions beside the messages; it is cancelled with any of them."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = frozenset(regions)
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
@@ -452,7 +452,7 @@ class RunningRegions:
         await _cancelled([task for task, own in self._tasks.items() if own & wanted])
 
     def drop(self, regions: Collection[int], done: Callable[[], None]) -> None:
-        """Cancel some regions. They hear of nothing any more; `done` is called once they are gone."""
+        """Cancel some regions. They get no message any more; `done` is called once they are gone."""
         wanted = frozenset(regions)
         tasks = [task for task, own in self._tasks.items() if own & wanted]
         dropped = [own for r in wanted if (own := self._deployments.pop(r, None)) is not None]
@@ -472,7 +472,7 @@ class RunningRegions:
         leaving.add_done_callback(lambda gone: self._leaving.pop(gone, None))
 
     async def drop_all(self) -> None:
-        """Cancel whatever runs here."""
+        """Cancel everything that runs here."""
         await _cancelled(list(self._tasks))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         dropped, self._deployments = list(self._deployments.values()), {}

@@ -33,7 +33,7 @@ from ..protocol.adoption import IN_PARTS, Subtask, WorkerReport
 from ..task.subtask import Subtask as Task
 
 GREETING_S = 10.0
-"""A coordinator that has asked for us and does not answer by then is none."""
+"""A coordinator that has asked for this worker and does not answer within this time is ignored."""
 _log = logging.getLogger("headgate.worker")
 
 
@@ -55,7 +55,7 @@ class LeaderLink:
         self._greeting: set[asyncio.Task[None]] = set()
 
     def send(self, message: Messages) -> None:
-        """To the coordinator in charge; dropped if there is none."""
+        """Send a message to the coordinator in charge; without one it is dropped."""
         self.link.send(message)
 
     async def begin(self) -> Welcome | None:
@@ -93,7 +93,7 @@ class LeaderLink:
         self._changed.set()
 
     async def successor(self, within_ms: int) -> tuple[Welcome, int] | None:
-        """The next coordinator, and for how many ms there was none; None: it did not come in time."""
+        """Wait for the next coordinator; return it and the ms without one, or None if none came in time."""
         lost = self._clock.monotonic()
         if self._next is None:
             self._changed.clear()
@@ -110,7 +110,7 @@ class LeaderLink:
         return welcome, round(1000 * (self._clock.monotonic() - lost))
 
     def give_up(self) -> None:
-        """There is nothing left that a successor could go on with."""
+        """Stop waiting: there is nothing left that a successor could go on with."""
         self._changed.set()
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class AttemptRecord:
 
     @property
     def attempt(self) -> int:
-        """Its number."""
+        """The number of the attempt."""
         return self._deploy.attempt
 
     @property
@@ -150,11 +150,11 @@ class AttemptRecord:
         return 0 if self._ending or self._failure else self._orphaned_ms
 
     def broken_up(self) -> None:
-        """Some of its regions end, here or elsewhere, and begin again as another attempt."""
+        """Note that some of its regions end, here or elsewhere, and begin again as another attempt."""
         self._ending = self._ending or IN_PARTS
 
     def heard(self, message: Messages) -> None:
-        """The coordinator said something; of other attempts it does not count."""
+        """Take note of a message of the coordinator; those of other attempts do not count."""
         if not self._is_ours(message):
             return
         match message:
@@ -176,7 +176,7 @@ class AttemptRecord:
                 self._ending = "its subtasks were leaving"
 
     def said(self, message: Messages) -> None:
-        """A subtask reports something; of other attempts it does not count."""
+        """Take note of a report of a subtask; those of other attempts do not count."""
         if not self._is_ours(message):
             return
         match message:
@@ -193,7 +193,7 @@ class AttemptRecord:
         return getattr(message, "attempt", None) == self.attempt
 
     def report(self, subtasks: Sequence[Task], orphaned_ms: int) -> WorkerReport:
-        """All of it; `subtasks` are here, and were without a coordinator for `orphaned_ms`."""
+        """Return the report on `subtasks`, which were without a coordinator for `orphaned_ms`."""
         deploy = self._deploy
         return WorkerReport(
             attempt=deploy.attempt,

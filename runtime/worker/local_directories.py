@@ -40,7 +40,7 @@ LOCK_FILE = "lock"
 
 
 ABANDONED_S: Final = 3600.0
-"""A job whose directory nobody has touched for so long does not come back for it."""
+"""A job whose directory was not touched for this time does not come back for it."""
 _log = logging.getLogger("headgate.worker")
 
 
@@ -74,7 +74,7 @@ class LocalDirectories:
         return SubtaskDirectory(root / f"{attempt}" / f"{vertex}-{index}")
 
     def close(self) -> None:
-        """Delete everything, and let go."""
+        """Delete everything, and release the locks."""
         for root in self._roots:
             shutil.rmtree(root, ignore_errors=True)
         for lock in self._locks:
@@ -131,7 +131,7 @@ def sweep(parent: Path, *, before: float = math.inf) -> None:
 
 
 def take_lock(path: Path, *, wait: bool) -> int | None:
-    """The lock on `path` as a file descriptor; None if somebody else has it."""
+    """Return the lock on `path` as a file descriptor; None if another process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,9 +168,9 @@ class Backups:
     def open(
         self, settings: dict[str, str], job_name: str, storage: str, *, afresh: bool = True
     ) -> LocalCopies | None:
-        """The copies for another attempt; None: the job wants none, or no directory can be made.
+        """Return the copies for another attempt; None: the job wants none, or no directory can be made.
 
-        `afresh`: all that ran here is over. Else a part of it runs on, and goes on to need its copies.
+        `afresh` says that everything that ran here is over. Else a part runs on, and needs its copies.
         """
         options = Options(settings)
         keeps, reads = options.get(LOCAL_BACKUP), options.get(FROM_LOCAL)
@@ -208,7 +208,7 @@ class Backups:
         return [path for path in found if path not in self._roots]
 
     def drop_needless(self, checkpoint_id: int, handles: Iterable[StateHandle]) -> None:
-        """All subtasks of the attempt have their state: let go of what they do not need.
+        """Drop the copies that no subtask of the attempt needs, now that all have their state.
 
         Args:
             checkpoint_id: the restored one; 0: none.
@@ -219,7 +219,7 @@ class Backups:
             self._sweep()
 
     def close(self, *, forget: bool) -> None:
-        """Let go of the directories, and delete them if the job is over."""
+        """Release the directories, and delete them if the job is over."""
         if forget:
             for root in self._roots:
                 shutil.rmtree(root, ignore_errors=True)
@@ -229,7 +229,7 @@ class Backups:
         self.unlock()
 
     def unlock(self) -> None:
-        """Let go of the directories as they are: that much the system does for a process that dies."""
+        """Release the directories without deleting them, as the system does for a process that dies."""
         for lock in self._locks:
             os.close(lock)
         self._roots, self._locks, self._copies = [], [], None

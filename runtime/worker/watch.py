@@ -42,14 +42,14 @@ class StepWatch:
         self._watching = Watching()
         self._regions: dict[int, Sequence[Subtask]] = {}
         self._warn_ms: dict[tuple[int, int], tuple[float, int]] = {}
-        """By subtask: the beginning of its call, and the length at which it is warned of next."""
+        """The beginning of each subtask's call, and the length at which the next warning is due."""
         self._cancelling: tuple[int, float] | None = None
         """The attempt that is to end, and since when."""
         self._cancelled = 0
         self._next_cancel_ms = 0
 
     def configure(self, job_name: str, watching: Watching) -> None:
-        """The coordinator has said how to watch."""
+        """Take the settings of the coordinator."""
         self._fields["job"] = job_name
         self._watching = watching
 
@@ -59,7 +59,7 @@ class StepWatch:
         self._regions = {**self._regions, region: subtasks}
 
     def end(self, regions: Collection[int]) -> None:
-        """Nothing of the attempts of these regions is left."""
+        """Note that nothing of the attempts of these regions is left."""
         gone = {(s.env.vertex.id, s.env.index) for r in regions for s in self._regions.get(r, ())}
         self._regions = {r: own for r, own in self._regions.items() if r not in regions}
         self._warn_ms = {place: due for place, due in self._warn_ms.items() if place not in gone}
@@ -84,7 +84,7 @@ class StepWatch:
         return tuple(step for step, _ in self._found(SHOWN_AFTER_MS))
 
     def look(self) -> list[StepStuck]:
-        """Log what is due, and return what the coordinator is to hear of it."""
+        """Log the calls whose warning is due, and return the reports to the coordinator."""
         stuck = self._stuck()
         for each in stuck:
             step = each.step
@@ -200,7 +200,7 @@ def holder_of(frame: FrameType, subtasks: Sequence[Subtask]) -> tuple[Subtask | 
 
 
 def _selves(frame: FrameType | None) -> Iterator[tuple[Any, Any]]:
-    """From the innermost frame outwards: whose method it is, and the operator it calls."""
+    """Yield `self` and the called operator of each frame, from the innermost outwards."""
     while frame is not None:
         names = frame.f_code.co_varnames
         if "self" in names or "chained" in names:

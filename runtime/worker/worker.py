@@ -148,7 +148,7 @@ class Worker:
             await self._close()
 
     def _orphaned_ms(self) -> int:
-        """The time that subtasks here may go on without a coordinator; any thread may ask."""
+        """Return the time that subtasks here may go on without a coordinator; any thread may ask."""
         record = self._record
         return 0 if record is None else record.orphaned_ms
 
@@ -250,7 +250,7 @@ class Worker:
             self._silent = silent
 
     def send(self, message: Messages) -> None:
-        """Send news of the attempt. A coordinator that takes over hears of it, even if it is lost."""
+        """Send news of the attempt. A coordinator that takes over gets it even if the message is lost."""
         if self._record is not None:
             self._record.said(message)
             if isinstance(message, SubtaskFailed):
@@ -397,7 +397,7 @@ class Worker:
             self.send(failure)
 
     async def _drop_needless_copies(self, deployments: Sequence[Deployment]) -> None:
-        """All subtasks of the attempt have their state: copies that none of them has are not needed."""
+        """Drop copies that no subtask of the attempt has, now that all have their state."""
         restored = [deployment.restored for deployment in deployments]
         handles = [handle for _, found in restored for handle in found]
         drop = partial(self.backups.drop_needless, restored[0][0], handles)

@@ -109,13 +109,19 @@ def test_a_savepoint_takes_nothing_away(disk: Disk) -> None:
     assert copies.read(handle_of("one", b"one")) == b"one"
 
 
-def test_the_bound_holds_and_what_is_beyond_is_counted(disk: Disk) -> None:
+def test_the_bound_holds_and_what_is_beyond_is_counted(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
     copies = disk.worker("w", size_max=10)
     copies.begun(1, 0)
     copies.keep("small", b"12345678", 1)
+    assert not caplog.records
     copies.keep("large", b"123", 1)
+    copies.keep("larger", b"1234", 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "headgate.local-backup.size-max=`10b`" in caplog.text
     assert copies.bytes_kept == 8
-    assert copies.bytes_refused == 3
+    assert copies.bytes_refused == 7
     assert copies.read(handle_of("large", b"123")) is None
     assert copies.read(handle_of("small", b"12345678")) == b"12345678"
 
