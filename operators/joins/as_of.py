@@ -16,16 +16,15 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.arrays import SlotArray
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
-from ..ahead import Ahead
 from ..base import OperatorContext
-from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..elements import WATERMARK_MIN, Batch
+from ..time_progress import clamped
 from ..windows.window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -34,13 +33,9 @@ from .side import Alive, Side, not_before
 from .step import JoinOperator, JoinStep
 from .tables import (
     SIDES,
-    TIME,
-    RestoredTimes,
-    clamped,
     join_infos,
     restored_rows,
     rows_cut,
-    time_cut,
 )
 
 _UNMARKED = (False, False)
@@ -57,17 +52,14 @@ class AsOfJoin(JoinOperator):
     def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
         """Create the operator. `valid_for_ms` limits the validity of a version; None: until the
         next one."""
-        super().__init__(step)
+        super().__init__(step, _behind, self._expired_before)
         self._valid_for_ms = valid_for_ms
-        self._gone_before = WATERMARK_MIN
-        """Versions before this time have expired, both for rows that wait and for rows to come."""
         self._swept_before = WATERMARK_MIN
         self._waits, self._versions = self._sides = [
             Side(step.columns.sides[side], marks=False) for side in (LEFT, RIGHT)
         ]
         self._current = SlotArray(np.int64, -1)
         """The newest version that the watermark has passed, by key; -1 for none."""
-        self._ahead: Ahead | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -79,11 +71,16 @@ class AsOfJoin(JoinOperator):
     @property
     def _behind(self) -> int:
         """Return the first time that the watermark has not reached."""
-        return clamped(self._watermark + 1)
+        return self._progress.bounds[LEFT]
 
-    def _behind_for(self, ahead: Ahead, groups: Index) -> Index:
-        """Return the same for key groups, some of which are ahead."""
-        return np.minimum(ahead.now(groups, self._watermark), WATERMARK_MAX - 1) + 1
+    def _expired_before(self, watermark: int) -> int:
+        """Return the time before which versions have expired at a watermark.
+
+        They have for rows that wait as well as for rows to come.
+        """
+        if self._valid_for_ms is None:
+            return WATERMARK_MIN
+        return clamped(_behind(watermark) - self._valid_for_ms + 1)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -91,54 +88,42 @@ class AsOfJoin(JoinOperator):
         if input_index == RIGHT:
             self._add_versions(batch)
             return
-        behind: int | Index = self._behind
-        if self._ahead is not None:
-            data = columns_of(batch, self._step.name)
-            behind = self._behind_for(self._ahead, self._key_groups(LEFT, data))
-        rows, times = self._timely(batch, LEFT, behind, self._now(LEFT, batch))
+        groups = self._groups_of(LEFT, columns_of(batch, self._step.name))
+        behind = self._progress.expired(groups, LEFT)
+        rows, times = self._timely(batch, LEFT, behind, groups)
         if rows.num_rows:
             slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
             self._waits.add(rows, times, slots, self._keys.size)
 
     def _add_versions(self, batch: Batch) -> None:
-        rows, times = self._timely(batch, RIGHT, WATERMARK_MIN, WATERMARK_MIN)
+        groups = self._groups_of(RIGHT, columns_of(batch, self._step.name))
+        rows, times = self._timely(batch, RIGHT, WATERMARK_MIN, groups)
         if not rows.num_rows:
             return
         slots = self._keys.slots(self._columns.key_columns(RIGHT, rows))
         self._current.reserve(self._keys.size)
-        late = self._late_versions(rows, times, slots)
-        if late.size:
-            self._send_late(RIGHT, batch, late, self._now(RIGHT, batch))
-            kept = np.delete(np.arange(len(times)), late)
-            rows, times, slots = rows.take(pa.array(kept)), times[kept], slots[kept]
+        late = self._late_versions(times, slots, groups)
+        if late.any():
+            rows, times = self._without_late(batch, RIGHT, late, groups)
+            slots = slots[~late]
         self._versions.add(rows, times, slots, self._keys.size)
         self._settle()
 
-    def _now(self, side: int, batch: Batch) -> int | Index:
-        """Return how far event time is, for all rows or for each."""
-        if self._ahead is None:
-            return self._watermark
-        groups = self._key_groups(side, columns_of(batch, self._step.name))
-        return self._ahead.now(groups, self._watermark)
-
-    def _late_versions(self, rows: pa.RecordBatch, times: Index, slots: Index) -> Index:
+    def _late_versions(self, times: Index, slots: Index, groups: Index | None) -> Mask:
         """Return which versions are late: they change nothing any more."""
-        ahead = self._ahead
-        gone_before: int | Index = self._gone_before
-        if ahead is None:
-            late = np.flatnonzero(times < self._behind)
-            current = self._current.data[slots[late]]
-        else:
-            groups = self._key_groups(RIGHT, rows)
-            behind = self._behind_for(ahead, groups)
-            late = np.flatnonzero(times < behind)
-            # The newest version that event time had passed, where a key group was ahead.
-            current = self._versions.chains.latest(slots[late], behind[late] - 1, self._keys.size)
-            gone_before = ahead.gone_for(groups[late], self._gone_before)
-        if not late.size:
+        behind, expired = (self._progress.expired(groups, side) for side in (LEFT, RIGHT))
+        late: Mask = times < behind
+        which = np.flatnonzero(late)
+        if not which.size:
             return late
-        counts = self._counts_yet(slots[late], times[late], current)
-        return late[~counts | (times[late] < gone_before)]
+        if isinstance(behind, int):
+            current = self._current.data[slots[which]]
+        else:
+            # `_current` follows the watermark of the subtask, and this key group may be further.
+            current = self._versions.chains.latest(slots[which], behind[which] - 1, self._keys.size)
+        counts = self._counts_yet(slots[which], times[which], current)
+        late[which] = ~counts | (times < expired)[which]
+        return late
 
     def _counts_yet(self, slots: Index, times: Index, current: Index) -> Mask:
         """Return which of some versions behind the watermark are the newest of their key on arrival.
@@ -170,15 +155,14 @@ class AsOfJoin(JoinOperator):
         """Drop expired versions. Not done at each watermark, as it looks at all keys."""
         if self._valid_for_ms is None:
             return
-        before = clamped(self._behind - self._valid_for_ms + 1)
-        self._gone_before = max(self._gone_before, before)
-        if self._gone_before - self._swept_before < self._valid_for_ms // SWEEPS:
+        expired = self._progress.bounds[RIGHT]
+        if expired - self._swept_before < self._valid_for_ms // SWEEPS:
             return
-        self._swept_before = self._gone_before
+        self._swept_before = expired
         self._current.reserve(self._keys.size)
         current = self._current.data[: self._keys.size]
         times = self._versions.chains.times_at(current)
-        old = np.flatnonzero((current >= 0) & (times < self._gone_before))
+        old = np.flatnonzero((current >= 0) & (times < expired))
         self._versions.release(current[old])
         current[old] = -1
 
@@ -186,8 +170,7 @@ class AsOfJoin(JoinOperator):
 
     def on_watermark(self, timestamp: int) -> None:
         """Emit the rows up to the watermark in order of time, then forward it."""
-        if timestamp > self._watermark:
-            self._watermark = timestamp
+        if self._progress.advance(timestamp):
             due = self._waits.order.due(self._behind)
             for low in range(0, len(due), EMIT_ROWS_MAX):
                 self._join(due[low : low + EMIT_ROWS_MAX])
@@ -196,8 +179,6 @@ class AsOfJoin(JoinOperator):
             self._sweep()
             if self._keys.tidy():
                 self._find_current()
-            if self._ahead is not None and self._ahead.caught_up(timestamp, self._gone_before):
-                self._ahead = None
         self.output.emit_watermark(timestamp)
 
     def _join(self, rows: Index) -> None:
@@ -226,13 +207,7 @@ class AsOfJoin(JoinOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `left` (rows that wait), `right` (versions) and `time` (event time)."""
-        own, ahead = self.context.key_groups, self._ahead
-        watermark: int | Index = self._watermark
-        gone_before: tuple[int | Index, int | Index] = (self._behind, self._gone_before)
-        if ahead is not None:
-            watermark, gone = ahead.cut(own, self._watermark, self._gone_before)
-            gone_before = (self._behind_for(ahead, np.arange(own.first, own.last + 1)), gone)
-        tables = {TIME: time_cut(own, watermark, gone_before)}
+        tables = {self._progress.table.name: self._progress.cut()}
         alive = (not_before(self._behind), _not_dead(self._versions.dead()))
         for side, name in enumerate(SIDES):
             cut = self._sides[side].cut(alive[side])
@@ -246,22 +221,23 @@ class AsOfJoin(JoinOperator):
 
     def restore(self, state: RestoredState) -> None:
         """Restore rows and versions; event time is the least of all own key groups."""
-        restored = RestoredTimes(state, self.context.max_parallelism)
-        self._ahead = restored.ahead(RIGHT)
-        self._watermark = restored.watermark
-        self._gone_before = restored.gone_before[RIGHT]
+        self._progress.restore(state, todays_rule=False)
         for side, own in enumerate(self._sides):
             own.epoch.restored()
-            found = restored_rows(state, side, own.schema, self._step.name, marks=False)
+            found = restored_rows(
+                state, side, own.schema, self._step.name, self._progress, marks=False
+            )
             if found is None:
                 continue
-            found = found.picked(restored.kept(side, found.groups, found.times))
-            # In order of arrival: of equal times the version that came last wins.
-            found = found.picked(np.argsort(found.ids, kind="stable"))
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, None)
         self._current.reserve(self._keys.size)
         self._settle()
+
+
+def _behind(watermark: int) -> int:
+    """Return the first time that a watermark has not reached."""
+    return clamped(watermark + 1)
 
 
 def _not_dead(dead: Mask) -> Alive:

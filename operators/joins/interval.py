@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,9 @@ from ...state.aggregates.accumulators import Mask
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
-from ..ahead import Ahead
 from ..base import OperatorContext
-from ..elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ..elements import WATERMARK_MAX, Batch
+from ..time_progress import clamped
 from ..windows.window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
@@ -33,13 +34,9 @@ from .side import Side, not_before
 from .step import JoinOperator, JoinStep, other
 from .tables import (
     SIDES,
-    TIME,
-    RestoredTimes,
-    clamped,
     join_infos,
     restored_rows,
     rows_cut,
-    time_cut,
 )
 
 
@@ -56,7 +53,7 @@ class Interval:
             return self.lower_ms, self.upper_ms
         return -self.upper_ms, -self.lower_ms
 
-    def gone_before(self, side: int, watermark: int) -> int:
+    def expired_before(self, side: int, watermark: int) -> int:
         """Return the time before which rows of `side` can only match rows that are late."""
         if watermark == WATERMARK_MAX:
             return WATERMARK_MAX
@@ -69,15 +66,14 @@ class Interval:
 
 
 class IntervalJoin(JoinOperator):
-    """Interval join; input 0 is the left side, input 1 the right one."""
+    """Interval join."""
+
+    kind = "interval join"
 
     def __init__(self, step: JoinStep, interval: Interval) -> None:
-        super().__init__(step)
+        super().__init__(step, *(partial(interval.expired_before, side) for side in (LEFT, RIGHT)))
         self._interval = interval
         self._delay_ms = interval.delay(step.outer)
-        self._gone_before = [WATERMARK_MIN, WATERMARK_MIN]
-        self._ahead: list[Ahead] = []
-        """Key groups that are ahead, by side; empty if all are equally far."""
         self._sides = [
             Side(step.columns.sides[side], marks=step.outer[side]) for side in (LEFT, RIGHT)
         ]
@@ -92,20 +88,13 @@ class IntervalJoin(JoinOperator):
     # --- records -------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input_index: int) -> None:
-        side = input_index
-        watermark: int | Index = self._watermark
-        gone_before: int | Index = self._gone_before[side]
-        if self._ahead:
-            groups = self._key_groups(side, columns_of(batch, self._step.name))
-            watermark = self._ahead[side].now(groups, self._watermark)
-        rows, times = self._timely(batch, side, watermark, watermark)
+        side, progress = input_index, self._progress
+        groups = self._groups_of(side, columns_of(batch, self._step.name))
+        rows, times = self._timely(batch, side, progress.now(groups), groups)
         if not rows.num_rows:
             return
-        if self._ahead:
-            groups = self._key_groups(side, rows)
-            gone_before = self._ahead[side].gone_for(groups, self._gone_before[side])
         slots = self._keys.slots(self._columns.key_columns(side, rows))
-        waits = times >= gone_before
+        waits = times >= progress.expired(self._groups_of(side, rows), side)
         met = self._meet(side, rows, times, slots, waits)
         own = self._sides[side]
         if waits.all():
@@ -148,24 +137,15 @@ class IntervalJoin(JoinOperator):
 
     def on_watermark(self, timestamp: int) -> None:
         """Drop rows that can match no more, emitting those of outer sides; then forward the watermark."""
-        if timestamp > self._watermark:
-            self._watermark = timestamp
+        if self._progress.advance(timestamp):
             for side in (LEFT, RIGHT):
-                self._let_go(side, self._interval.gone_before(side, timestamp))
+                self._let_go(side, self._progress.bounds[side])
             self._keys.tidy()
-            if all(
-                ahead.caught_up(timestamp, gone)
-                for ahead, gone in zip(self._ahead, self._gone_before, strict=False)
-            ):
-                self._ahead = []
         if timestamp != WATERMARK_MAX:
             timestamp = clamped(timestamp - self._delay_ms)
         self.output.emit_watermark(timestamp)
 
     def _let_go(self, side: int, before: int) -> None:
-        if before <= self._gone_before[side]:
-            return
-        self._gone_before[side] = before
         own = self._sides[side]
         due = own.order.due(before)
         if not due.size:
@@ -181,14 +161,9 @@ class IntervalJoin(JoinOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
-        own = self.context.key_groups
-        watermark: int | Index = self._watermark
-        gone_before: list[int | Index] = [*self._gone_before]
-        for side, ahead in enumerate(self._ahead):
-            watermark, gone_before[side] = ahead.cut(own, self._watermark, self._gone_before[side])
-        tables = {TIME: time_cut(own, watermark, gone_before)}
+        tables = {self._progress.table.name: self._progress.cut()}
         for side, name in enumerate(SIDES):
-            cut = self._sides[side].cut(not_before(self._gone_before[side]))
+            cut = self._sides[side].cut(not_before(self._progress.bounds[side]))
             tables[name] = rows_cut(
                 cut,
                 self._columns,
@@ -200,29 +175,23 @@ class IntervalJoin(JoinOperator):
 
     def states(self) -> Sequence[StateInfo]:
         """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, self._step.outer, "interval join")
+        return join_infos(self._columns, self._step.outer, self.kind)
 
     def restore(self, state: RestoredState) -> None:
         """Restore the rows that wait; event time is the least of all own key groups."""
-        restored = RestoredTimes(state, self.context.max_parallelism)
-        aheads = [restored.ahead(side) for side in (LEFT, RIGHT)]
-        self._ahead = [ahead for ahead in aheads if ahead is not None]
-        self._watermark = restored.watermark
-        self._gone_before = list(restored.gone_before)
-        for side in (LEFT, RIGHT):
-            own, marks = self._sides[side], self._step.outer[side]
+        self._progress.restore(state, todays_rule=False)
+        for side, own in enumerate(self._sides):
             own.epoch.restored()
             found = restored_rows(
-                state, side, self._columns.sides[side], self._step.name, marks=marks
+                state,
+                side,
+                own.schema,
+                self._step.name,
+                self._progress,
+                marks=self._step.outer[side],
             )
             if found is None:
                 continue
-            found = found.picked(restored.kept(side, found.groups, found.times))
-            if not found.rows.num_rows:
-                continue
-            # Deltas put rows that were marked since after the others; partners are emitted in order
-            # of arrival.
-            found = found.picked(np.argsort(found.ids, kind="stable"))
             slots = self._keys.slots(self._columns.key_columns(side, found.rows))
             own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
 

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
+from ...state.aggregates.accumulators import Mask
 from ...state.slots.key_index import KeyHasher
 from ...state.values import Index
-from ..aggregation.keyed_aggregate import columns_of, identity_seed
-from ..ahead import key_groups
+from ..aggregation.keyed_aggregate import identity_seed
 from ..base import Operator, OperatorContext
-from ..elements import WATERMARK_MIN, Batch, ColumnBatch
+from ..elements import Batch, ColumnBatch
+from ..time_progress import ExpiredAt, TimeProgress
 from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
+from .tables import SIDES, progress_table
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
 """The sides whose unmatched rows are in the result: none, one or both."""
@@ -29,7 +30,6 @@ LATE_OTHER: Final = "late_other"
 """The side output of late rows of the second stream; those of the first are in `late`."""
 LATE_SIDES: Final = (LATE, LATE_OTHER)
 WAITING_GAUGE: Final = "join_rows_waiting"
-SIDES: Final = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,24 @@ def outer_sides(how: How) -> tuple[bool, bool]:
 
 
 class JoinOperator(Operator):
-    """An operator with two inputs of columns with event times."""
+    """An operator with two inputs of columns with event times; input 0 is the left side.
 
-    def __init__(self, step: JoinStep) -> None:
+    Args:
+        step: the parts of the step.
+        expired_at: per side, the time before which rows are released at a watermark.
+    """
+
+    kind = ""
+    """The kind of the state."""
+
+    def __init__(self, step: JoinStep, *expired_at: ExpiredAt) -> None:
         self._step = step
         self._columns = step.columns
-        self._watermark = WATERMARK_MIN
+        self._progress = TimeProgress(progress_table(self.kind), *expired_at)
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._progress.open(context)
         self._late_outputs = [LateOutput(context, self.output, tag) for tag in LATE_SIDES]
         for side, name in enumerate(SIDES):
             read = partial(self._waiting, side)
@@ -77,42 +86,35 @@ class JoinOperator(Operator):
         """Return how many rows of a side wait."""
         raise NotImplementedError
 
-    def _key_groups(self, side: int, data: pa.RecordBatch) -> Index:
-        """Return the key group of each row."""
-        return key_groups(self._columns.key_columns(side, data), self.context.max_parallelism)
+    def _groups_of(self, side: int, data: pa.RecordBatch) -> Index | None:
+        """Return the key group of each row; see `TimeProgress.groups_of`."""
+        return self._progress.groups_of(lambda: self._columns.key_columns(side, data))
 
     def _timely(
-        self, batch: Batch, side: int, late_before: int | Index, now: int | Index
+        self, batch: Batch, side: int, late_before: int | Index, groups: Index | None
     ) -> tuple[pa.RecordBatch, Index]:
         """Return rows (as they are buffered) and times; rows before `late_before` are emitted as late.
 
-        Event time is at `now`, for all rows or for each.
+        `groups` are the key groups of the rows, as from `_groups_of`.
         """
-        data, times = columns_of(batch, self._step.name), batch.timestamps
+        times = batch.timestamps
         if times is None:
             raise PlanError(
                 f"`{self._step.name}` needs event time, but its input has none",
                 fix='add .event_time("column", max_out_of_order="10s") before the join',
             )
-        late = times < late_before
-        if late.any():
-            self._send_late(side, batch, np.flatnonzero(late), now)
-            rest = batch.take(np.flatnonzero(~late))
-            assert isinstance(rest, ColumnBatch)
-            assert rest.timestamps is not None
-            data, times = rest.data, rest.timestamps
-        return plain_rows(data, self._columns.sides[side]), times
+        return self._without_late(batch, side, times < late_before, groups)
 
-    def _send_late(self, side: int, batch: Batch, rows: Index, now: int | Index) -> None:
-        """Emit the late rows of a batch; event time is at `now`, for all rows or for each."""
-        late = batch.take(rows)
-        times, grid = late.timestamps, self._grid_of_windows
-        assert times is not None
-        self._late_outputs[side].send(
-            late,
-            now if isinstance(now, int) else now[rows],
-            None if grid is None else lambda: last_windows(grid, times),
-        )
+    def _without_late(
+        self, batch: Batch, side: int, late: Mask, groups: Index | None
+    ) -> tuple[pa.RecordBatch, Index]:
+        """Emit the late rows of a batch; return the others, and their times."""
+        grid = self._grid_of_windows
+        windows = None if grid is None else partial(last_windows, grid)
+        rest = self._late_outputs[side].split(batch, late, self._progress.now(groups), windows)
+        assert isinstance(rest, ColumnBatch)
+        assert rest.timestamps is not None
+        return plain_rows(rest.data, self._columns.sides[side]), rest.timestamps
 
     @property
     def _grid_of_windows(self) -> Grid | None:

@@ -14,28 +14,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import StateError
 from ...state.evolution import is_widening, with_meaning
 from ...state.hashing import hash_columns, key_groups_of
-from ...state.keygroups import KeyGroupRange
 from ...state.slots.key_index import plain_column, too_much_text
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableCut, state_info
 from ...state.values import Index
-from ..ahead import Ahead
-from ..elements import WATERMARK_MAX, WATERMARK_MIN
-from ..key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
+from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .columns import LEFT, MATCHED_COLUMN, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .row_store import rows_of_pieces
 from .side import SideCut
 
 SIDES: Final = ("left", "right")
 """The tables of rows."""
-TIME: Final = "time"
 ROW_KEYS: Final = (KEY_GROUP_COLUMN, ROW_COLUMN)
-_GONE: Final = ("left_gone_before", "right_gone_before")
-_TIME_SCHEMA: Final = times_schema(WATERMARK_COLUMN, *_GONE)
 
 
 def row_schema(columns: pa.Schema, *, marks: bool) -> pa.Schema:
@@ -62,7 +55,16 @@ def join_infos(
             meaning["the window"] = window
         schema = with_meaning(row_schema(columns.sides[side], marks=marks[side]), meaning)
         infos.append(state_info(SIDES[side], kind, schema, ROW_KEYS))
-    return [*infos, times_info(TIME, kind, _TIME_SCHEMA)]
+    return [*infos, progress_table(kind).info()]
+
+
+def progress_table(kind: str) -> KeyGroupTable:
+    """Return the table of the progress of event time.
+
+    Its expiry bounds are the times before which rows of each side are released.
+    """
+    bounds = [f"{side}_gone_before" for side in SIDES]
+    return KeyGroupTable.of_times("time", kind, WATERMARK_COLUMN, *bounds)
 
 
 # --- cuts ---------------------------------------------------------------------------------------
@@ -107,46 +109,7 @@ def by_key_group(
         raise too_much_text(error) from error
 
 
-def time_cut(
-    own: KeyGroupRange, watermark: int | Index, gone_before: Sequence[int | Index]
-) -> TableCut:
-    """Return table `time`: one value for all own key groups, or a value for each."""
-    return times_cut(own, _TIME_SCHEMA, watermark, *gone_before)
-
-
 # --- restoring ----------------------------------------------------------------------------------
-
-
-class RestoredTimes:
-    """Table `time` of a restored snapshot.
-
-    Attributes:
-        watermark: the least watermark of all own key groups.
-        gone_before: per side, the least time of all own key groups before which rows were released.
-    """
-
-    def __init__(self, state: RestoredState, max_parallelism: int) -> None:
-        self._max_parallelism = max_parallelism
-        table = state.tables.get(TIME)
-        self._table = table if table is not None and table.num_rows else None
-        self.watermark = WATERMARK_MIN
-        self.gone_before = [WATERMARK_MIN, WATERMARK_MIN]
-        if self._table is not None:
-            self.watermark = int(pc.min(self._table.column(WATERMARK_COLUMN)).as_py())
-            self.gone_before = [int(pc.min(self._table.column(name)).as_py()) for name in _GONE]
-
-    def kept(self, side: int, groups: Index, times: Index) -> Index:
-        """Return which rows were not released when and where the cut was taken."""
-        return np.flatnonzero(times >= self._by_group(_GONE[side])[groups])
-
-    def ahead(self, side: int) -> Ahead | None:
-        """Return the key groups ahead of `watermark`, with the times before which rows of a side
-        are released."""
-        watermarks = self._by_group(WATERMARK_COLUMN)
-        return Ahead.restored(watermarks, self.watermark, self._by_group(_GONE[side]))
-
-    def _by_group(self, column: str) -> Index:
-        return by_group(self._table, column, self._max_parallelism)
 
 
 class RestoredRows:
@@ -187,9 +150,18 @@ class RestoredRows:
 
 
 def restored_rows(
-    state: RestoredState, side: int, schema: pa.Schema, step: str, *, marks: bool
+    state: RestoredState,
+    side: int,
+    schema: pa.Schema,
+    step: str,
+    progress: TimeProgress,
+    *,
+    marks: bool,
 ) -> RestoredRows | None:
-    """Return the rows of one side; None if there are none.
+    """Return the rows of one side that wait, in order of arrival; None if there are none.
+
+    Rows that were released at the cut are left out. Each subtask of the snapshot numbered its rows
+    on its own, and deltas put rows that were marked since behind the others, hence the order.
 
     Raises:
         StateError: they do not fit today's join.
@@ -197,7 +169,10 @@ def restored_rows(
     table = state.tables.get(SIDES[side])
     if table is None or not table.num_rows:
         return None
-    return RestoredRows(table, schema, step, marks=marks)
+    found = RestoredRows(table, schema, step, marks=marks)
+    waits = np.flatnonzero(found.times >= progress.expired(found.groups, side))
+    found = found.picked(waits[np.argsort(found.ids[waits], kind="stable")])
+    return found if found.rows.num_rows else None
 
 
 def _numbers(table: pa.Table, column: str) -> Any:
@@ -222,8 +197,3 @@ def _fitted(table: pa.Table, field: pa.Field, step: str) -> pa.Array:
         where=step,
         fix="keep the columns of the input as they were, or start the join under a new name",
     )
-
-
-def clamped(time: int) -> int:
-    """Return a time as int64, ms."""
-    return max(WATERMARK_MIN, min(WATERMARK_MAX, time))

@@ -17,9 +17,9 @@ from ...state.slots.key_index import BatchKeys, KeyIndex
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
-from ..ahead import Ahead
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
+from ..time_progress import clamped
 from ..windows.panes.grid import Grid
 from ..windows.window_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
@@ -29,13 +29,9 @@ from .step import JoinOperator, JoinStep, other
 from .tables import (
     ROW_KEYS,
     SIDES,
-    TIME,
-    RestoredTimes,
     by_key_group,
-    clamped,
     join_infos,
     restored_rows,
-    time_cut,
 )
 
 if TYPE_CHECKING:
@@ -45,13 +41,10 @@ _UNMARKED = (False, False)
 
 
 class WindowedPair(JoinOperator):
-    """A join in windows; input 0 is the left side, input 1 the right one. Subclasses make the result."""
-
-    kind = ""
-    """The kind of the state."""
+    """A join in windows. Subclasses make the result."""
 
     def __init__(self, step: JoinStep, window: PaneWindow) -> None:
-        super().__init__(step)
+        super().__init__(step, self._expired_at, self._expired_at)
         self._grid, self._lateness_ms = window.grid(), window.allowed_lateness_ms
         self._bounds = window.identity
         self._rows = [PaneRows(step.columns.sides[side]) for side in (LEFT, RIGHT)]
@@ -60,8 +53,7 @@ class WindowedPair(JoinOperator):
         self._gone: int | None = None
         """The last window that takes no more rows."""
         self._first_kept: int | None = None
-        """Rows of earlier panes are late."""
-        self._ahead: Ahead | None = None
+        """The first pane that has not expired. Rows of earlier panes are late."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -101,13 +93,8 @@ class WindowedPair(JoinOperator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         side = input_index
-        late_before: int | Index = self._bound()
-        now: int | Index = self._watermark
-        if self._ahead is not None:
-            groups = self._key_groups(side, columns_of(batch, self._step.name))
-            late_before = self._ahead.gone_for(groups, self._bound())
-            now = self._ahead.now(groups, self._watermark)
-        rows, times = self._timely(batch, side, late_before, now)
+        groups = self._groups_of(side, columns_of(batch, self._step.name))
+        rows, times = self._timely(batch, side, self._progress.expired(groups), groups)
         if not rows.num_rows:
             return
         for pane, which in by_pane(self._grid.panes_of(times)):
@@ -121,11 +108,10 @@ class WindowedPair(JoinOperator):
 
     def _look_for_late(self, side: int, part: pa.RecordBatch, pane: int) -> None:
         """Add new rows of a pane to its windows that have fired and not expired."""
-        fired, ahead = self._fired, self._ahead
-        groups = np.zeros(0, np.int64)
-        if ahead is not None:
-            fired = self._grid.ended(max(ahead.until, self._watermark) + 1)
-            groups = self._key_groups(side, part)
+        fired, progress = self._fired, self._progress
+        groups = self._groups_of(side, part)
+        if groups is not None:
+            fired = self._grid.ended(progress.latest + 1)
         if fired is None:
             return
         first, last = self._grid.windows_of(pane)
@@ -136,9 +122,9 @@ class WindowedPair(JoinOperator):
                 continue
             start, end = self._grid.bounds(window)
             rows = part
-            if ahead is not None:
-                now = ahead.now(groups, self._watermark)
-                there = (now - self._lateness_ms < end - 1) & (start >= ahead.gone[groups])
+            if groups is not None:
+                now = progress.now(groups)
+                there = (now - self._lateness_ms < end - 1) & (start >= progress.expired(groups))
                 rows = part.filter(pa.array((end - 1 <= now) & there))
             if rows.num_rows:
                 self._add_late(side, rows, window, end - 1)
@@ -147,9 +133,9 @@ class WindowedPair(JoinOperator):
 
     def on_watermark(self, timestamp: int) -> None:
         """Fire due windows, earliest first; drop expired ones; forward the watermark."""
-        if timestamp > self._watermark:
-            before = self._fired
-            self._set_watermark(timestamp)
+        before = self._fired
+        if self._progress.advance(timestamp):
+            self._find_expired()
             for window in self._due(before):
                 time = self._grid.bounds(window)[1] - 1
                 left, right = (self._not_fired(side, window, time) for side in (LEFT, RIGHT))
@@ -157,26 +143,32 @@ class WindowedPair(JoinOperator):
             for rows in self._rows:
                 assert self._first_kept is not None
                 rows.drop(self._first_kept)
-            if self._ahead is not None and self._ahead.caught_up(timestamp, self._bound()):
-                self._ahead = None
         self.output.emit_watermark(timestamp)
 
     def _not_fired(self, side: int, window: int, time: int) -> pa.RecordBatch:
         """Return the rows of a due window, without key groups for which it had fired before a restore."""
         rows = self._rows_of(side, window)
-        if self._ahead is None or not rows.num_rows:
+        groups = self._groups_of(side, rows)
+        if groups is None:
             return rows
-        return rows.filter(pa.array(self._ahead.not_fired(self._key_groups(side, rows), time)))
+        return rows.filter(pa.array(self._progress.not_fired(groups, time)))
 
-    def _set_watermark(self, timestamp: int) -> None:
-        self._watermark = timestamp
-        ended = timestamp + 1 - self._lateness_ms
-        self._fired, self._gone = self._grid.ended(timestamp + 1), self._grid.ended(ended)
-        kept = self._grid.kept_from(ended)
-        # Expired windows do not come back, nor windows that have lost panes: the restored state may
-        # have had less allowed lateness.
-        self._first_kept = kept if self._first_kept is None else max(kept, self._first_kept)
-        self._gone = max(self._gone, self._grid.windows_of(self._first_kept - 1)[1])
+    def _expired_at(self, watermark: int) -> int:
+        """Return the time before which rows are in expired panes at a watermark."""
+        kept = self._grid.kept_from(watermark + 1 - self._lateness_ms)
+        return clamped(self._grid.pane_bounds(kept)[0])
+
+    def _find_expired(self) -> None:
+        """Find out which windows have fired, and which windows and panes have expired."""
+        watermark = self._progress.watermark
+        self._fired = self._grid.ended(watermark + 1)
+        self._first_kept = self._grid.pane_of(self._progress.bounds[LEFT])
+        # Windows that have lost panes are expired, too: the restored state may have had less allowed
+        # lateness.
+        self._gone = max(
+            self._grid.ended(watermark + 1 - self._lateness_ms),
+            self._grid.windows_of(self._first_kept - 1)[1],
+        )
 
     def _due(self, before: int | None) -> list[int]:
         """Return windows with rows that have not fired up to window `before`, and now do."""
@@ -195,22 +187,12 @@ class WindowedPair(JoinOperator):
     def _grid_of_windows(self) -> Grid:
         return self._grid
 
-    def _bound(self) -> int:
-        """Return the time before which rows are late."""
-        if self._first_kept is None:
-            return WATERMARK_MIN
-        return clamped(self._grid.pane_bounds(self._first_kept)[0])
-
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
-        own, groups = self.context.key_groups, self.context.max_parallelism
-        watermark: int | Index = self._watermark
-        gone_before: int | Index = self._bound()
-        if self._ahead is not None:
-            watermark, gone_before = self._ahead.cut(own, self._watermark, self._bound())
-        tables = {TIME: time_cut(own, watermark, (gone_before, gone_before))}
+        groups = self.context.max_parallelism
+        tables = {self._progress.table.name: self._progress.cut()}
         for side, name in enumerate(SIDES):
             tables[name] = _table(self._rows[side].cut(), self._columns, side, groups)
         return StateSnapshot(tables=tables)
@@ -221,24 +203,16 @@ class WindowedPair(JoinOperator):
 
     def restore(self, state: RestoredState) -> None:
         """Restore the rows that wait; event time is the least of all own key groups."""
-        restored = RestoredTimes(state, self.context.max_parallelism)
-        self._ahead = restored.ahead(LEFT)
-        if restored.watermark > WATERMARK_MIN:
-            gone_before = max(restored.gone_before[LEFT], WATERMARK_MIN)
-            if gone_before > WATERMARK_MIN:
-                self._first_kept = self._grid.pane_of(gone_before)
-            self._set_watermark(restored.watermark)
+        self._progress.restore(state)
+        if self._progress.watermark > WATERMARK_MIN:
+            self._find_expired()
         for side in (LEFT, RIGHT):
             own = self._rows[side]
             own.epoch.restored()
-            found = restored_rows(state, side, own.schema, self._step.name, marks=False)
+            found = restored_rows(
+                state, side, own.schema, self._step.name, self._progress, marks=False
+            )
             if found is None:
-                continue
-            found = found.picked(restored.kept(side, found.groups, found.times))
-            # In order of their numbers, as they arrived; each subtask of the snapshot had numbers
-            # of its own.
-            found = found.picked(np.argsort(found.ids, kind="stable"))
-            if not found.rows.num_rows:
                 continue
             for pane, which in by_pane(self._grid.panes_of(found.times)):
                 index = np.arange(len(found.ids))[which]

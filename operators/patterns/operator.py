@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from ...errors import HeadgateError, PlanError, StateError
 from ...state.keyed.keys import token
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
@@ -22,11 +20,11 @@ from ..async_calls.map_async import TIMED_OUT
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
 from ..functions.user_code import FAILURES, user_error
-from ..key_group_times import times_cut, times_info, times_schema
 from ..per_record.base import pieces
 from ..process.context import Timer
 from ..process.operator import ProcessOperator, ProcessStep
 from ..process.sides import SideOutput
+from ..time_progress import KeyGroupTable
 from ..windows.late import LateOutput
 from .buffer import NodeId, SharedBuffer
 from .conditions import Expressions
@@ -40,8 +38,7 @@ PARTIAL_MAX: Final = 100_000
 RECORDS_PER_TIMER: Final = 256
 """The most records of one key handled at a time; then its timer is set again."""
 _WATERMARK: Final = "match_watermark"
-_LIMITS: Final = "match_limits"
-_LIMITS_SCHEMA: Final = times_schema("within", "gap")
+_LIMITS: Final = KeyGroupTable.of_times("match_limits", "window", "within", "gap")
 """The times that the pattern sets, ms; -1 for none."""
 _TIMED_OUT: Final[SideOutput[Any]] = SideOutput()
 _TIMED_OUT.name = TIMED_OUT
@@ -79,7 +76,7 @@ class MatchOperator(ProcessOperator):
         return tuple(-1 if limit is None else limit for limit in limits)
 
     def states(self) -> Sequence[StateInfo]:
-        return [*super().states(), times_info(_LIMITS, "window", _LIMITS_SCHEMA)]
+        return [*super().states(), _LIMITS.info()]
 
     optional_sides = frozenset({TIMED_OUT})
 
@@ -107,12 +104,7 @@ class MatchOperator(ProcessOperator):
         if batch.timestamps is None:
             return
         now = self._watermark_of(batch)
-        is_late = batch.timestamps <= now
-        if is_late.any():
-            late = np.flatnonzero(is_late)
-            self._late_output.send(batch.take(late), now if isinstance(now, int) else now[late])
-            batch = batch.take(np.flatnonzero(~is_late))
-        for piece in pieces(batch):
+        for piece in pieces(self._late_output.split(batch, batch.timestamps <= now, now)):
             self._keep(piece)
 
     def _watermark_of(self, batch: Batch) -> int | Index:
@@ -229,8 +221,7 @@ class MatchOperator(ProcessOperator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot buffered records, runs, the records they took, and the times that the pattern sets."""
         snapshot = super().snapshot(checkpoint_id)
-        own = self.context.key_groups
-        snapshot.tables[_LIMITS] = times_cut(own, _LIMITS_SCHEMA, *self._limits)
+        snapshot.tables[_LIMITS.name] = _LIMITS.cut(self.context.key_groups, *self._limits)
         return snapshot
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
@@ -240,10 +231,10 @@ class MatchOperator(ProcessOperator):
             StateError: the pattern had another form.
         """
         self._check_shape(state)
-        table = state.tables.get(_LIMITS)
+        table = _LIMITS.restored(state)
         other_times = table is not None and any(
-            set(table.column(name).to_pylist()) - {limit}
-            for name, limit in zip(_LIMITS_SCHEMA.names[1:], self._limits, strict=True)
+            set(table.column(field.name).to_pylist()) - {limit}
+            for field, limit in zip(_LIMITS.columns, self._limits, strict=True)
         )
         # The snapshot does not have the windows of stages, so they are assumed to have changed.
         other_times = other_times or any(self._rules.windows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ WINDOWS_PER_RECORD_MAX: Final = 100_000
 
 It is no option of a job, because a window is made, and checked, before it belongs to a job.
 """
+_Start = TypeVar("_Start", int, Timestamps)
 WINDOW_FIELDS = (
     pa.field("window_start", pa.timestamp("ms", tz="UTC"), False),
     pa.field("window_end", pa.timestamp("ms", tz="UTC"), False),
@@ -157,7 +158,7 @@ class TumblingWindow(_Shown):
         """Return the start of the window of each timestamp."""
         return timestamps - (timestamps - self.offset_ms) % self.size_ms
 
-    def due_at(self, start: int) -> int:
+    def due_at(self, start: _Start) -> _Start:
         """Return the watermark that fires the window, and the event time of its results: end - 1."""
         return start + self.size_ms - 1
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ...state.aggregates.accumulators import Mask
 from ...state.values import Index
 from ..base import OperatorContext, Output
 from ..elements import Batch, ColumnBatch, ObjectBatch
@@ -30,8 +31,8 @@ LATE_COUNTER: Final = "late_records"
 _INSTANT: Final = pa.timestamp("ms", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-LastWindows: TypeAlias = Callable[[], tuple[Index, Index]]
-"""A function that returns start and end (ms) of the last window of each late record."""
+LastWindows: TypeAlias = Callable[[Index], tuple[Index, Index]]
+"""A function of the event times of late records that returns start and end (ms) of their last windows."""
 
 
 class LateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,23 @@ class LateOutput:
         # Where neither has a consumer, the plain records are sent, so that they count as dropped.
         self._plain = tag in context.sides_read or not self._explained
 
+    def split(
+        self, batch: Batch, late: Mask, now: int | Index, windows: LastWindows | None = None
+    ) -> Batch:
+        """Send the late records of a batch, and return the others.
+
+        Args:
+            batch: with event times.
+            late: which of its records are late.
+            now: how far event time is for all records of the batch, or for each.
+            windows: for steps that have windows.
+        """
+        rows = np.flatnonzero(late)
+        if not rows.size:
+            return batch
+        self.send(batch.take(rows), now if isinstance(now, int) else now[rows], windows)
+        return batch.take(np.flatnonzero(~late))
+
     def send(
         self, batch: Batch, watermark: int | Index, windows: LastWindows | None = None
     ) -> None:
@@ -103,7 +121,7 @@ class LateOutput:
         times = batch.timestamps
         assert times is not None
         late_by = np.minimum(watermark, INSTANT_MAX_MS) - times
-        bounds = None if windows is None else windows()
+        bounds = None if windows is None else windows(times)
         made = (
             self._columns(batch, times, late_by, bounds)
             if isinstance(batch, ColumnBatch)

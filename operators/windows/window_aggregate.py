@@ -18,12 +18,12 @@ expired, so that a job restored with another lateness does not restore half of a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError, StateError
-from ...state.aggregates.accumulators import Mask
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import (
@@ -50,20 +50,21 @@ from ..aggregation.keyed_aggregate import (
     row_count,
 )
 from ..aggregation.spilling_group import SpillingSpace, lies_on_disk
-from ..ahead import Ahead, key_groups
 from ..base import Operator, OperatorContext
-from ..elements import WATERMARK_MIN, Batch, ColumnBatch
+from ..elements import Batch, ColumnBatch
+from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress, clamped
 from .kinds import WINDOW_FIELDS, TumblingWindow
 from .late import LateOutput
 from .small_windows import SMALL_ROWS, Fired, SmallWindows
 from .spilling_windows import SpillingWindows
-from .window_times import INT64_MIN, WATERMARK, RestoredTimes, watermark_cut, watermark_info
 
 EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
 """The most groups of expired windows kept for reuse, and the most memory of them."""
 _WINDOWS = "windows"
+_PROGRESS: Final = KeyGroupTable.of_times("watermark", "window", WATERMARK_COLUMN, "gone_through")
+"""`gone_through`: windows that start at this time (ms) or before have expired."""
 
 
 def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
@@ -82,10 +83,8 @@ class WindowAggregate(Operator):
         self._spare: list[KeyedGroup] = []
         self._spare_bytes = 0
         self._retired: list[Array] = []  # of the last expired window; freed one by one
-        self._watermark = WATERMARK_MIN
-        self._first_kept = WATERMARK_MIN  # rows before it are late
-        self._ahead: Ahead | None = None
-        """Key groups that are ahead; the bound is the last instant of which rows are late."""
+        self._progress = TimeProgress(_PROGRESS, self._expired_at)
+        """Rows at the expiry bound or before are late."""
         self._spilling: SpillingWindows | None = None  # instead of `_groups`
 
     def open(self, context: OperatorContext) -> None:
@@ -96,6 +95,7 @@ class WindowAggregate(Operator):
         self._hasher = KeyHasher(types, seed)
         self._small = SmallWindows(self._plan, self._window, seed, self._epoch)
         self._late_output = LateOutput(context, self.output)
+        self._progress.open(context)
         if lies_on_disk(self._plan, context):
             space = SpillingSpace(self._plan, context, _WINDOWS)
             self._hasher = space.hasher
@@ -112,20 +112,19 @@ class WindowAggregate(Operator):
                 f"`{self._step}` needs event time, but its input has none",
                 fix='add .event_time("column", max_out_of_order="10s") before the window',
             )
-        earliest = int(times.min()) if len(times) else None
-        groups = None if self._ahead is None else self._groups_of(self._keys_of(data))
-        late = self._late(times, earliest, groups)
-        if late is not None:
-            self._send_late(
-                batch.take(np.flatnonzero(late)), None if groups is None else groups[late]
-            )
-            groups = None if groups is None else groups[~late]
-            batch = batch.take(np.flatnonzero(~late))
-            data, times = columns_of(batch, self._step), batch.timestamps
-            earliest = None
-            assert times is not None
         if not len(times):
             return
+        progress, earliest = self._progress, int(times.min())
+        groups = progress.groups_of(lambda: self._keys_of(data))
+        if groups is not None or earliest <= progress.bounds[0]:
+            late = times <= progress.expired(groups)
+            batch = self._late_output.split(batch, late, progress.now(groups), self._last_windows)
+            if not len(batch):
+                return
+            groups = None if groups is None else groups[~late]
+            data, times = columns_of(batch, self._step), batch.timestamps
+            assert times is not None
+            earliest = int(times.min())
         rows = KeyedRows(self._plan, self._hasher, data, times)
         few: list[tuple[int, Rows]] = []
         for start, which in self._window.split(times, earliest):
@@ -139,37 +138,12 @@ class WindowAggregate(Operator):
         if self._spilling is not None:
             self._spilling.settle(self._small)
 
-    def _late(self, times: Index, earliest: int | None, groups: Index | None) -> Mask | None:
-        """Return which rows are late; None if none is."""
-        if self._ahead is not None and groups is not None:
-            mask: Mask = times <= self._ahead.gone_for(groups, self._gone_through)
-            return mask if mask.any() else None
-        if earliest is None or earliest >= self._first_kept:
-            return None
-        return times < self._first_kept
-
-    def _send_late(self, late: Batch, groups: Index | None) -> None:
-        times, now = late.timestamps, self._watermark
-        assert times is not None
+    def _last_windows(self, times: Index) -> tuple[Index, Index]:
         starts = self._window.starts_of(times)
-        self._late_output.send(
-            late,
-            now if self._ahead is None or groups is None else self._ahead.now(groups, now),
-            lambda: (starts, starts + self._window.size_ms),
-        )
+        return starts, starts + self._window.size_ms
 
     def _keys_of(self, data: pa.RecordBatch) -> list[pa.Array]:
         return [data.column(key) for key in self._plan.keys]
-
-    def _groups_of(self, keys: list[pa.Array]) -> Index:
-        return key_groups(keys, self.context.max_parallelism)
-
-    def _have_fired(self, starts: int | Index, groups: Index | None) -> bool | Mask:
-        """Return which windows have fired; `groups` are the key groups of their rows, if some are ahead."""
-        last = starts + (self._window.size_ms - 1)
-        if self._ahead is None or groups is None:
-            return last <= self._watermark
-        return last <= self._ahead.now(groups, self._watermark)
 
     @property
     def _large(self) -> SpillingWindows | dict[int, KeyedGroup]:
@@ -190,7 +164,8 @@ class WindowAggregate(Operator):
             return  # none has fired yet: `parts` begins with the earliest
         if groups is not None:
             groups = groups[index]
-        due = np.flatnonzero(self._have_fired(self._small.starts_of(slots), groups))
+        last = self._window.due_at(self._small.starts_of(slots))
+        due = np.flatnonzero(last <= self._progress.now(groups))
         touched, first = np.unique(slots[due], return_index=True)
         if touched.size:
             self._emit([self._small.results(touched, rows.keys_at(index[due[first]]))])
@@ -204,15 +179,15 @@ class WindowAggregate(Operator):
         if which is not None:
             index = index[which]
         if groups is not None:
-            due = np.flatnonzero(self._have_fired(start, groups[index]))
-            assert slots is not None  # in streams without keys no key group is ahead
+            due = np.flatnonzero(self._window.due_at(start) <= self._progress.now(groups[index]))
+            assert slots is not None  # a stream without keys has one key group, its own
             index, slots = index[due], slots[due]
         self._fire_again(start, group, rows, index, slots)
 
     @property
     def latest(self) -> int:
-        """The furthest event time of any key group; after a rescale key groups may differ."""
-        return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
+        """The furthest event time of any key group; after a restore key groups may differ."""
+        return self._progress.latest
 
     def _group(self, start: int) -> KeyedGroup:
         """Return the group to which rows of a large window are added."""
@@ -249,28 +224,27 @@ class WindowAggregate(Operator):
 
     def on_watermark(self, timestamp: int) -> None:
         """Fire due windows, earliest first; drop expired ones; forward the watermark."""
-        before = self._watermark
-        if timestamp > before:
-            self._set_watermark(timestamp)
-            window = self._window
+        before, window = self._progress.watermark, self._window
+        if self._progress.advance(timestamp):
             due = [start for start in sorted(self._large) if window.due_at(start) <= timestamp]
             self._fire([start for start in due if window.due_at(start) > before], before)
             for start in due:
                 if window.gone_at(start) <= timestamp:
                     self._drop(start)
             self._small.drop(window.last_gone(timestamp))
-            if self._ahead is not None and self._ahead.caught_up(timestamp, self._gone_through):
-                self._ahead = None
         self.output.emit_watermark(timestamp)
+
+    def _expired_at(self, watermark: int) -> int:
+        """Return the last instant of the windows that have expired at a watermark."""
+        return clamped(self._window.first_kept(watermark) - 1)
 
     def _fire(self, starts: list[int], before: int) -> None:
         """Emit these windows and the small ones, in order; many in a batch, to avoid tiny batches."""
-        after, last = self._window.last_due(before), self._window.last_due(self._watermark)
+        after, last = (self._window.last_due(at) for at in (before, self._progress.watermark))
         fired: list[Fired] = []
         rows = 0
         for result in self._in_order(starts, self._small.fire(after, last)):
-            if self._ahead is not None:
-                result = self._not_fired(result, self._ahead)
+            result = self._not_fired(result)
             fired.append(result)
             rows += len(result.starts)
             if rows >= EMIT_ROWS_MAX:
@@ -278,10 +252,13 @@ class WindowAggregate(Operator):
                 fired, rows = [], 0
         self._emit(fired)
 
-    def _not_fired(self, result: Fired, ahead: Ahead) -> Fired:
+    def _not_fired(self, result: Fired) -> Fired:
         """Leave out the rows of key groups for which their window had fired before a restore."""
-        times = result.starts + (self._window.size_ms - 1)
-        keep = np.flatnonzero(ahead.not_fired(self._groups_of(result.keys), times))
+        groups = self._progress.groups_of(lambda: result.keys)
+        if groups is None:
+            return result
+        times = self._window.due_at(result.starts)
+        keep = np.flatnonzero(self._progress.not_fired(groups, times))
         keys, values = (
             [column.take(pa.array(keep)) for column in columns]
             for columns in (result.keys, result.values)
@@ -312,11 +289,6 @@ class WindowAggregate(Operator):
         if self._spilling is not None:
             for keys, values in self._spilling.rest(start):
                 yield self._fired(start, keys, values, len(values[0]))
-
-    def _set_watermark(self, timestamp: int) -> None:
-        self._watermark = timestamp
-        # expired windows do not come back: a restored state may have had less allowed lateness
-        self._first_kept = max(self._first_kept, self._window.first_kept(timestamp))
 
     def _drop(self, start: int) -> None:
         if self._spilling is not None:
@@ -370,16 +342,10 @@ class WindowAggregate(Operator):
         ]
         parts.append(self._small.cut(epoch))
         windows = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        now = self._watermark, self._gone_through, self._ahead
-        watermark = watermark_cut(self.context, *now)
+        tables = {_PROGRESS.name: self._progress.cut()}
         if self._spilling is not None:
-            files = {_WINDOWS: self._spilling.snapshot(windows)}
-            return StateSnapshot(tables={WATERMARK: watermark}, files=files)
-        return StateSnapshot(tables={_WINDOWS: windows, WATERMARK: watermark})
-
-    @property
-    def _gone_through(self) -> int:
-        return max(self._first_kept - 1, INT64_MIN)
+            return StateSnapshot(tables=tables, files={_WINDOWS: self._spilling.snapshot(windows)})
+        return StateSnapshot(tables={_WINDOWS: windows, **tables})
 
     def _edges(self, start: int) -> Callable[[Rows], list[Array]]:
         end = start + self._window.size_ms
@@ -389,7 +355,7 @@ class WindowAggregate(Operator):
         """Return the declarations of tables `windows` and `watermark`."""
         return [
             aggregate_info(self._plan, _WINDOWS, "window"),
-            watermark_info(),
+            _PROGRESS.info(),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
@@ -402,14 +368,9 @@ class WindowAggregate(Operator):
 
     def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
-        table, times = state.tables.get(WATERMARK), None
-        if table is not None and table.num_rows:
-            times = RestoredTimes(table, self._window, self.context.max_parallelism)
-            self._first_kept = self._window.first_behind(times.gone_through)
-            self._set_watermark(times.watermark)
-            self._ahead = times.ahead()
-        self._restore_rows(self._restore_files(state), times, state.states.get(_WINDOWS))
-        self._restore_rows(state.tables.get(_WINDOWS), times, state.states.get(_WINDOWS))
+        self._progress.restore(state, fitted=lambda time: self._window.first_behind(time) - 1)
+        self._restore_rows(self._restore_files(state), state.states.get(_WINDOWS))
+        self._restore_rows(state.tables.get(_WINDOWS), state.states.get(_WINDOWS))
         if self._spilling is not None:
             self._spilling.settle(self._small)
 
@@ -425,9 +386,7 @@ class WindowAggregate(Operator):
         self._check_windows(starts, starts + restored.size_ms)
         return restored.small
 
-    def _restore_rows(
-        self, table: pa.Table | None, times: RestoredTimes | None, info: StateInfo | None
-    ) -> None:
+    def _restore_rows(self, table: pa.Table | None, info: StateInfo | None) -> None:
         if table is None or not table.num_rows:
             return
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -437,9 +396,7 @@ class WindowAggregate(Operator):
         self._check_windows(starts, ends)
         # Sorted by window, so that each is a slice; without windows that had expired at the cut.
         order = np.argsort(starts, kind="stable")
-        if times is not None:
-            order = order[~times.were_gone(groups, starts)[order]]
-        self._load(table, starts, order)
+        self._load(table, starts, order[(starts > self._progress.expired(groups))[order]])
 
     def _check_windows(self, starts: Index, ends: Index) -> None:
         """Raise StateError if these are not windows of this job."""

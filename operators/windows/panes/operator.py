@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +23,17 @@ from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ....state.values import Array, Index
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedRows, columns_of, identity_seed
-from ...ahead import Ahead, key_groups
 from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MIN, Batch, ColumnBatch
+from ...time_progress import TimeProgress, clamped
 from ..kinds import WINDOW_FIELDS, PaneWindow
 from ..late import LateOutput, last_windows
 from ..window_aggregate import EMIT_ROWS_MAX
 from .early import EarlyResults
-from .pane_state import PaneState
+from .pane_state import PROGRESS, PaneState
 from .parts import Part
 from .running_totals import RunningTotals, has_running_totals
-from .table import NO_PANE, PaneTable, parts_of
+from .table import PaneTable, parts_of
 from .totals import Between, Members, Totalled, Totals
 from .two_stacks import TwoStacks
 
@@ -54,9 +55,8 @@ class PaneAggregate(Operator):
         assert plan.added == WINDOW_FIELDS
         self._window, self._plan, self._step = window, plan, step
         self._grid = window.grid()
-        self._watermark = WATERMARK_MIN
-        self._ahead: Ahead | None = None
-        """Key groups that are ahead; their bound is the last pane that has expired."""
+        self._progress = TimeProgress(PROGRESS, self._expired_at)
+        """Rows at the expiry bound or before are late: all windows of their pane have expired."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -64,7 +64,10 @@ class PaneAggregate(Operator):
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
         self._table = PaneTable(self._plan, self._hasher, epoch)
-        self._state = PaneState(self._window, self._plan, self._step, self._table, epoch)
+        self._progress.open(context)
+        self._state = PaneState(
+            self._window, self._plan, self._step, self._table, self._progress, epoch
+        )
         self._early = EarlyResults(self._window.early, context, self._emit_early)
         self._table.on_moved += [self._renew_totals, self._early.moved]
         self._renew_totals()
@@ -89,36 +92,16 @@ class PaneAggregate(Operator):
             )
         if not len(times):
             return
-        parts = parts_of(self._grid, times)
-        if self._ahead is not None or parts[0][0] <= self._table.gone:
-            late = self._grid.panes_of(times) <= self._gone_for(data)
-            if late.any():
-                self._send_late(batch.take(np.flatnonzero(late)))
-            kept = np.flatnonzero(~late)
-            if not kept.size:
+        parts, progress = parts_of(self._grid, times), self._progress
+        if progress.differs or parts[0][0] <= self._table.gone:
+            groups = progress.groups_of(lambda: [data.column(key) for key in self._plan.keys])
+            late, now = times <= progress.expired(groups), progress.now(groups)
+            batch = self._late_output.split(batch, late, now, partial(last_windows, self._grid))
+            if not len(batch):
                 return
-            data, times = columns_of(batch.take(kept), self._step), times[kept]
+            data, times = columns_of(batch, self._step), times[~late]
             parts = parts_of(self._grid, times)
         self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
-
-    def _send_late(self, late: Batch) -> None:
-        data, times = columns_of(late, self._step), late.timestamps
-        assert times is not None
-        now: int | Index = self._watermark
-        if self._ahead is not None:
-            groups = self._groups_of([data.column(key) for key in self._plan.keys])
-            now = self._ahead.now(groups, self._watermark)
-        self._late_output.send(late, now, lambda: last_windows(self._grid, times))
-
-    def _gone_for(self, data: pa.RecordBatch) -> int | Index:
-        """Return the last expired pane for each row."""
-        if self._ahead is None:
-            return self._table.gone
-        groups = self._groups_of([data.column(key) for key in self._plan.keys])
-        return self._ahead.gone_for(groups, self._table.gone)
-
-    def _groups_of(self, columns: list[pa.Array]) -> Index:
-        return key_groups(columns, self.context.max_parallelism)
 
     def _add(self, rows: KeyedRows, parts: list[Part]) -> None:
         table, totals = self._table, self._totals
@@ -141,8 +124,8 @@ class PaneAggregate(Operator):
 
     @property
     def latest(self) -> int:
-        """The furthest event time of any key group; after a rescale key groups may differ."""
-        return self._watermark if self._ahead is None else max(self._watermark, self._ahead.until)
+        """The furthest event time of any key group; after a restore key groups may differ."""
+        return self._progress.latest
 
     def _last_pane_due(self, watermark: int) -> int:
         """Return the last pane of any window that has fired at a watermark."""
@@ -154,20 +137,21 @@ class PaneAggregate(Operator):
 
     def on_watermark(self, timestamp: int) -> None:
         """Fire due windows, earliest first; drop expired ones; forward the watermark."""
-        before = self._watermark
-        if timestamp > before:
-            self._watermark = timestamp
+        before = self._progress.watermark
+        if self._progress.advance(timestamp):
             fired = self._fire(self._first_to_fire(before), self._grid.ended(timestamp + 1))
-            self._emit(self._not_ahead(fired))
-            self._drop_gone()
+            self._emit(self._not_fired(fired))
+            self._table.drop(self._kept_from(timestamp))
             self._table.sealed(self._last_pane_due(timestamp))
-            if self._ahead is not None and self._ahead.caught_up(timestamp, self._table.gone):
-                self._ahead = None
         self.output.emit_watermark(timestamp)
 
-    def _drop_gone(self) -> None:
-        after = self._watermark + 1
-        self._table.drop(self._grid.kept_from(after - self._window.allowed_lateness_ms))
+    def _kept_from(self, watermark: int) -> int:
+        """Return the first pane that has not expired at a watermark."""
+        return self._grid.kept_from(watermark + 1 - self._window.allowed_lateness_ms)
+
+    def _expired_at(self, watermark: int) -> int:
+        """Return the end of the last pane that has expired at a watermark, inclusive."""
+        return clamped(self._grid.pane_bounds(self._kept_from(watermark))[0] - 1)
 
     def _first_to_fire(self, before: int) -> int:
         return WATERMARK_MIN if before == WATERMARK_MIN else self._grid.ended(before + 1) + 1
@@ -190,52 +174,53 @@ class PaneAggregate(Operator):
                 yield Fired(*grid.bounds(window), *totals.results())
             window += 1
 
-    def _not_ahead(self, fired: Iterable[Fired]) -> Iterable[Fired]:
+    def _not_fired(self, fired: Iterable[Fired]) -> Iterator[Fired]:
         """Leave out results of key groups for which these windows had fired before a restore."""
-        ahead = self._ahead
-        if ahead is None:
-            yield from fired
-            return
         for result in fired:
-            groups = self._groups_of(self._table.key_columns(result.keys))
-            keep = np.flatnonzero(ahead.not_fired(groups, result.end - 1))
+            groups = self._groups_of(result.keys)
+            if groups is None:
+                yield result
+                continue
+            keep = np.flatnonzero(self._progress.not_fired(groups, result.end - 1))
             columns = [column.take(pa.array(keep)) for column in result.columns]
             yield Fired(result.start, result.end, result.keys[keep], columns)
+
+    def _groups_of(self, keys: Index) -> Index | None:
+        """Return the key groups of the keys in these slots; see `TimeProgress.groups_of`."""
+        return self._progress.groups_of(lambda: self._table.key_columns(keys))
 
     # --- results of some keys ------------------------------------------------------------------
 
     def _fire_again(self, cells: Index) -> None:
         """Emit the new results of keys (cells, each once) in windows that fired and have not expired."""
-        ahead = self._ahead
-        if ahead is None:
-            self._emit(self._results_again(cells, self._watermark, self._table.gone))
+        groups = self._groups_of(self._table.cell_keys.data[cells])
+        now, expired = self._progress.now(groups), self._progress.expired(groups)
+        if isinstance(now, int) or isinstance(expired, int):
+            self._emit(
+                self._results_again(cells, self._progress.watermark, self._progress.bounds[0])
+            )
             return
-        groups = self._groups_of(self._table.key_columns(self._table.cell_keys.data[cells]))
-        watermarks, gone = (
-            ahead.now(groups, self._watermark),
-            ahead.gone_for(groups, self._table.gone),
-        )
-        for watermark, pane in sorted({*zip(watermarks.tolist(), gone.tolist(), strict=True)}):
-            alike = cells[(watermarks == watermark) & (gone == pane)]
-            self._emit(self._results_again(alike, watermark, pane))
+        for watermark, bound in sorted({*zip(now.tolist(), expired.tolist(), strict=True)}):
+            alike = cells[(now == watermark) & (expired == bound)]
+            self._emit(self._results_again(alike, watermark, bound))
 
-    def _results_again(self, cells: Index, watermark: int, pane: int) -> Iterable[Fired]:
-        """Yield the results of windows that had fired at a watermark; `pane` is the last expired one."""
+    def _results_again(self, cells: Index, watermark: int, expired: int) -> Iterable[Fired]:
+        """Yield the results of windows that had fired at a watermark and have not expired."""
         if watermark == WATERMARK_MIN:
             return ()
         after = watermark + 1
         gone = self._grid.ended(after - self._window.allowed_lateness_ms)
-        if pane > NO_PANE:
+        if expired > WATERMARK_MIN:
             # also windows that a job with less allowed lateness has dropped
-            gone = max(gone, self._grid.windows_of(pane)[1])
+            gone = max(gone, self._grid.windows_of(self._grid.pane_of(expired))[1])
         due = self._grid.ended(after)
         return self._results_of(cells, gone + 1, due) if gone < due else ()
 
     def _emit_early(self, cells: Index) -> None:
         """Emit early results of what changed in these cells (each once)."""
         cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
-        first = self._first_to_fire(self._watermark)
-        self._emit(self._not_ahead(self._results_of(cells, first, None)))
+        first = self._first_to_fire(self._progress.watermark)
+        self._emit(self._not_fired(self._results_of(cells, first, None)))
 
     def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
         """Yield results of windows `low` to `high`, for the keys that these cells of the window have."""
@@ -301,17 +286,15 @@ class PaneAggregate(Operator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `panes` (one row per key and pane) and `watermark` (per key group)."""
-        return self._state.snapshot(self.context, self._watermark, self._ahead)
+        return self._state.snapshot(self.context)
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `panes` and `watermark`."""
         return PaneState.infos(self._plan)
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the panes; watermark and expired pane are the least of those restored."""
-        self._watermark, self._ahead = self._state.restore(self.context, state)
-        if self._watermark > WATERMARK_MIN:
-            self._drop_gone()
+        """Restore the panes and the progress of event time."""
+        self._state.restore(state)
         return None
 
     def finish(self) -> Awaitable[None] | None:

@@ -6,7 +6,7 @@ start up to which all have expired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,24 +26,26 @@ from ....state.values import Array, Index
 from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import GroupCut, Rows
-from ...ahead import Ahead
 from ...base import OperatorContext
 from ...elements import WATERMARK_MIN
-from ...key_group_times import WATERMARK_COLUMN, by_group, times_cut, times_info, times_schema
+from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from ..kinds import PaneWindow
-from .table import NO_PANE, PaneTable
+from .table import PaneTable
 
 PANES: Final = "panes"
-WATERMARK: Final = "watermark"
-_GONE_THROUGH: Final = "gone_through"
-_WATERMARK_SCHEMA: Final = times_schema(WATERMARK_COLUMN, _GONE_THROUGH).append(
-    pa.field("window", pa.string(), False)
+PROGRESS: Final = KeyGroupTable(
+    "watermark",
+    "window",
+    (
+        pa.field(WATERMARK_COLUMN, pa.int64(), False),
+        pa.field("gone_through", pa.int64(), False),
+        pa.field("window", pa.string(), False),
+    ),
 )
 """`gone_through`: panes that start at this time (ms) or before have expired.
 
 `window`: their window.
 """
-_INT64 = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,11 @@ class PaneState:
         plan: AggregatePlan,
         step: str,
         table: PaneTable,
+        progress: TimeProgress,
         epoch: TableEpoch,
     ) -> None:
         self._window, self._plan, self._step = window, plan, step
+        self._progress = progress
         self._grid, self._table, self._epoch = window.grid(), table, epoch
 
     @staticmethod
@@ -83,12 +87,10 @@ class PaneState:
         """Return the declarations of both tables."""
         return [
             aggregate_info(plan, PANES, "window"),
-            times_info(WATERMARK, "window", _WATERMARK_SCHEMA),
+            PROGRESS.info(),
         ]
 
-    def snapshot(
-        self, context: OperatorContext, watermark: int, ahead: Ahead | None
-    ) -> StateSnapshot:
+    def snapshot(self, context: OperatorContext) -> StateSnapshot:
         """Return a cut of the current state."""
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
@@ -107,19 +109,10 @@ class PaneState:
 
         group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
         parts = [CutPart(group, bounds, 0, alive)]
-        times: tuple[int | Index, int | Index] = (watermark, self._gone_through(gone))
-        if ahead is not None:
-            watermarks, gone_panes = ahead.cut(context.key_groups, watermark, gone)
-            times = (watermarks, _each(self._gone_through, gone_panes))
         return StateSnapshot(
             tables={
                 PANES: table_cut(self._plan, epoch, parts, context.max_parallelism),
-                WATERMARK: times_cut(
-                    context.key_groups,
-                    _WATERMARK_SCHEMA,
-                    *times,
-                    self._window.identity,
-                ),
+                PROGRESS.name: self._progress.cut(self._window.identity),
             }
         )
 
@@ -132,63 +125,27 @@ class PaneState:
             np.empty(0, np.int64),
         ]
 
-    def _gone_through(self, gone: int) -> int:
-        """Return the time up to which panes that start have expired; `gone` is the last of them."""
-        if gone == NO_PANE:
-            return int(_INT64.min)
-        kept = self._grid.pane_bounds(gone + 1)[0]
-        return max(int(_INT64.min), min(kept - 1, int(_INT64.max)))
-
     # --- restore -------------------------------------------------------------------------------
 
-    def restore(self, context: OperatorContext, state: RestoredState) -> tuple[int, Ahead | None]:
-        """Restore panes; return the watermark, and the key groups that are ahead of it.
-
-        For those, the expired panes are given as pane numbers.
-        """
+    def restore(self, state: RestoredState) -> None:
+        """Restore the progress of event time, and the panes that have not expired."""
         self._epoch.restored()
-        watermark, ahead = WATERMARK_MIN, None
-        watermarks = state.tables.get(WATERMARK)
-        if watermarks is not None and watermarks.num_rows:
-            self._check_window(watermarks)
-            watermark = int(watermarks.column(WATERMARK_COLUMN).to_numpy().min())
-            gone_through = int(watermarks.column(_GONE_THROUGH).to_numpy().min())
-            self._table.gone = self._gone_pane(gone_through)
-            groups = context.max_parallelism
-            times = by_group(watermarks, WATERMARK_COLUMN, groups)
-            gone = _each(self._gone_pane, by_group(watermarks, _GONE_THROUGH, groups))
-            gone = np.maximum(gone, _each(self._gone_at, times))  # by today's lateness
-            ahead = Ahead.restored(times, watermark, gone)
+        times = PROGRESS.restored(state)
+        if times is not None:
+            self._check_window(times)
+        self._progress.restore(state)
+        if (expired := self._progress.bounds[0]) > WATERMARK_MIN:
+            # Not the pane before that of the next instant: days that a zone skips begin with it too.
+            self._table.gone = self._grid.pane_of(expired)
         rows = state.tables.get(PANES)
         if rows is not None and rows.num_rows:
-            self._restore_rows(context, rows, watermarks, state.states.get(PANES))
-        return watermark, ahead
+            self._restore_rows(rows, state.states.get(PANES))
 
-    def _gone_at(self, watermark: int) -> int:
-        """Return the last pane that has expired at `watermark`."""
-        if watermark == WATERMARK_MIN:
-            return NO_PANE
-        return self._grid.kept_from(watermark + 1 - self._window.allowed_lateness_ms) - 1
-
-    def _gone_pane(self, gone_through: int) -> int:
-        """Return the last expired pane; see `_gone_through`."""
-        if gone_through == _INT64.min:
-            return NO_PANE
-        # Not the pane before that of the next instant: days that a zone skips begin with it too.
-        return self._grid.pane_of(gone_through)
-
-    def _restore_rows(
-        self,
-        context: OperatorContext,
-        table: pa.Table,
-        watermarks: pa.Table | None,
-        info: StateInfo | None,
-    ) -> None:
+    def _restore_rows(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         table = restored_rows(self._plan, table, info, self._step)
         starts: Index = table.column("window_start").cast(pa.int64()).to_numpy()
-        gone = by_group(watermarks, _GONE_THROUGH, context.max_parallelism)
-        kept = np.flatnonzero(starts > gone[groups])
+        kept = np.flatnonzero(starts > self._progress.expired(groups))
         if not kept.size:
             return
         panes = self._grid.panes_of(starts[kept])
@@ -206,9 +163,3 @@ class PaneState:
                 where=self._step,
                 fix="keep size, slide, offset and zone of the window, or give the step another name",
             )
-
-
-def _each(function: Callable[[int], int], values: Index) -> Index:
-    """Apply a function to many numbers, most of them equal."""
-    different, which = np.unique(values, return_inverse=True)
-    return np.array([function(value) for value in different.tolist()], np.int64)[which]

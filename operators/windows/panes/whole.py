@@ -25,14 +25,13 @@ from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
 from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
-from ...key_group_times import times_cut, times_info, times_schema
+from ...time_progress import KeyGroupTable
 from ..kinds import GlobalWindow
 from ..window_aggregate import EMIT_ROWS_MAX
 from .early import EarlyResults
 
 _WHOLE: Final = "whole"
-_TIME: Final = "time"
-_TIME_SCHEMA: Final = times_schema("seen")
+_TIME: Final = KeyGroupTable.of_times("time", "window", "seen")
 
 
 class WholeAggregate(Operator):
@@ -96,21 +95,21 @@ class WholeAggregate(Operator):
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
         whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        time = times_cut(self.context.key_groups, _TIME_SCHEMA, self._seen)
-        return StateSnapshot(tables={_WHOLE: whole, _TIME: time})
+        time = _TIME.cut(self.context.key_groups, self._seen)
+        return StateSnapshot(tables={_WHOLE: whole, _TIME.name: time})
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `whole` and `time`."""
         return [
             aggregate_info(self._plan, _WHOLE, "window"),
-            times_info(_TIME, "window", _TIME_SCHEMA),
+            _TIME.info(),
         ]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Restore the aggregates; new ones start empty."""
         self._epoch.restored()
-        times = state.tables.get(_TIME)
-        if times is not None and times.num_rows:
+        times = _TIME.restored(state)
+        if times is not None:
             self._seen = int(times.column("seen").to_numpy().max())
         table = state.tables.get(_WHOLE)
         if table is not None and table.num_rows:

@@ -183,7 +183,7 @@ class WindowOperator(ProcessOperator):
             self._no_key()
         if late:
             now = progress.of_keys([keys[row] for row in late])
-            self._late_output.send(batch.take(np.array(late)), now, lambda: _bounds(last))
+            self._late_output.send(batch.take(np.array(late)), now, lambda _: _bounds(last))
 
     def _take(self, record: Any, time: int | None) -> Window | None:
         """Put a record into its windows; return the last of them if all have expired."""
