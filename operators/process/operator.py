@@ -39,7 +39,7 @@ from .declared import LATEST, WATERMARK_TABLE, Declared
 from .emitter import Emitter
 from .firing import TimerFiring
 from .functions import KeyedProcess, Process, ProcessFunction
-from .progress import Progress
+from .progress import ShownProgress, progress_table
 from .states import FunctionStates, infos
 from .timers import FunctionTimers, timer_infos
 
@@ -106,7 +106,7 @@ class ProcessOperator(AtTheEnd):
     def states(self) -> Sequence[StateInfo]:
         declared, name = self._step.declared, self._watermark_table
         timers = timer_infos(declared.keys) if declared.timers else []
-        watermark = [Progress.info(name)] if name else []
+        watermark = [progress_table(name).info()] if name else []
         latest = [state_info(LATEST, "split")] if self._keeps_latest else []
         return [*infos(declared), *timers, *watermark, *latest]
 
@@ -136,7 +136,7 @@ class ProcessOperator(AtTheEnd):
             lambda: self._writable,
             undo,
         )
-        self._progress = Progress(self._backend, context, self._context)
+        self._progress = ShownProgress(self._watermark_table, self._backend, context, self._context)
 
     def _new_context(self) -> Context[Any]:
         """Return the context of the user's function for records and timers."""
@@ -162,9 +162,9 @@ class ProcessOperator(AtTheEnd):
         )
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
-        """Restore the state; the watermark is the least of those restored."""
+        """Restore the state and the progress of event time."""
         assert self._states is not None
-        self._progress.restore(state, self._watermark_table)
+        self._progress.restore(state)
         for item in state.items.get(LATEST, ()):
             self._saw(msgspec.msgpack.decode(item, type=int))
         waiting = self._states.restore(state)
