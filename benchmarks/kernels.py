@@ -48,9 +48,10 @@ def opened(operator: object) -> object:
     context = OperatorContext.__new__(OperatorContext)
     context.job_name, context.max_parallelism = "bench", 128
     context.key_groups, context.metrics = KeyGroupRange(0, 127), Nowhere()
-    context.options = {}
-    operator.open(context)
+    context.options, context.sides_read = {}, frozenset()
+    context.operator_name = "step"
     operator.output = Nowhere()
+    operator.open(context)
     return operator
 
 
