@@ -17,8 +17,7 @@ from .cluster.launch import launch
 from .control.job_client import BEGUN, FENCED, Connect, Event, HungUp, JobClient, ask_once, watch
 from .coordinator.ending import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
-from .job_settings import absolute
-from .job_spec import JobSpec
+from .job_spec import JobSpec, absolute
 from .protocol.job_result import JobOutcome
 from .submission import Submitted
 from .task.concurrency import run_blocking

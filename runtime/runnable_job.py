@@ -32,8 +32,7 @@ from .job_checks import (
     sinks_without_alignment,
     steps_apart_from_source,
 )
-from .job_settings import absolute, checkpoint_settings, restart_settings
-from .job_spec import JobSpec, checkpoint_rules
+from .job_spec import JobSpec, absolute, checkpoint_rules, checkpoint_settings, restart_settings
 from .options.execution import CHAINING, MAX_PARALLELISM, PARALLELISM, RUNTIME_MODE
 from .options.registry import Options, current_key
 from .options.state import (

@@ -15,8 +15,7 @@ from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
 from ..operators.sink import Guarantee, SinkOperator
 from ..runtime.job import Job, runnable
-from ..runtime.job_settings import absolute
-from ..runtime.job_spec import JobSpec
+from ..runtime.job_spec import JobSpec, absolute
 from ..runtime.options.execution import PARALLELISM
 from ..runtime.options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..runtime.options.network import BUFFER_TIMEOUT, BUFFER_TIMEOUT_ENABLED

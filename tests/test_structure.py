@@ -135,9 +135,7 @@ def test_the_protocol_is_pure() -> None:
 
 
 def test_the_decisions_of_the_rest_api_are_pure() -> None:
-    pure = {
-        f"runtime.rest.{name}" for name in ("answers", "openapi", "problems", "requests", "routes")
-    }
+    pure = {f"runtime.rest.{name}" for name in ("answers", "openapi", "requests", "routes")}
     assert pure <= MODULES.keys()
     wrong = [
         f"{module} imports {name}"

@@ -124,7 +124,7 @@ def make_frames(
 
     Args:
         plan: its vertices come after those they read.
-        session: see `session.py`.
+        session: see `run.py`.
         splits: of each source, by name.
         options: the options for operators.
         attempt: part of the names of sinks' files.

@@ -76,7 +76,7 @@ def stop(
 
 def target(directory: str) -> str:
     """Return a directory as an address for the job, which runs elsewhere; empty: that of the option."""
-    from ..job_settings import absolute
+    from ..job_spec import absolute
 
     return "" if directory == "default" else absolute(directory)
 

@@ -25,8 +25,7 @@ from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.registry import Options
 from ..protocol.job_result import JobOutcome
 from ..rest.client import RestClient
-from ..rest.listener import needs_port
-from ..rest.server import RestServer
+from ..rest.server import RestServer, needs_port
 from ..storage.base import StoreOpener
 
 DISMISS_S: Final = 5.0

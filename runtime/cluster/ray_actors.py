@@ -41,8 +41,8 @@ from ..protocol.standby import Turn
 from ..protocol.worker_nodes import NodeRules
 from ..shipping import unship
 from ..storage.open_store import open_store
+from ..worker.heartbeats import HeartbeatThreads
 from ..worker.local_directories import own_directory
-from ..worker.pulse import Pulse
 from ..worker.worker import Worker
 from .host import CoordinatorPlace, host_coordinator
 from .process import attach, die_of_sigterm, on_sigterm, tune_process
@@ -185,7 +185,7 @@ class HostedWorker:
         self._loop.call_soon_threadsafe(self._worker.leave)
 
     async def _connect(self, worker: Worker, addresses: list[str]) -> None:
-        pulse = Pulse(addresses, self._token, worker.worker_id, SystemClock())
+        pulse = HeartbeatThreads(addresses, self._token, worker.worker_id, SystemClock())
         worker.reconnect(await _connect(addresses, self.limits), pulse)
 
 
@@ -223,7 +223,7 @@ async def _run_worker(
         open_store=open_store,
         metrics=metrics,
         metrics_url=endpoint.url if endpoint is not None else "",
-        pulse=Pulse(addresses, token, worker_id, clock),
+        pulse=HeartbeatThreads(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
     hosted.began(worker, token)

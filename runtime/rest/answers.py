@@ -3,28 +3,38 @@
 Field names are those of the CLI's `--json`. Times that end in `_ms` are milliseconds, since the epoch where
 the name says `at`, `began` or `ended`. Rates are milliseconds per second: 0 to 1000.
 
-Events of a job travel as server-sent events.
+Errors are problem details (RFC 9457). Events of a job travel as server-sent events.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from ...api.resources import DEFAULT_GROUP
-from ...errors import JobError
+from ...errors import (
+    HeadgateError,
+    InternalError,
+    JobError,
+    JobNotFound,
+    JobNotReady,
+    StorageError,
+    UsageError,
+)
 from ..control.job_client import Event
-from .problems import Problem
+from ..protocol.job_result import JobFailure
+
+PROBLEM_TYPE = "application/problem+json"
+
 
 Watermark = Annotated[
     int | None, Meta(description="In ms since the epoch; null: there is none yet.")
 ]
 Rate = Annotated[int, Meta(description="Milliseconds per second.")]
-
-
 TriggerId = Annotated[
     str,
     Meta(
@@ -40,6 +50,78 @@ Directory = Annotated[
         description="An absolute path or an address; empty: that of execution.checkpointing.savepoint-dir.",
     ),
 ]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused, or why an operation failed (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    """The meaning of the status code."""
+    status: int
+    detail: str
+    """The text of the error, as the CLI prints it."""
+    error: str = ""
+    """The name of the error's type."""
+    message: str = ""
+    where: str = ""
+    fix: str = ""
+    """What to do about it."""
+
+
+class RequestProblem(Exception):
+    """A request that is refused."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.problem = problem(status, detail)
+
+
+def problem(status: int, detail: str) -> Problem:
+    """A problem with the request itself."""
+    return Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
+
+
+def problem_of(error: HeadgateError) -> Problem:
+    """The problem that tells an error of the job."""
+    status = _status(error)
+    failure = JobFailure.of("", "", "", error)
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=str(error),
+        error=failure.error,
+        message=failure.message,
+        where=failure.where,
+        fix=failure.fix,
+    )
+
+
+def error_of(found: Problem) -> HeadgateError:
+    """The error that a problem tells, for callers in Python."""
+    error = found.error or ("UsageError" if found.status < 500 else "JobError")
+    return JobFailure(
+        kind="",
+        text="",
+        vertex="",
+        error=error,
+        message=found.message or found.detail,
+        where=found.where,
+        fix=found.fix,
+    ).as_error()
+
+
+def _status(error: HeadgateError) -> int:
+    match error:
+        case UsageError():
+            return HTTPStatus.BAD_REQUEST
+        case JobNotFound():
+            return HTTPStatus.NOT_FOUND
+        case StorageError() | JobNotReady():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        case InternalError():
+            return HTTPStatus.INTERNAL_SERVER_ERROR
+    return HTTPStatus.CONFLICT  # the job is not in a state for it, or failed
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

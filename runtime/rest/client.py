@@ -14,8 +14,7 @@ import msgspec
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import Event, HungUp, Silent
 from . import answers
-from .answers import Command, OperationAnswer, OperationStatus, decode_event
-from .problems import Problem, error_of
+from .answers import Command, OperationAnswer, OperationStatus, Problem, decode_event, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .answers import Answer, Command
-from .problems import PROBLEM_TYPE, Problem
+from .answers import PROBLEM_TYPE, Answer, Command, Problem
 from .routes import PARAMETERS, ROUTES, Route
 
 _REF: Final = "#/components/schemas/{name}"

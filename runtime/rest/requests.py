@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...errors import JobNotReady
-from .answers import OperationAnswer, OperationStatus
-from .problems import Problem, RequestProblem
+from .answers import OperationAnswer, OperationStatus, Problem, RequestProblem
 
 
 def check_token(authorization: str | None, token: str) -> None:

@@ -18,7 +18,7 @@ import xxhash
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..exchange.channel_state import InFlightRecords
 from ..exchange.partition import BarrierOutlet
-from .concurrency import to_the_end
+from .concurrency import in_thread
 from .state_files import Target
 
 STATE: Final = "channel-state"
@@ -121,9 +121,8 @@ async def write_in_flight(
         transfers: limits what all subtasks of this worker encode and upload at once.
         begun: called with the name of the file before it is written.
     """
-    loop = asyncio.get_running_loop()
     async with transfers:
-        handles, content = await to_the_end(loop.run_in_executor(threads, cut.encode))
+        handles, content = await in_thread(threads, cut.encode)
         if not handles or target.store is None:
             return None
         if len(content) <= target.inline_bytes_max:

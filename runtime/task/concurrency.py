@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ async def to_the_end(call: Awaitable[T]) -> T:
         if not running.cancelled():
             running.exception()  # marks the exception as retrieved
         raise
+
+
+async def in_thread(threads: Executor, call: Callable[[], T]) -> T:
+    """Return the result of a blocking call in a thread. A cancelled caller waits for its end."""
+    return await to_the_end(asyncio.get_running_loop().run_in_executor(threads, call))
 
 
 class Signal:

@@ -35,7 +35,7 @@ from ...state.snapshot import (
     TableCut,
 )
 from ..storage.base import CheckpointStore
-from .concurrency import all_of, to_the_end
+from .concurrency import all_of, in_thread
 from .local_files import LocalCopies, SubtaskDirectory
 from .parquet_files import EncodedTable, encode_tables
 
@@ -132,7 +132,7 @@ class Target:
         copies = self.copies
         if copies is not None and copies.keeps:
             keep = partial(copies.keep, name, data, self.checkpoint_id)
-            await to_the_end(asyncio.get_running_loop().run_in_executor(threads, keep))
+            await in_thread(threads, keep)
         await self.store.write_file(name, data)
 
 
@@ -369,8 +369,7 @@ class StateWriter:
         return name
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await to_the_end(loop.run_in_executor(self._threads, call))
+        return await in_thread(self._threads, call)
 
 
 def _call_all(endings: Iterable[Callable[[], None]]) -> None:

@@ -38,7 +38,7 @@ from ...state.snapshot import (
 )
 from ..protocol import names
 from ..storage.base import CheckpointStore
-from .concurrency import all_of, to_the_end
+from .concurrency import all_of, in_thread
 from .local_files import LocalCopies, SubtaskDirectory
 from .parquet_files import SPILL_BYTES, PartialFile, read_whole
 
@@ -305,8 +305,7 @@ class StateReader:
         )
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await to_the_end(loop.run_in_executor(self._threads, call))
+        return await in_thread(self._threads, call)
 
 
 def _target(handle: StateHandle) -> str:

@@ -40,7 +40,7 @@ from .chain import (
     wrap_error,
 )
 from .channel_state_writer import InFlightCut, InputCapture
-from .concurrency import MailboxTimers, Signal, to_the_end
+from .concurrency import MailboxTimers, Signal, in_thread, to_the_end
 from .debloater import Debloater
 from .environment import TaskEnvironment
 from .snapshots import SnapshotRunner
@@ -152,8 +152,7 @@ class Subtask:
             partition.close()
         self.chain.close()
         await to_the_end(self.chain.close_functions())
-        loop = asyncio.get_running_loop()
-        await to_the_end(loop.run_in_executor(self.env.io_threads, self.env.directory.delete))
+        await in_thread(self.env.io_threads, self.env.directory.delete)
 
     async def _run(self) -> None:
         try:

@@ -1,8 +1,9 @@
 """Watches over the subtasks of a worker: which call does not return, and whose attempt does not end.
 
-Driven by the worker's own thread (`pulse.py`), which goes on while user code holds the event loop; or, in
-one process with the coordinator and in simulations, by the event loop. The place of a call is the stack of
-a thread, or the chain of calls that a task awaits. The code may have moved on when its place is shown.
+It is driven by the worker's own thread (`heartbeats.py`), which goes on while user code holds the event
+loop; or, in one process with the coordinator and in simulations, by the event loop. The place of a call is
+the stack of a thread, or the chain of calls that a task awaits. The code may have moved on when its place
+is shown.
 """
 
 from __future__ import annotations

@@ -59,12 +59,12 @@ from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import SharedStores, counted, open_store_at
-from ..task.concurrency import all_of, to_the_end
+from ..task.concurrency import all_of, in_thread, to_the_end
 from ..task.local_files import LocalCopies
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed
+from .heartbeats import HeartbeatThreads
 from .leader_link import AttemptRecord, LeaderLink, adopt
 from .local_directories import Backups, LocalDirectories, local_dirs
-from .pulse import Pulse
 from .reports import failure_of
 from .watch import StepWatch
 
@@ -90,7 +90,7 @@ class Worker:
         open_store: StoreOpener,
         metrics: MetricsRegistry,
         metrics_url: str = "",
-        pulse: Pulse | None = None,
+        pulse: HeartbeatThreads | None = None,
     ) -> None:
         """
         Args:
@@ -118,8 +118,8 @@ class Worker:
         self._address = b""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
-        self._pulse: Pulse | None = None
-        self._pulses: WeakKeyDictionary[Link, Pulse] = WeakKeyDictionary()
+        self._pulse: HeartbeatThreads | None = None
+        self._pulses: WeakKeyDictionary[Link, HeartbeatThreads] = WeakKeyDictionary()
         """The heartbeat beside each link, while that is the link to the coordinator."""
         if pulse is not None:
             self._pulses[link] = pulse
@@ -152,7 +152,7 @@ class Worker:
         record = self._record
         return 0 if record is None else record.orphaned_ms
 
-    def reconnect(self, link: Link, pulse: Pulse | None = None) -> None:
+    def reconnect(self, link: Link, pulse: HeartbeatThreads | None = None) -> None:
         """Another coordinator asks for this worker; `pulse` beats if it is the one to obey."""
         if pulse is not None:
             self._pulses[link] = pulse
@@ -380,8 +380,7 @@ class Worker:
     async def _warm_up(self, message: Warm) -> None:
         """Be ready for a Deploy; what goes wrong here goes wrong there again, and is reported then."""
         try:
-            loop = asyncio.get_running_loop()
-            await to_the_end(loop.run_in_executor(self._threads, import_all, message))
+            await in_thread(self._threads, partial(import_all, message))
             await self._store_for(message)
             await self._directories_for(message)
         except Exception as error:
@@ -448,7 +447,7 @@ class Worker:
             message.storage,
             afresh=not message.partial,
         )
-        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, make))
+        return await in_thread(self._threads, make)
 
 
 def import_all(message: Warm) -> None:

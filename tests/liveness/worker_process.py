@@ -13,7 +13,7 @@ from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.observe.logs import configure_logging
 from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.storage.open_store import open_store
-from headgate.runtime.worker.pulse import Pulse
+from headgate.runtime.worker.heartbeats import HeartbeatThreads
 from headgate.runtime.worker.worker import Worker
 
 
@@ -28,7 +28,7 @@ async def main(worker_id: str, token: str, addresses: list[str]) -> None:
         clock=clock,
         open_store=open_store,
         metrics=MetricsRegistry(),
-        pulse=Pulse(addresses, token, worker_id, clock),
+        pulse=HeartbeatThreads(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
     listening = await hub.start(None)

@@ -8,8 +8,14 @@ import pytest
 
 from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
 from headgate.runtime.control.job_client import Event, EventQueue
-from headgate.runtime.rest.answers import decode_event, encode_event
-from headgate.runtime.rest.problems import RequestProblem, error_of, problem, problem_of
+from headgate.runtime.rest.answers import (
+    RequestProblem,
+    decode_event,
+    encode_event,
+    error_of,
+    problem,
+    problem_of,
+)
 from headgate.runtime.rest.requests import Operations, allowed_names, check_names, check_token
 
 

@@ -22,8 +22,8 @@ from headgate.connectors import collect, from_list, parquet_sink, parquet_source
 from headgate.connectors.files.drafts import LocalTarget
 from headgate.connectors.spark.java import Java
 from headgate.errors import StorageError, UsageError, UserCodeError
-from headgate.runtime.batch import session as batch_session
-from headgate.runtime.batch.session import spark_session
+from headgate.runtime.batch import run as batch_session
+from headgate.runtime.batch.run import spark_session
 from headgate.runtime.cli.load import RuntimeMode
 from headgate.runtime.cli.verbs import explain
 from headgate.runtime.manifest import load_job

@@ -35,7 +35,7 @@ EXIT_CODE = 70
 _log = logging.getLogger("headgate.worker")
 
 
-class Pulse:
+class HeartbeatThreads:
     """The two threads, seen from the event loop that they watch."""
 
     def __init__(

@@ -19,7 +19,7 @@ from headgate.runtime.control.messages import (
     Watching,
     Welcome,
 )
-from headgate.runtime.worker.pulse import EXIT_CODE, Pulse
+from headgate.runtime.worker.heartbeats import EXIT_CODE, HeartbeatThreads
 from headgate.runtime.worker.watch import StepWatch
 
 HANG_S = 60.0
@@ -67,7 +67,7 @@ def test_no_beat_waits_for_a_look_and_what_the_look_found_is_sent_later(
         return message
 
     async def main() -> None:  # it holds its loop all the time, as a function that computes does
-        pulse = Pulse([], "token", "w", SystemClock())
+        pulse = HeartbeatThreads([], "token", "w", SystemClock())
         pulse.start(welcome(10, 1000 * int(HANG_S)), watch, lambda: None)
         assert isinstance(receive(), Hello)
         assert watch.looking.wait(HANG_S)
@@ -102,10 +102,10 @@ def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) 
     """
     clock, codes = Clock(), list[int]()
     for thread in ("_beat", "_look"):
-        monkeypatch.setattr(Pulse, thread, lambda pulse: None)
+        monkeypatch.setattr(HeartbeatThreads, thread, lambda pulse: None)
 
     async def main() -> None:
-        pulse = Pulse([], "token", "w", clock, die=codes.append)
+        pulse = HeartbeatThreads([], "token", "w", clock, die=codes.append)
         watch = StepWatch("w", clock)
         pulse.start(welcome(1_000, 5_000), watch, lambda: None, lambda: orphaned_ms)
         pulse._give_up()
