@@ -185,8 +185,8 @@ class HostedWorker:
         self._loop.call_soon_threadsafe(self._worker.leave)
 
     async def _connect(self, worker: Worker, addresses: list[str]) -> None:
-        pulse = HeartbeatThreads(addresses, self._token, worker.worker_id, SystemClock())
-        worker.reconnect(await _connect(addresses, self.limits), pulse)
+        heartbeats = HeartbeatThreads(addresses, self._token, worker.worker_id, SystemClock())
+        worker.reconnect(await _connect(addresses, self.limits), heartbeats)
 
 
 async def _connect(addresses: list[str], limits: ListenerLimits) -> Link:
@@ -222,9 +222,9 @@ async def _run_worker(
         clock=clock,
         open_store=open_store,
         metrics=metrics,
-        metrics_url=endpoint.url if endpoint is not None else "",
-        pulse=HeartbeatThreads(addresses, token, worker_id, clock),
+        heartbeats=HeartbeatThreads(addresses, token, worker_id, clock),
     )
+    worker.metrics_url = endpoint.url if endpoint is not None else ""
     hub.on_failure = worker.exchange_failed
     hosted.began(worker, token)
     await worker.run(listening.encode())

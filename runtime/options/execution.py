@@ -7,16 +7,14 @@ from .types import Boolean, Choice, Duration, Integer, Option, Size, Text
 
 PARALLELISM = Option[int](
     "parallelism.default",
-    Integer(at_least=1, at_most=32768),
+    Integer(at_least=1, at_most=32768, unit="subtasks"),
     1,
-    "subtasks",
     "Parallelism of operators that do not set their own.",
 )
 MAX_PARALLELISM = Option[int | None](
     "pipeline.max-parallelism",
-    Integer(at_least=1, at_most=32768),
+    Integer(at_least=1, at_most=32768, unit="key groups"),
     None,
-    "key groups",
     "Number of key groups, fixed for the life of the job's state; unset: the next power of two of "
     "1.5 × parallelism, at least 128.",
 )
@@ -24,7 +22,6 @@ CHAINING = Option[bool](
     "pipeline.operator-chaining.enabled",
     Boolean(),
     True,
-    "",
     "Run operators joined by a forward edge in one subtask. A source and the event time of its splits are "
     "in one in any case.",
     ("pipeline.operator-chaining",),
@@ -33,44 +30,38 @@ WATERMARK_INTERVAL = Option[int](
     "pipeline.auto-watermark-interval",
     Duration(),
     200,
-    "ms",
     "How often watermarks of live data are sent; 0: after every batch, also of data at rest.",
 )
 TASK_SLICE = Option[int](
     "headgate.task.slice",
     Duration(at_least_ms=1),
     50,
-    "ms",
     "Longest stretch of user code between two looks at barriers, credits and timers; longer batches "
     "are split.",
 )
 ASYNC_WAITING_RECORDS = Option[int](
     "headgate.async.waiting-records",
-    Integer(),
+    Integer(unit="records"),
     65_536,
-    "records",
     "What a step with calls under way takes beyond them, so that a barrier comes through; more waits.",
 )
 ITERATION_MEMORY = Option[int](
     "headgate.iteration.memory",
     Size(),
     64 * 2**20,
-    "bytes",
     "What the head of a loop holds in memory of what came back; more goes to disk, and input waits.",
 )
 MATCH_PARTIAL_MAX = Option[int](
     "headgate.match.partial-max",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="partial matches"),
     100_000,
-    "partial matches",
     "What may be under way for one key of a pattern: partial matches, and records that they have taken "
     "(a record once for each beginning behind which it was taken). More fails the job.",
 )
 REPLACED_FILES_MAX = Option[int](
     "headgate.sink.replaced-files-max",
-    Integer(at_least=1, at_most=100_000_000),
+    Integer(at_least=1, at_most=100_000_000, unit="files"),
     1_000_000,
-    "files",
     "How many files of earlier runs one sink with `overwrite` may replace; the job log keeps their names "
     "until they are deleted. With more the run is refused.",
 )
@@ -78,7 +69,6 @@ CODE_SIZE = Option[int](
     "headgate.code.size-max",
     Size(),
     512 << 20,
-    "bytes",
     "Largest size of the files in the zip file of `kubernetes.code.archive`, and of that file itself. They "
     "are unpacked into a volume of 4 GB.",
 )
@@ -86,7 +76,6 @@ RUNTIME_MODE = Option[str](
     "execution.runtime-mode",
     Choice(("STREAMING", "BATCH", "AUTOMATIC")),
     "STREAMING",
-    "",
     "How a job runs. `BATCH`: as a PySpark job, which needs bounded sources; `AUTOMATIC`: that if all "
     "sources are bounded.",
 )
@@ -94,7 +83,6 @@ SPARK_MASTER = Option[str](
     "headgate.batch.spark-master",
     Text(),
     "local[*]",
-    "",
     "Where Spark runs a job in batch mode: `local[4]`, `spark://host:port`, `k8s://address` or `yarn`. A "
     "Spark session that is active in the process is used as it is.",
 )
@@ -102,7 +90,6 @@ SLOT_RESOURCE = Option[str | None](
     "headgate.ray.slot-resource",
     Text(),
     None,
-    "",
     "Name of a custom resource of Ray. A worker on an existing Ray cluster takes one of it for each of its "
     "slots, so that a node hosts as many slots as it was started with; workers wait until there is enough. "
     "Unset: workers take no resources of Ray.",
@@ -111,7 +98,6 @@ WORKERS_ON_HEAD = Option[str](
     "headgate.ray.workers-on-head",
     Choice((NEVER, IF_ALONE, ALLOWED)),
     IF_ALONE,
-    "",
     "Whether workers may run on the head node of an existing Ray cluster: never, only as long as it is the "
     "cluster's only node, or like on any other node. With `never` they wait for other nodes.",
 )

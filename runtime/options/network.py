@@ -18,7 +18,6 @@ CONTROL_PORT = Option[range](
     "jobmanager.rpc.port",
     Ports(),
     range(1),
-    "",
     "TCP port of the coordinator's control connections: a port, or a range such as `6070-6079` of which "
     "the first free one is taken. 0: the operating system chooses.",
 )
@@ -26,7 +25,6 @@ CONTROL_BIND_HOST = Option[str | None](
     "jobmanager.bind-host",
     Text(),
     None,
-    "",
     "Address that the control port binds to, such as `0.0.0.0` for all of them. `env:NAME` reads it from "
     "the environment of the process. Unset: loopback; on an existing Ray cluster the address of the node.",
 )
@@ -34,7 +32,6 @@ CONTROL_HOST = Option[str | None](
     "jobmanager.rpc.address",
     Text(),
     None,
-    "",
     "Address at which workers reach the control port. `env:NAME` reads it from the environment "
     "of the process. Unset: the address that the port binds to, or that of the node if it binds to all.",
 )
@@ -42,7 +39,6 @@ DATA_PORT = Option[range](
     "taskmanager.data.port",
     Ports(),
     range(1),
-    "",
     "TCP port at which a worker takes records of other workers: a port, or a range such as `6121-6140` of "
     "which the first free one is taken. Workers of one machine need a port each. 0: the operating system "
     "chooses.",
@@ -51,7 +47,6 @@ DATA_BIND_HOST = Option[str | None](
     "taskmanager.bind-host",
     Text(),
     None,
-    "",
     "Address that the data port of each worker binds to, such as `0.0.0.0` for all interfaces. `env:NAME` "
     "reads it from the environment of the worker. Unset: loopback; on an existing Ray cluster the address "
     "of the node.",
@@ -60,7 +55,6 @@ DATA_HOST = Option[str | None](
     "taskmanager.host",
     Text(),
     None,
-    "",
     "Address at which other workers reach a worker. It is the same text for all workers, so write "
     "`env:NAME`, such as `env:POD_IP`, where they run on several machines: each reads it from its own "
     "environment. Unset: the address that the port binds to, or that of the node if it binds to all.",
@@ -69,7 +63,6 @@ PORT_PATIENCE = Option[int](
     "headgate.listener.port-patience",
     Duration(),
     10_000,
-    "ms",
     "How long a process tries again while all ports that it may take are taken, before that is an error: "
     "the port of a process that was killed is free a moment later.",
 )
@@ -77,23 +70,20 @@ HANDSHAKE_TIMEOUT = Option[int](
     "headgate.listener.handshake-timeout",
     Duration(at_least_ms=100),
     10_000,
-    "ms",
     "A connection to a port of the job is closed if the peer has not shown the job's token within this "
     "time. A request to a metrics endpoint must be over within it.",
 )
 UNAUTHENTICATED_MAX = Option[int](
     "headgate.listener.unauthenticated-max",
-    Integer(at_least=1, at_most=100_000),
+    Integer(at_least=1, at_most=100_000, unit="connections"),
     256,
-    "connections",
     "How many connections to one port may be open without having shown the job's token. Above this number "
     "the oldest of them is closed. All connections to a metrics endpoint count.",
 )
 CONNECTIONS_MAX = Option[int](
     "headgate.listener.connections-max",
-    Integer(at_least=1, at_most=1_000_000),
+    Integer(at_least=1, at_most=1_000_000, unit="connections"),
     4096,
-    "connections",
     "How many connections to one process may be open on its control or data ports. Further ones are "
     "closed at once. A coordinator has two for each worker and one for each client, a worker one for each "
     "worker that sends to it.",
@@ -102,7 +92,6 @@ FRAME_SIZE_MAX = Option[int](
     "headgate.listener.frame-size-max",
     Size(at_least=1 << 20, at_most=(4 << 30) - 1),
     1 << 30,
-    "bytes",
     "Largest frame that travels between workers. Larger batches are cut; a single record above this fails "
     "the job as `data`. Raise it only if the memory of the workers holds several such records.",
 )
@@ -110,7 +99,6 @@ MESSAGE_SIZE_MAX = Option[int](
     "headgate.control.message-size-max",
     Size(at_least=1 << 20, at_most=(4 << 30) - 1),
     1 << 30,
-    "bytes",
     "Largest message on the control port and at workers, such as a job with its code, or the state that "
     "a checkpoint keeps in the log. A connection that brings a larger one is closed.",
 )
@@ -118,7 +106,6 @@ UNSENT_SIZE_MAX = Option[int](
     "headgate.control.unsent-max",
     Size(at_least=1 << 10),
     256 << 20,
-    "bytes",
     "A peer on the control port that does not read is taken for dead, and its connection is closed, if "
     "this much waits for it when another message comes. The message itself does not count.",
 )
@@ -126,7 +113,6 @@ CONTROL_TOKEN_FILE = Option[str | None](
     "headgate.control.token-file",
     Text(),
     None,
-    "",
     "A file with the token of the job, such as a mounted secret: at least 16 characters. "
     "Whoever has it commands the job. Unset: the token is random.",
 )
@@ -134,7 +120,6 @@ CONTROL_TOKEN_IN_STORAGE = Option[bool](
     "headgate.control.token-in-storage",
     Boolean(),
     False,
-    "",
     "Keep the token of the job in its storage also where everybody who reads the storage "
     "can read it, as in a bucket. In a local directory it is kept in any case, as a file that only the "
     "job's user reads.",
@@ -143,7 +128,6 @@ REST_PORT = Option[range | None](
     "rest.port",
     Ports(),
     None,
-    "",
     "TCP port of the REST API of the coordinator, which also answers the probes of Kubernetes: a port, or "
     "a range such as `8081-8090` of which the first free one is taken. 0: the operating system chooses. "
     "Unset: any free one on an existing Ray cluster, whose clients may be elsewhere; else none, and "
@@ -153,7 +137,6 @@ REST_BIND_ADDRESS = Option[str | None](
     "rest.bind-address",
     Text(),
     None,
-    "",
     "Address that the REST API binds to; `env:NAME` reads it from the environment of the process. Unset: "
     "loopback, and on an existing Ray cluster the address of the node, as for the control port. The API "
     "asks for the job's token, but it does not encrypt.",
@@ -162,7 +145,6 @@ REST_ADDRESS = Option[str | None](
     "rest.address",
     Text(),
     None,
-    "",
     "Host names by which clients reach the REST API, separated by commas. A request for another name is "
     "refused, unless it is for `localhost` or for an IP address.",
 )
@@ -170,29 +152,25 @@ REST_BODY_MAX = Option[int](
     "headgate.rest.body-max",
     Size(at_least=1 << 10, at_most=64 << 20),
     64 << 10,
-    "bytes",
     "Largest body of a request to the REST API; a larger one is refused (413).",
 )
 REST_OPERATIONS = Option[int](
     "headgate.rest.operations",
-    Integer(at_least=1, at_most=100_000),
+    Integer(at_least=1, at_most=100_000, unit="operations"),
     256,
-    "operations",
     "How many operations that clients of the REST API began are remembered. The oldest that has ended is "
     "forgotten first; while all go on, new ones are refused (503).",
 )
 REST_WATCHERS = Option[int](
     "headgate.rest.watchers-max",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="clients"),
     32,
-    "clients",
     "How many clients of the REST API may follow the events of the job at once; more are refused (503).",
 )
 REST_EVENTS = Option[int](
     "headgate.rest.events-waiting-max",
-    Integer(at_least=1, at_most=1_000_000),
+    Integer(at_least=1, at_most=1_000_000, unit="events"),
     1_000,
-    "events",
     "How many events wait for one client that follows them, beside the ones from before it came. A client "
     "that lets more pile up is told so, and hung up on.",
 )
@@ -200,28 +178,24 @@ REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",
     Duration(at_least_ms=0),
     5_000,
-    "ms",
     "How long the REST API waits, once the job has ended, for operations and for answers under way.",
 )
 BUFFERS_PER_CHANNEL = Option[int](
     "taskmanager.network.memory.buffers-per-channel",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="buffers"),
     2,
-    "buffers",
     "Exclusive buffers of each channel: what may be under way without a further credit.",
 )
 FLOATING_BUFFERS = Option[int](
     "taskmanager.network.memory.floating-buffers-per-gate",
-    Integer(at_most=100_000),
+    Integer(at_most=100_000, unit="buffers"),
     8,
-    "buffers",
     "Buffers the channels of one input gate share, given to those with a backlog.",
 )
 BUFFER_TIMEOUT_ENABLED = Option[bool](
     "execution.buffer-timeout.enabled",
     Boolean(),
     True,
-    "",
     "Send partly filled buffers after `execution.buffer-timeout.interval`. false: only when they are full, "
     "or something that may not wait comes behind them, such as a barrier.",
 )
@@ -229,15 +203,13 @@ BUFFER_TIMEOUT = Option[int](
     "execution.buffer-timeout.interval",
     Duration(),
     100,
-    "ms",
     "A partly filled buffer is sent after this time; 0: at once.",
     ("execution.buffer-timeout",),
 )
 BUFFER_ROWS = Option[int](
     "headgate.buffer.rows",
-    Integer(at_least=1, at_most=1_048_576),
+    Integer(at_least=1, at_most=1_048_576, unit="rows"),
     32_768,
-    "rows",
     "Small column batches are put together until a buffer has this many rows, or is full, or has waited "
     "for the buffer timeout.",
 )
@@ -245,49 +217,42 @@ BUFFER_SIZE = Option[int](
     "headgate.buffer.max-size",
     Size(at_least=1024),
     1_048_576,
-    "bytes",
     "Largest size of one buffer; a single larger record still travels, alone.",
 )
 BUFFER_SIZE_MIN = Option[int](
     "taskmanager.memory.min-segment-size",
     Size(),
     256,
-    "bytes",
     "What debloating leaves of a buffer at least; `headgate.buffer.max-size` is where it starts from.",
 )
 DEBLOAT = Option[bool](
     "taskmanager.network.memory.buffer-debloat.enabled",
     Boolean(),
     False,
-    "",
     "Make buffers smaller in front of slow subtasks, so that little is under way there.",
 )
 DEBLOAT_TARGET = Option[int](
     "taskmanager.network.memory.buffer-debloat.target",
     Duration(at_least_ms=1),
     1000,
-    "ms",
     "How long a subtask should take for all that waits in front of it.",
 )
 DEBLOAT_PERIOD = Option[int](
     "taskmanager.network.memory.buffer-debloat.period",
     Duration(at_least_ms=1),
     200,
-    "ms",
     "How often throughput is measured, and the size of buffers follows it.",
 )
 DEBLOAT_SAMPLES = Option[int](
     "taskmanager.network.memory.buffer-debloat.samples",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="periods"),
     20,
-    "periods",
     "How many periods the size is averaged over: more for steadiness, fewer for speed.",
 )
 DEBLOAT_THRESHOLD = Option[int](
     "taskmanager.network.memory.buffer-debloat.threshold-percentages",
-    Integer(at_least=1, at_most=100),
+    Integer(at_least=1, at_most=100, unit="%"),
     25,
-    "%",
     "Changes of the size that are smaller than this are not passed on to the senders.",
 )
 

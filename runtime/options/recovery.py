@@ -27,7 +27,6 @@ RESTART_STRATEGY = Option[str | None](
         ),
     ),
     None,
-    "",
     "What to do when a job fails; unset: as the job says, else `exponential-delay` with checkpoints, and "
     "`none` without.",
     ("restart-strategy",),
@@ -36,63 +35,55 @@ FAILOVER_STRATEGY = Option[str](
     "jobmanager.execution.failover-strategy",
     Choice(("region", "full")),
     "region",
-    "",
     "What begins again when a task fails: `region` only the tasks that stream to it or from it, directly "
     "or through others; `full` all tasks of the job.",
 )
 FIXED_ATTEMPTS = Option[int](
     "restart-strategy.fixed-delay.attempts",
-    Integer(),
+    Integer(unit="restarts"),
     1,
-    "restarts",
     "How many times a job is restarted before it fails.",
 )
 FIXED_DELAY = Option[int](
-    "restart-strategy.fixed-delay.delay", Duration(), 1_000, "ms", "Pause before a restart."
+    "restart-strategy.fixed-delay.delay", Duration(), 1_000, "Pause before a restart."
 )
 RATE_FAILURES = Option[int](
     "restart-strategy.failure-rate.max-failures-per-interval",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="failures"),
     1,
-    "failures",
     "One failure more within the interval, and the job fails.",
 )
 RATE_INTERVAL = Option[int](
     "restart-strategy.failure-rate.failure-rate-interval",
     Duration(at_least_ms=1),
     60_000,
-    "ms",
     "The time in which failures are counted.",
 )
 RATE_DELAY = Option[int](
-    "restart-strategy.failure-rate.delay", Duration(), 1_000, "ms", "Pause before a restart."
+    "restart-strategy.failure-rate.delay", Duration(), 1_000, "Pause before a restart."
 )
 EXPONENTIAL_INITIAL = Option[int](
     "restart-strategy.exponential-delay.initial-backoff",
     Duration(at_least_ms=1),
     1_000,
-    "ms",
     "The first pause; none is shorter.",
 )
 EXPONENTIAL_MAX = Option[int](
     "restart-strategy.exponential-delay.max-backoff",
     Duration(at_least_ms=1),
     60_000,
-    "ms",
     "The longest pause.",
 )
 EXPONENTIAL_MULTIPLIER = Option[float](
     "restart-strategy.exponential-delay.backoff-multiplier",
     Number(1, MULTIPLIER_MAX),
     1.5,
-    "",
     "From one pause to the next.",
 )
 EXPONENTIAL_JITTER = Option[float](
     "restart-strategy.exponential-delay.jitter-factor",
     Number(0, 1),
     0.1,
-    "",
     "Part of a pause by which it is made longer or shorter at random, so that jobs that failed together do "
     "not start together.",
 )
@@ -100,36 +91,31 @@ EXPONENTIAL_RESET = Option[int](
     "restart-strategy.exponential-delay.reset-backoff-threshold",
     Duration(at_least_ms=1),
     3_600_000,
-    "ms",
     "After so long without a failure, counted from the restart, pauses and attempts begin anew.",
 )
 EXPONENTIAL_ATTEMPTS = Option[int | None](
     "restart-strategy.exponential-delay.attempts-before-reset-backoff",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="restarts"),
     None,
-    "restarts",
     "So many restarts until pauses begin anew; one failure more ends the job; unset: any number.",
 )
 EXCEPTION_HISTORY = Option[int](
     "web.exception-history-size",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="failures"),
     16,
-    "failures",
     "The last failures of a job that are remembered, for `headgate history`.",
 )
 SAME_RECORD_MAX = Option[int | None](
     "headgate.restart.same-record-max",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="failures"),
     None,
-    "failures",
     "So many failures of a function for the same record, and the job fails for good, whatever the restart "
     "strategy says; unset: no failures of a record are too many.",
 )
 SAME_FAILURE_MAX = Option[int](
     "headgate.restart.same-failure-max",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="failures"),
     10,
-    "failures",
     "So many failures of the kinds `internal` and `job` with the same message, one after the other and "
     "with no completed checkpoint in between, and the job fails for good, whatever the restart strategy "
     "says.",
@@ -138,7 +124,6 @@ FAILURE_ENRICHERS = Option[str | None](
     "jobmanager.failure-enrichers",
     Text(),
     None,
-    "",
     "Functions that add labels to failures in the history, as `module:function`, separated by commas; each "
     "gets a failure as a dict and returns labels, a dict of texts.",
 )
@@ -170,14 +155,12 @@ LOCAL_BACKUP = Option[bool](
     "execution.checkpointing.local-backup.enabled",
     Boolean(),
     False,
-    "",
     "Workers keep a copy of the state files of the newest checkpoint on their own disk.",
 )
 FROM_LOCAL = Option[bool](
     "execution.state-recovery.from-local",
     Boolean(),
     False,
-    "",
     "A restore takes the copies on the worker's machine, and from the checkpoint's storage only what is "
     "missing or damaged there.",
 )
@@ -185,7 +168,6 @@ LOCAL_BACKUP_DIRS = Option[str | None](
     "execution.checkpointing.local-backup.dirs",
     Text(),
     None,
-    "",
     "Directories of the worker's machine for these copies, separated by commas; unset: `io.tmp.dirs`. On "
     "the same file system as `io.tmp.dirs` a copy of state on disk is a link, and costs nothing.",
 )
@@ -193,15 +175,13 @@ LOCAL_BACKUP_SIZE = Option[int](
     "headgate.local-backup.size-max",
     Size(),
     10 << 30,
-    "bytes",
     "What the copies of one worker take at most; files beyond are not kept, and a restore reads them from "
     "the checkpoint's storage.",
 )
 REDUNDANT_WORKERS = Option[int](
     "slotmanager.redundant-taskmanager-num",
-    Integer(at_most=1_000),
+    Integer(at_most=1_000, unit="workers"),
     0,
-    "workers",
     "Spare workers of each slot sharing group: started, connected and ready, to take the place of one that "
     "dies.",
 )
@@ -209,15 +189,13 @@ REGISTRATION_TIMEOUT = Option[int](
     "resourcemanager.taskmanager-registration.timeout",
     Duration(at_least_ms=1_000),
     120_000,
-    "ms",
     "A worker that was started and has not connected to the coordinator by then counts as failed. Raise it "
     "where machines are slow to come up, or install packages first.",
 )
 START_FAILURES_MAX = Option[float](
     "resourcemanager.start-worker.max-failure-rate",
-    Number(0.001, 1_000_000),
+    Number(0.001, 1_000_000, unit="failures/min"),
     10.0,
-    "failures/min",
     "After so many spare workers within a minute that did not start, or died before they were needed, "
     "there is a pause.",
 )
@@ -225,14 +203,12 @@ START_RETRY = Option[int](
     "resourcemanager.start-worker.retry-interval",
     Duration(at_least_ms=1),
     3_000,
-    "ms",
     "That pause, and the one behind each failure.",
 )
 TAKEOVERS_MAX = Option[int](
     "headgate.coordinator.takeovers-max",
-    Integer(at_least=1),
+    Integer(at_least=1, unit="takeovers"),
     10,
-    "takeovers",
     "How often coordinators of one run may die within `headgate.coordinator.takeovers-window` without a "
     "checkpoint in between; at the next time the job fails.",
 )
@@ -240,22 +216,19 @@ TAKEOVERS_WINDOW = Option[int](
     "headgate.coordinator.takeovers-window",
     Duration(at_least_ms=1_000),
     600_000,
-    "ms",
     "The time in which deaths of coordinators are counted.",
 )
 ORPHANED_MAX = Option[int](
     "headgate.worker.orphaned-max",
     Duration(),
     60_000,
-    "ms",
     "How long workers go on with records while they have no coordinator, before they give up; 0: they stop "
     "at once, and every new coordinator restores the newest checkpoint.",
 )
 STANDBY_COORDINATORS = Option[int](
     "headgate.coordinator.standby",
-    Integer(at_least=0, at_most=1),
+    Integer(at_least=0, at_most=1, unit="processes"),
     0,
-    "processes",
     "How many processes wait, with the job loaded, to take over from a coordinator that dies; on Ray, and "
     "for jobs with checkpoints. 0: Ray has to make one first.",
 )
@@ -263,7 +236,6 @@ STORE_PATIENCE = Option[int](
     "headgate.coordinator.store-patience",
     Duration(),
     60_000,
-    "ms",
     "How long a coordinator that takes over tries to read the job log, before the job ends with the error "
     "of the checkpoint store. The first coordinator of a job does not try again.",
 )
@@ -271,7 +243,6 @@ COORDINATOR_RETURN_TIMEOUT = Option[int](
     "headgate.coordinator.return-timeout",
     Duration(at_least_ms=1_000),
     240_000,
-    "ms",
     "How long the command that follows a job on Ray waits for a coordinator that leads, before it gives "
     "the job up: the job itself may go on. A process that dies while Ray is still starting it is missed by "
     "Ray only after a minute (its `worker_register_timeout_seconds`); there is time for two of them.",
@@ -280,23 +251,20 @@ CLUSTER_CONNECT_TIMEOUT = Option[int](
     "headgate.cluster.connect-timeout",
     Duration(at_least_ms=100),
     60_000,
-    "ms",
     "How long `headgate run --cluster ADDRESS` tries to connect to the Ray cluster before it gives up.",
 )
 FORMER_WATCH = Option[int](
     "headgate.coordinator.former-watch",
     Duration(),
     20_000,
-    "ms",
     "How long a new run watches the job log, if a former run has not ended and its coordinator cannot be "
     "reached, before it takes that one for dead. Anything the former run writes in this time shows that it "
     "lives: the new run is then refused.",
 )
 HISTORY_RUNS = Option[int](
     "headgate.history.runs",
-    Integer(at_least=0, at_most=1_000),
+    Integer(at_least=0, at_most=1_000, unit="runs"),
     20,
-    "runs",
     "How many former runs of a job its storage remembers: how each ended, when and why. The run that ended "
     "last is remembered in any case.",
 )
@@ -304,7 +272,6 @@ SHUTDOWN_GRACE = Option[int](
     "headgate.shutdown.grace",
     Duration(at_least_ms=100),
     25_000,
-    "ms",
     "How long a process that gets SIGTERM waits for the checkpoint with which it leaves: a worker on Ray, "
     "whose tasks go elsewhere, or a run with an id from outside (`--run-id`), which is left to its next "
     "start. It should end before the sender of SIGTERM kills: Kubernetes does after 30 s.",

@@ -159,7 +159,7 @@ def markdown() -> str:
     for option in OPTIONS:
         aliases = "".join(f" Also `{alias}`." for alias in option.aliases)
         lines.append(
-            f"| `{option.key}` | {option.type.name} | `{option.default_text()}` | {option.unit} "
+            f"| `{option.key}` | {option.type.name} | `{option.default_text()}` | {option.type.unit} "
             f"| {option.doc}{aliases} |"
         )
     return "\n".join(lines) + "\n"

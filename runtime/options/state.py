@@ -13,7 +13,6 @@ STATE_BACKEND = Option[str](
     "state.backend.type",
     Choice(("hashmap", "rocksdb"), (("memory", "hashmap"),)),
     "hashmap",
-    "",
     "Where keyed state lies: in memory (`hashmap`, also `memory`), or on local disk (`rocksdb`).",
     ("state.backend",),
 )
@@ -21,56 +20,48 @@ MANAGED_MEMORY = Option[int](
     "taskmanager.memory.managed.size",
     Size(at_least=1 << 20),
     256 << 20,
-    "bytes",
     "Memory of one worker process for state that lies on disk; all subtasks share it.",
 )
 ROCKSDB_WRITE_BUFFER_RATIO = Option[float](
     "state.backend.rocksdb.memory.write-buffer-ratio",
     Ratio(),
     0.5,
-    "",
     "The part of `taskmanager.memory.managed.size` for what is not yet in files; the rest caches reads.",
 )
 ROCKSDB_WRITE_BUFFER_SIZE = Option[int](
     "state.backend.rocksdb.writebuffer.size",
     Size(at_least=64 << 10),
     64 << 20,
-    "bytes",
     "What one state of one subtask collects in memory before it becomes a file.",
 )
 ROCKSDB_WRITE_BUFFERS = Option[int](
     "state.backend.rocksdb.writebuffer.count",
-    Integer(at_least=2, at_most=100),
+    Integer(at_least=2, at_most=100, unit="buffers"),
     2,
-    "buffers",
     "Write buffers of one state, the one being filled included, before writes wait.",
 )
 ROCKSDB_THREADS = Option[int](
     "state.backend.rocksdb.thread.num",
-    Integer(at_least=1, at_most=1000),
+    Integer(at_least=1, at_most=1000, unit="threads"),
     2,
-    "threads",
     "Threads of a worker that write and merge files.",
 )
 ROCKSDB_OPEN_FILES = Option[int](
     "state.backend.rocksdb.files.open",
-    Integer(at_least=16, at_most=1_000_000),
+    Integer(at_least=16, at_most=1_000_000, unit="files"),
     512,
-    "files",
     "Files that one state of one subtask keeps open.",
 )
 ROCKSDB_BLOCK_SIZE = Option[int](
     "state.backend.rocksdb.block.blocksize",
     Size(at_least=1 << 10),
     4 << 10,
-    "bytes",
     "How much is read from a file at a time.",
 )
 ALLOW_PICKLE = Option[bool](
     "headgate.state.allow-pickle",
     Boolean(),
     True,
-    "",
     "false: nothing that lies in checkpoints and savepoints is unpickled. Jobs with state of no declared "
     "type are refused, and so are checkpoints and savepoints that hold pickled state.",
 )
@@ -78,14 +69,12 @@ CHECKPOINT_INTERVAL = Option[int | None](
     "execution.checkpointing.interval",
     Duration(at_least_ms=10),
     None,
-    "ms",
     "Time between the starts of periodic checkpoints; unset: no periodic checkpoints.",
 )
 CHECKPOINT_INTERVAL_BACKLOG = Option[int | None](
     "execution.checkpointing.interval-during-backlog",
     Duration(),
     None,
-    "ms",
     "The interval while a source reads a backlog, such as the history of a hybrid source; at least "
     "`execution.checkpointing.interval`, or `0s`: no periodic checkpoints meanwhile. Unset: the same.",
 )
@@ -93,35 +82,30 @@ CHECKPOINT_TIMEOUT = Option[int](
     "execution.checkpointing.timeout",
     Duration(at_least_ms=10),
     600_000,
-    "ms",
     "A checkpoint that is not complete after this time is aborted.",
 )
 CHECKPOINT_MIN_PAUSE = Option[int](
     "execution.checkpointing.min-pause",
     Duration(),
     0,
-    "ms",
     "Least time from the end of a checkpoint to the start of the next; above 0 at most one runs.",
 )
 CHECKPOINT_MAX_CONCURRENT = Option[int](
     "execution.checkpointing.max-concurrent-checkpoints",
-    Integer(at_least=1, at_most=1000),
+    Integer(at_least=1, at_most=1000, unit="checkpoints"),
     1,
-    "checkpoints",
     "How many checkpoints may be under way at once.",
 )
 CHECKPOINT_MODE = Option[str](
     "execution.checkpointing.mode",
     Choice(("EXACTLY_ONCE", "AT_LEAST_ONCE")),
     "EXACTLY_ONCE",
-    "",
     "AT_LEAST_ONCE: no input waits for the barriers of others; after a failure records may count twice.",
 )
 UNALIGNED = Option[bool](
     "execution.checkpointing.unaligned.enabled",
     Boolean(),
     False,
-    "",
     "Barriers overtake records in queues, which become part of the checkpoint. For jobs under "
     "backpressure. Needs EXACTLY_ONCE, and one checkpoint at a time.",
     aliases=("execution.checkpointing.unaligned",),
@@ -130,7 +114,6 @@ ALIGNED_TIMEOUT = Option[int](
     "execution.checkpointing.aligned-checkpoint-timeout",
     Duration(),
     0,
-    "ms",
     "With unaligned checkpoints: barriers stay in line until the checkpoint is this old, and overtake "
     "from then on; 0: they overtake at once.",
 )
@@ -138,29 +121,25 @@ UNALIGNED_FORCED = Option[bool](
     "execution.checkpointing.unaligned.forced",
     Boolean(),
     False,
-    "",
     "Barriers also overtake records on their way through a partitioner of the job's own; it must then "
     "choose by the record alone.",
 )
 CHECKPOINT_HISTORY = Option[int](
     "web.checkpoints.history",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="checkpoints"),
     10,
-    "checkpoints",
     "The statistics of so many ended checkpoints are kept, for `headgate checkpoints`.",
 )
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",
-    Integer(),
+    Integer(unit="checkpoints"),
     0,
-    "checkpoints",
     "How many checkpoints in a row may fail before the job does.",
 )
 CHECKPOINT_RETAINED = Option[int](
     "execution.checkpointing.num-retained",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="checkpoints"),
     1,
-    "checkpoints",
     "How many completed checkpoints are kept.",
     ("state.checkpoints.num-retained",),
 )
@@ -168,7 +147,6 @@ CHECKPOINT_RETENTION = Option[str](
     "execution.checkpointing.externalized-checkpoint-retention",
     Choice(("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS")),
     "RETAIN_ON_CANCELLATION",
-    "",
     "What happens to the last checkpoint when a job is cancelled. Unlike Flink's, the default keeps it: "
     "state must not vanish because a flag was forgotten.",
 )
@@ -176,7 +154,6 @@ CHECKPOINT_INCREMENTAL = Option[bool](
     "execution.checkpointing.incremental",
     Boolean(),
     True,
-    "",
     "Write only what changed since the last completed checkpoint. Unlike Flink's, the default is true: "
     "every backend can do it here, and the length of a chain is bounded.",
     ("state.backend.incremental",),
@@ -185,7 +162,6 @@ CHECKPOINT_DIR = Option[str | None](
     "execution.checkpointing.dir",
     Text(),
     None,
-    "",
     "Where checkpoints go: a directory or `s3://bucket/prefix`. Required for checkpoints.",
     ("state.checkpoints.dir",),
 )
@@ -193,30 +169,26 @@ CHECKPOINT_INLINE = Option[int](
     "execution.checkpointing.data-inline-threshold",
     Size(at_least=0),
     20 * 1024,
-    "bytes",
     "State of a subtask up to this size lies in the checkpoint's entry of the job log instead of a file.",
     ("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
 )
 DELTA_CHAIN_MAX = Option[int](
     "headgate.checkpoint.delta-chain-max",
-    Integer(at_least=1, at_most=1000),
+    Integer(at_least=1, at_most=1000, unit="files"),
     20,
-    "files",
     "How many files a table of a subtask may consist of, with the deltas of incremental checkpoints; "
     "more make for smaller checkpoints and slower restores.",
 )
 TRANSFERS_MAX = Option[int](
     "headgate.checkpoint.transfers-max",
-    Integer(at_least=1, at_most=1000),
+    Integer(at_least=1, at_most=1000, unit="files"),
     8,
-    "files",
     "State files that a worker writes or reads at once.",
 )
 LOCAL_DIRS = Option[str | None](
     "io.tmp.dirs",
     Text(),
     None,
-    "",
     "Local directories for temporary files and for state larger than memory, separated by commas; "
     "unset: the system's.",
 )
@@ -224,7 +196,6 @@ SAVEPOINT_DIR = Option[str | None](
     "execution.checkpointing.savepoint-dir",
     Text(),
     None,
-    "",
     "Where savepoints go if the request does not say: a directory or `s3://bucket/prefix`.",
     ("state.savepoints.dir",),
 )
@@ -232,7 +203,6 @@ RECOVERY_PATH = Option[str | None](
     "execution.state-recovery.path",
     Text(),
     None,
-    "",
     "What a new run begins with: a savepoint, or the directory of a job's checkpoints (the newest, or "
     "number 7 with `@7` behind it).",
     ("execution.savepoint.path",),
@@ -241,7 +211,6 @@ RECOVERY_CLAIM_MODE = Option[str](
     "execution.state-recovery.claim-mode",
     Choice(("NO_CLAIM", "CLAIM"), (("no-claim", "NO_CLAIM"),)),
     "NO_CLAIM",
-    "",
     "`CLAIM`: the savepoint is deleted once the run has a checkpoint of its own. `NO_CLAIM`: it is never "
     "touched.",
     ("execution.savepoint-restore-mode",),
@@ -250,7 +219,6 @@ RECOVERY_IGNORE_UNCLAIMED = Option[bool](
     "execution.state-recovery.ignore-unclaimed-state",
     Boolean(),
     False,
-    "",
     "Drop restored state that no operator of the job claims, instead of refusing to start.",
     ("execution.savepoint.ignore-unclaimed-state",),
 )
@@ -258,34 +226,30 @@ RECOVERY_ACCEPT_CHANGES = Option[str | None](
     "execution.state-recovery.accept-changes",
     Text(),
     None,
-    "",
     "Names of steps, separated by commas, which go on with their restored state though they compute "
     "something else now, such as the sum of another column. Without it such a start is refused.",
 )
 WITHOUT_CHANNEL_STATE = Option[int](
     "execution.state-recovery.without-channel-state.checkpoint-id",
-    Integer(at_least=-1),
+    Integer(at_least=-1, unit="checkpoint"),
     -1,
-    "checkpoint",
     "Restore this unaligned checkpoint without the records that were on their way: they are lost.",
 )
 RESTORE_FALLBACK = Option[bool](
     "headgate.restore.fallback",
     Boolean(),
     False,
-    "",
     "If state of the newest checkpoint is corrupt or missing, restore the one before. Sinks have "
     "committed what came between the two: it is written again.",
 )
 
 S3_ENDPOINT = Option[str | None](
-    "s3.endpoint", Text(), None, "", "Address of the S3 service; unset: that of the region."
+    "s3.endpoint", Text(), None, "Address of the S3 service; unset: that of the region."
 )
 S3_REGION = Option[str | None](
     "s3.region",
     Text(),
     None,
-    "",
     "Region of the S3 service; unset: from the environment.",
     ("s3.endpoint.region",),
 )
@@ -293,16 +257,14 @@ S3_PATH_STYLE = Option[bool | None](
     "s3.path-style-access",
     Boolean(),
     None,
-    "",
     "Put the bucket into the path instead of the host name (MinIO and other S3-alikes); none: if "
     "`s3.endpoint` is set.",
     ("s3.path.style.access",),
 )
 S3_CONNECTIONS_MAX = Option[int](
     "s3.connection.maximum",
-    Integer(at_least=1, at_most=10_000),
+    Integer(at_least=1, at_most=10_000, unit="connections"),
     32,
-    "connections",
     "How many connections to S3 each client keeps open. A process has one client for checkpoints, and one "
     "for the files that sinks write. The reader of files has a pool of its own.",
 )
@@ -310,38 +272,33 @@ S3_CONNECT_TIMEOUT = Option[int](
     "s3.connection.establish.timeout",
     Duration(at_least_ms=1),
     10_000,
-    "ms",
     "How long a connection to S3 may take to be established. Then the request is tried again.",
 )
 S3_TIMEOUT = Option[int](
     "s3.connection.timeout",
     Duration(at_least_ms=1),
     30_000,
-    "ms",
     "How long S3 may be silent while its answer is due. Then the request is tried again.",
 )
 S3_ATTEMPTS_MAX = Option[int](
     "s3.attempts.maximum",
-    Integer(at_least=1, at_most=1_000),
+    Integer(at_least=1, at_most=1_000, unit="attempts"),
     8,
-    "attempts",
     "How often a request to S3 is made, the first time included, while its errors may pass: a connection "
     "that breaks, a time-out, a server that is busy. The pauses in between grow, to 5 s for checkpoints "
     "and 20 s for the files of connectors.",
 )
 S3_UPLOAD_PARTS_MAX = Option[int](
     "s3.fast.upload.active.blocks",
-    Integer(at_least=1, at_most=1_000),
+    Integer(at_least=1, at_most=1_000, unit="parts"),
     4,
-    "parts",
     "How many parts of one file, of 8 MB each, are uploaded at once for a checkpoint, or may wait for "
     "their upload in a sink before the sink holds its records back. Each is in memory.",
 )
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",
-    Integer(at_least=0, at_most=10_000),
+    Integer(at_least=0, at_most=10_000, unit="objects"),
     32,
-    "objects",
     "How many objects two writers try to create at once when a job starts on S3: a store that gives one of "
     "them to both is refused. 0: that is not tried.",
 )
@@ -349,7 +306,6 @@ PROBE_TIMEOUT = Option[int](
     "headgate.storage.probe.timeout",
     Duration(),
     5_000,
-    "ms",
     "No more of these tries begin after this time; how many there were is logged.",
 )
 

@@ -23,6 +23,11 @@ class ValueType(Protocol[T_co]):
         """Its name in the documentation."""
         ...
 
+    @property
+    def unit(self) -> str:
+        """The unit of parsed values; empty: they have none."""
+        ...
+
     def parse(self, text: str) -> T_co:
         """The value; raises UsageError (without the key) for a text that is none."""
         ...
@@ -32,12 +37,22 @@ class ValueType(Protocol[T_co]):
         ...
 
 
+class _Plain:
+    """The part of types whose values are formatted by `str`."""
+
+    __slots__ = ()
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """Milliseconds, written with a unit: `10 s`."""
 
     at_least_ms: int = 0
     name: str = "duration"
+    unit: str = "ms"
 
     def parse(self, text: str) -> int:
         value = parse_duration(text, longest_ms=None)
@@ -56,6 +71,7 @@ class Size:
     at_least: int = 1
     at_most: int | None = None
     name: str = "size"
+    unit: str = "bytes"
 
     def parse(self, text: str) -> int:
         value = parse_size(text)
@@ -70,12 +86,13 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(_Plain):
     """A whole number within bounds."""
 
     at_least: int = 0
     at_most: int = 2**31 - 1
     name: str = "integer"
+    unit: str = ""
 
     def parse(self, text: str) -> int:
         try:
@@ -86,15 +103,13 @@ class Integer:
             raise OptionError(f"must lie in {self.at_least}..{self.at_most}")
         return value
 
-    def format(self, value: Any) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:
     """A TCP port, or a range of them with both ends: `6121`, `6121-6140`. 0 alone: any free port."""
 
     name: str = "port or range"
+    unit: str = ""
 
     def parse(self, text: str) -> range:
         first, dash, last = (part.strip() for part in text.partition("-"))
@@ -112,10 +127,11 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(_Plain):
     """A part of a whole: above 0, below 1."""
 
     name: str = "ratio"
+    unit: str = ""
 
     def parse(self, text: str) -> float:
         try:
@@ -126,17 +142,15 @@ class Ratio:
             raise OptionError("must be above 0 and below 1")
         return value
 
-    def format(self, value: Any) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(_Plain):
     """A number within bounds."""
 
     at_least: float
     at_most: float
     name: str = "number"
+    unit: str = ""
 
     def parse(self, text: str) -> float:
         try:
@@ -147,15 +161,13 @@ class Number:
             raise OptionError(f"must lie in {self.at_least:g}..{self.at_most:g}")
         return value
 
-    def format(self, value: Any) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
     """`true` or `false`."""
 
     name: str = "boolean"
+    unit: str = ""
 
     def parse(self, text: str) -> bool:
         try:
@@ -168,26 +180,25 @@ class Boolean:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(_Plain):
     """Any text but an empty one."""
 
     name: str = "text"
+    unit: str = ""
 
     def parse(self, text: str) -> str:
         if not text.strip():
             raise OptionError("must not be empty")
         return text.strip()
 
-    def format(self, value: Any) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(_Plain):
     """One of some words; `others` are Flink's other spellings of them."""
 
     words: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
+    unit: str = ""
 
     @property
     def name(self) -> str:
@@ -203,9 +214,6 @@ class Choice:
                 return word
         raise OptionError(f"must be one of {', '.join(self.words)}")
 
-    def format(self, value: Any) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True)
 class Option(Generic[T]):
@@ -213,14 +221,12 @@ class Option(Generic[T]):
 
     Attributes:
         default: the value when it is not set; None means what `doc` says.
-        unit: what the parsed value counts.
         aliases: older names of the key, accepted as well.
     """
 
     key: str
     type: ValueType[Any]
     default: T
-    unit: str
     doc: str
     aliases: tuple[str, ...] = ()
 

@@ -89,12 +89,11 @@ class Worker:
         clock: Clock,
         open_store: StoreOpener,
         metrics: MetricsRegistry,
-        metrics_url: str = "",
-        pulse: HeartbeatThreads | None = None,
+        heartbeats: HeartbeatThreads | None = None,
     ) -> None:
         """
         Args:
-            pulse: the thread that beats in a process of its own; None: the event loop beats, and looks.
+            heartbeats: the threads of a process of its own; None: the event loop beats, and looks.
         """
         self.worker_id = worker_id
         self._leader = LeaderLink(link, self._hello, clock)
@@ -107,7 +106,8 @@ class Worker:
         self._open_store = counted(open_store, self._storage)
         self._open_at = counted(open_store_at, self._storage)
         self._metrics = metrics
-        self._metrics_url = metrics_url
+        self.metrics_url = ""
+        """The address of this process's Prometheus endpoint, if it has one; set before `run`."""
         self._threads = ThreadPoolExecutor(IO_THREADS, thread_name_prefix=f"io-{worker_id}")
         self._transfers: asyncio.Semaphore | None = None
         self._store: tuple[str, CheckpointStore] | None = None
@@ -118,11 +118,11 @@ class Worker:
         self._address = b""
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
-        self._pulse: HeartbeatThreads | None = None
-        self._pulses: WeakKeyDictionary[Link, HeartbeatThreads] = WeakKeyDictionary()
+        self._heartbeats: HeartbeatThreads | None = None
+        self._heartbeats_of: WeakKeyDictionary[Link, HeartbeatThreads] = WeakKeyDictionary()
         """The heartbeat beside each link, while that is the link to the coordinator."""
-        if pulse is not None:
-            self._pulses[link] = pulse
+        if heartbeats is not None:
+            self._heartbeats_of[link] = heartbeats
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
         self._silent = False
@@ -152,22 +152,22 @@ class Worker:
         record = self._record
         return 0 if record is None else record.orphaned_ms
 
-    def reconnect(self, link: Link, pulse: HeartbeatThreads | None = None) -> None:
-        """Another coordinator asks for this worker; `pulse` beats if it is the one to obey."""
-        if pulse is not None:
-            self._pulses[link] = pulse
+    def reconnect(self, link: Link, heartbeats: HeartbeatThreads | None = None) -> None:
+        """Another coordinator asks for this worker; `heartbeats` beat if it is the one to obey."""
+        if heartbeats is not None:
+            self._heartbeats_of[link] = heartbeats
         self._leader.offer(link)
 
     def leave(self) -> None:
         """This process has to end soon: ask the coordinator for Shutdown, once nothing runs here."""
         self._leader.send(Leaving())
 
-    def _begin_pulse(self, welcome: Welcome, link: Link) -> None:
-        before, self._pulse = self._pulse, self._pulses.get(link)
+    def _begin_heartbeats(self, welcome: Welcome, link: Link) -> None:
+        before, self._heartbeats = self._heartbeats, self._heartbeats_of.get(link)
         if before is not None:
             before.stop()
-        if self._pulse is not None:
-            self._pulse.start(welcome, self._watch, link.close, self._orphaned_ms)
+        if self._heartbeats is not None:
+            self._heartbeats.start(welcome, self._watch, link.close, self._orphaned_ms)
 
     def _hello(self, generation: int) -> Hello:
         return Hello(
@@ -176,7 +176,7 @@ class Worker:
             worker_id=self.worker_id,
             pid=os.getpid(),
             address=self._address,
-            metrics_url=self._metrics_url,
+            metrics_url=self.metrics_url,
             generation=generation,
         )
 
@@ -194,7 +194,7 @@ class Worker:
         self._job_name = self._fields["job"] = welcome.job_name
         self._heard = self._clock.monotonic()
         self._watch.configure(welcome.job_name, welcome.watching)
-        self._begin_pulse(welcome, link)
+        self._begin_heartbeats(welcome, link)
         beat = asyncio.get_running_loop().create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
             name="heartbeat",
@@ -218,8 +218,8 @@ class Worker:
             await self._regions.drop_all()
         finally:
             await worker_ends(self)
-        if self._pulse is not None:
-            self._pulse.stop()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
         await self._leader.close()
         if self._store is not None:
             await self._store[1].close()
@@ -235,10 +235,10 @@ class Worker:
         """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
         while True:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
-            steps = self._watch.steps() if self._pulse is None else ()
+            steps = self._watch.steps() if self._heartbeats is None else ()
             self._leader.send(Heartbeat(steps=steps))
             self._send_statistics()
-            if self._pulse is None:
+            if self._heartbeats is None:
                 for stuck in self._watch.look():
                     self._leader.send(stuck)
             heard = self._heard

@@ -28,7 +28,7 @@ async def main(worker_id: str, token: str, addresses: list[str]) -> None:
         clock=clock,
         open_store=open_store,
         metrics=MetricsRegistry(),
-        pulse=HeartbeatThreads(addresses, token, worker_id, clock),
+        heartbeats=HeartbeatThreads(addresses, token, worker_id, clock),
     )
     hub.on_failure = worker.exchange_failed
     listening = await hub.start(None)

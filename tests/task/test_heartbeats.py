@@ -67,8 +67,8 @@ def test_no_beat_waits_for_a_look_and_what_the_look_found_is_sent_later(
         return message
 
     async def main() -> None:  # it holds its loop all the time, as a function that computes does
-        pulse = HeartbeatThreads([], "token", "w", SystemClock())
-        pulse.start(welcome(10, 1000 * int(HANG_S)), watch, lambda: None)
+        heartbeats = HeartbeatThreads([], "token", "w", SystemClock())
+        heartbeats.start(welcome(10, 1000 * int(HANG_S)), watch, lambda: None)
         assert isinstance(receive(), Hello)
         assert watch.looking.wait(HANG_S)
         assert all(isinstance(receive(), Heartbeat) for _ in range(5))
@@ -76,7 +76,7 @@ def test_no_beat_waits_for_a_look_and_what_the_look_found_is_sent_later(
         while isinstance(message := receive(), Heartbeat):
             pass
         assert message == watch.stuck
-        pulse.stop()
+        heartbeats.stop()
 
     asyncio.run(main())
     far.close()
@@ -102,15 +102,15 @@ def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) 
     """
     clock, codes = Clock(), list[int]()
     for thread in ("_beat", "_look"):
-        monkeypatch.setattr(HeartbeatThreads, thread, lambda pulse: None)
+        monkeypatch.setattr(HeartbeatThreads, thread, lambda heartbeats: None)
 
     async def main() -> None:
-        pulse = HeartbeatThreads([], "token", "w", clock, die=codes.append)
+        heartbeats = HeartbeatThreads([], "token", "w", clock, die=codes.append)
         watch = StepWatch("w", clock)
-        pulse.start(welcome(1_000, 5_000), watch, lambda: None, lambda: orphaned_ms)
-        pulse._give_up()
+        heartbeats.start(welcome(1_000, 5_000), watch, lambda: None, lambda: orphaned_ms)
+        heartbeats._give_up()
         while not codes:
-            pulse._exit_if_abandoned()
+            heartbeats._exit_if_abandoned()
             if turns:
                 await asyncio.sleep(0)
             clock.now_s += 1
