@@ -1,1 +1,4 @@
-"""Metrics and structured logs."""
+"""Metrics, spans and logs.
+
+`catalogue.py` names every metric; `metrics.py` keeps and shows them, and `endpoint.py` serves them.
+"""

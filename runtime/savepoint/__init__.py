@@ -1,1 +1,1 @@
-"""Savepoints and checkpoints for users: written, found, shown, compared, checked, deleted."""
+"""Savepoints and checkpoints for users: written, found, described, compared, verified and deleted."""
