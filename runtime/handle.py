@@ -147,11 +147,11 @@ class JobHandle:
         """Wait until the job has ended, and return how. Takeovers on the way are followed.
 
         Args:
-            timeout: wait no longer than so many seconds; None: as long as it takes.
+            timeout: the longest time to wait, in seconds; None: as long as it takes.
 
         Raises:
             TimeoutError: the job goes on.
-            JobError: the job failed; or nobody leads it, and nobody knows how it ended.
+            JobError: the job failed; or no coordinator leads it, and its end is unknown.
         """
         outcome = run_blocking(self._wait(timeout))
         if outcome.status == "FAILED":
@@ -337,7 +337,7 @@ class ThreadJob:
             self._outcome, self._error = outcome, error
             self._changed.notify_all()
             for loop, over in self._waiting:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiter gone
                     loop.call_soon_threadsafe(over.set)
             self._waiting.clear()
 

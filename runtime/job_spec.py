@@ -59,7 +59,7 @@ class JobSpec:
     restart: RestartSettings
     options: dict[str, str]
     graph: Graph
-    """What `plan` was made of; made anew when the parallelism changes or key groups are adopted."""
+    """The graph that `plan` is made of, also at another parallelism or number of key groups."""
     max_parallelism: int | None = None
     """As the user set it; None: that of the restored checkpoint, else chosen."""
     chaining: bool = True
@@ -71,9 +71,9 @@ class JobSpec:
     group_resources: dict[str, str] = field(default_factory=dict)
     """Custom resources of Ray, by group. A slot takes one of that of its group, instead of `resources`."""
     run: str = ""
-    """Names this run of the job, so that a coordinator which takes over does not start it anew."""
+    """Names this run of the job, so that a coordinator which takes over does not start another one."""
     outside_run: bool = False
-    """The name comes from outside, where somebody starts the run again if its process is gone."""
+    """True if the name comes from outside: a supervisor starts the run again if its process is gone."""
     fresh: bool = False
     """Do not resume from an existing checkpoint."""
     allow_non_restored_state: bool = False
@@ -140,7 +140,7 @@ def restart_settings(
     Args:
         written: what `job.restart` or the manifest said, if anything.
         options: those that are set explicitly change single values of the strategy.
-        checkpoints: the job takes some; without them it is not restarted unless somebody says so.
+        checkpoints: the job takes some; without them it is restarted only if it says so.
 
     Raises:
         OptionError: an option is set for another strategy than the one that is chosen.

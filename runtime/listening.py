@@ -3,7 +3,7 @@
 Every user of the machine can connect to a TCP port, and a client that has not shown the job's token yet may
 be hostile. So each listener counts its connections in an `Admission`. When too many strangers are connected
 the one that has waited longest is closed, not the newcomer: our own processes show the token right after
-they have connected, and so they still get in while somebody holds idle connections open.
+they have connected, and so they still get in while a stranger holds idle connections open.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Listener:
         )
 
     def hosts(self, node_host: str = LOOPBACK) -> tuple[str, str]:
-        """The address to bind, and the one that peers are told.
+        """Return the address to bind, and the one that peers get.
 
         Args:
             node_host: the address of this machine among the peers; loopback if all of them are on it.

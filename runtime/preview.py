@@ -288,7 +288,7 @@ def print_table(found: Preview, schema: pa.Schema | None, within: str) -> None:
     for row in _rows(found, schema):
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
-    if not console.is_terminal:  # nobody can widen a pipe or a notebook's cell
+    if not console.is_terminal:  # a pipe or a notebook's cell cannot be widened
         console = Console(width=max(80, console.measure(table).maximum))
     console.print(table)
     console.print(Text(_last_line(found, within), style="dim"))

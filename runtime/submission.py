@@ -1,8 +1,8 @@
 """Starts a job that lives by itself: its coordinator outlives the process that submits it.
 
 On this machine it is a process of its own, and on a Ray cluster a detached actor. A run whose id comes
-from outside is started once: whoever submits it again finds it running, or finds how it ended, or goes on
-with it if its coordinator died.
+from outside is started once: another submission finds it running, or finds how it ended, or goes on with it
+if its coordinator died.
 """
 
 from __future__ import annotations

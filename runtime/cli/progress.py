@@ -169,7 +169,7 @@ class Progress:
     def update(self, body: Mapping[str, Any], now_ms: int, monotonic: float) -> None:
         """Take in the body of a `progress` event."""
         if body["attempt"] != self.attempt:
-            self._samples.clear()  # counters begin anew
+            self._samples.clear()  # counters start over
         self.attempt = body["attempt"]
         self.status = body["status"]
         self.restarts = body["restarts"]

@@ -121,7 +121,7 @@ async def _init_in_thread(address: str, namespace: str) -> None:
 
     def run() -> None:
         error = connection.init()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiter gone
             loop.call_soon_threadsafe(settle, error)
 
     # No thread of asyncio's: the end of the loop and of the process would wait for those.

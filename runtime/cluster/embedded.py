@@ -135,7 +135,7 @@ async def while_ray_lives(doing: Coroutine[None, None, _T]) -> _T:
 def _dead() -> str:
     """The sort of a process that Ray started for this one and that is gone; empty if none is.
 
-    Ray has no public way to ask: where a release lacks the private one, nobody notices.
+    Ray has no public way to ask: where a release lacks the private one, a death is not noticed.
     """
     node: Any = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
     if not hasattr(node, "dead_processes"):

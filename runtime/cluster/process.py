@@ -108,7 +108,7 @@ class _Pump:
         with open(self._descriptor, "rb", closefd=False) as pipe:
             for line in pipe:
                 last = line.endswith(_END)  # behind the half line of a worker that was killed
-                # If nobody reads us any more the pipe must be emptied all the same: workers wait for it.
+                # Without a reader the pipe must be emptied all the same: workers wait for it.
                 with contextlib.suppress(OSError, ValueError):
                     self._stream.write(line.removesuffix(_END).decode(errors="replace"))
                     self._stream.flush()

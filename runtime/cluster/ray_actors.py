@@ -306,7 +306,7 @@ class RayCluster:
             try:
                 await until_placed(actor, rules, asked, self.notify)
             except BaseException:
-                worker.kill()  # else it would start when nobody expects it any more
+                worker.kill()  # else it would start when it is not expected any more
                 raise
         return worker
 
@@ -421,7 +421,7 @@ class CoordinatorActor:
         self._pair = pair
         self._self = ray.get_runtime_context().current_actor
         self._turn = Turn.LEADS if pair is None else Turn.STANDS_BY
-        # Somebody has led before, but for the very first time.
+        # A coordinator has led before, but for the very first time.
         self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._takes_over = self._restarted or not (pair is None or pair.first)
         self._outcome: JobOutcome | None = None

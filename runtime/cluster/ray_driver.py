@@ -116,7 +116,7 @@ async def host_here(
     Args:
         spec: the job.
         address: of a Ray cluster that has a node here.
-        console_stem: where workers print to, if somebody reads there (`process.py`).
+        console_stem: the pipes to which workers print, if they have a reader (`process.py`).
         takes_over: another process has led this run.
         on_event: sees everything the coordinator announces.
         on_listening: gets what connects to the coordinator.
@@ -271,7 +271,7 @@ async def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
             holder = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
         except ValueError:
             continue
-        # The log has what the next run needs, and its workers are dropped by whoever leads next.
+        # The log has what the next run needs, and the next leader drops its workers.
         if spec.take_over or not await settled(holder, "alive"):
             await asyncio.to_thread(ray.kill, holder, no_restart=True)
             continue

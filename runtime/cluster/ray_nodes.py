@@ -143,7 +143,7 @@ async def until_placed(
             left_s = until - loop.time()
             await asyncio.wait({started}, timeout=min(max(left_s, 0.0), LOOK_EVERY_S))
             if started.done():
-                started.exception()  # whoever watches the worker hears of it
+                started.exception()  # the watcher of the worker gets the error
                 return
             found = await asyncio.to_thread(_shortage, rules, asked)
             if loop.time() >= until:

@@ -56,7 +56,7 @@ class Standby:
             first: this is the one that the job began with.
             restarted: this process is there in place of one that died.
             interval_ms: how often a leader is asked whether it lives.
-            silent_max_ms: one that does not answer for so long counts as dead.
+            silent_max_ms: one that does not answer within this time counts as dead.
         """
         self._ask = ask
         self._token = token

@@ -166,7 +166,7 @@ async def connect(
     """Open a link to `unix:<path>` or `tcp:<host>:<port>`, with the bounds of `StreamLink`.
 
     Raises:
-        OSError: nobody listens there, or answers in time.
+        OSError: there is no listener, or no answer in time.
     """
     kind, _, rest = address.partition(":")
     async with asyncio.timeout(CONNECT_S):

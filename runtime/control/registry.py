@@ -148,7 +148,7 @@ def is_alive(record: JobRecord) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's process
+        pass  # another user's process
     sockets = [a.removeprefix("unix:") for a in record.addresses if a.startswith("unix:")]
     return not sockets or any(Path(path).exists() for path in sockets)
 

@@ -4,7 +4,7 @@ One credit is one free buffer at the receiver. Batches wait in the queue for cre
 need none but keep their place in line. `hub.py` and `links.py` say how an element really travels.
 
 Since control elements cost no credit, their queues must stay short by other means: a watermark or status
-that nobody has seen yet is worth nothing once a newer one stands right behind it.
+that was not read yet is worth nothing once a newer one stands right behind it.
 """
 
 from __future__ import annotations

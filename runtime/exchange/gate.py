@@ -21,7 +21,7 @@ from .channel_state import GateCapture, InFlightRecords
 from .settings import ExchangeSettings
 
 NOWHERE = ChannelAddress(source="", side="", target="", input_index=0, sender=0, receiver=0)
-"""Address of a channel that no checkpoint will ever hear of."""
+"""The address of a channel that is part of no checkpoint."""
 
 
 class CreditReceiver(Protocol):
@@ -177,7 +177,7 @@ class InputGate:
     # -- barriers that overtake ---------------------------------------------------------------------
 
     def poll_urgent(self) -> Urgent | None:
-        """Take the next barrier that overtakes, or hear of the next that may; blocks do not hold them.
+        """Take the next barrier that overtakes, or notice the next that may; blocks do not hold them.
 
         Raises:
             ExchangeError: a channel broke, or the gate is closed.

@@ -300,7 +300,7 @@ class DiallingEnd(FrameConnection):
         self.dialled = False
         self.established: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the peer welcomed us; fails if it did not."""
-        # Nobody may be waiting any more when it fails.
+        # Its waiter may be gone when it fails.
         self.established.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def add(self, channel: SocketOutputChannel) -> None:

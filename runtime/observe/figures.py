@@ -1,6 +1,6 @@
 """Counts of a process for its metrics only: of checkpoints, failures and requests to the storage.
 
-The event loop counts, and whoever scrapes the metrics reads.
+The event loop counts, and the thread that serves the metrics reads.
 """
 
 from __future__ import annotations

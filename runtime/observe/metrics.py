@@ -1,7 +1,7 @@
 """Metrics of one process, as Prometheus text.
 
-A counter is a plain Python number that one subtask adds to. All reading happens when somebody scrapes, in
-the endpoint's thread: so a gauge may only look at single values, never walk over what the job changes.
+A counter is a plain Python number that one subtask adds to. Metrics are read when they are scraped, in the
+endpoint's thread: so a gauge may only look at single values, never walk over what the job changes.
 Names are those of catalogue.py, without `headgate_` and `_total`.
 """
 

@@ -114,7 +114,7 @@ CONTROL_TOKEN_FILE = Option[str | None](
     Text(),
     None,
     "A file with the token of the job, such as a mounted secret: at least 16 characters. "
-    "Whoever has it commands the job. Unset: the token is random.",
+    "A client that has the token commands the job. Unset: the token is random.",
 )
 CONTROL_TOKEN_IN_STORAGE = Option[bool](
     "headgate.control.token-in-storage",
@@ -172,7 +172,7 @@ REST_EVENTS = Option[int](
     Integer(at_least=1, at_most=1_000_000, unit="events"),
     1_000,
     "How many events wait for one client that follows them, beside the ones from before it came. A client "
-    "that lets more pile up is told so, and hung up on.",
+    "that lets more pile up gets an event that says so, and is disconnected.",
 )
 REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",

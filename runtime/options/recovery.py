@@ -91,13 +91,13 @@ EXPONENTIAL_RESET = Option[int](
     "restart-strategy.exponential-delay.reset-backoff-threshold",
     Duration(at_least_ms=1),
     3_600_000,
-    "After so long without a failure, counted from the restart, pauses and attempts begin anew.",
+    "After this time without a failure, counted from the restart, pauses and attempts start over.",
 )
 EXPONENTIAL_ATTEMPTS = Option[int | None](
     "restart-strategy.exponential-delay.attempts-before-reset-backoff",
     Integer(at_least=1, unit="restarts"),
     None,
-    "So many restarts until pauses begin anew; one failure more ends the job; unset: any number.",
+    "The number of restarts until pauses start over; one failure more ends the job; unset: any number.",
 )
 EXCEPTION_HISTORY = Option[int](
     "web.exception-history-size",

@@ -128,7 +128,7 @@ CHECKPOINT_HISTORY = Option[int](
     "web.checkpoints.history",
     Integer(at_least=1, at_most=10_000, unit="checkpoints"),
     10,
-    "The statistics of so many ended checkpoints are kept, for `headgate checkpoints`.",
+    "The number of ended checkpoints whose statistics are kept, for `headgate checkpoints`.",
 )
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",

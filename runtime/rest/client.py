@@ -32,8 +32,8 @@ _VERBS: Final = {body: verb for verb, body in VERBS.items()}
 class RestClient:
     """One job's REST API. Use it in `async with`, or close what `connect` returns. It is a `JobClient`.
 
-    All methods raise HungUp, a JobError, if nobody answers in time, and else the error that the API tells,
-    of the type that the same request raises in the CLI.
+    All methods raise HungUp, a JobError, if there is no answer in time. Else they raise the error that the
+    API reports, of the type that the same request raises in the CLI.
     """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -188,7 +188,7 @@ class RestClient:
         A coordinator that takes over does not know the operation: then it is asked for again.
 
         Raises:
-            HeadgateError: it was refused, or failed, or nobody answers.
+            HeadgateError: it was refused, or failed, or there was no answer.
         """
         operation = await self.begin(command)
         while operation.status is OperationStatus.IN_PROGRESS:

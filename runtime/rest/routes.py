@@ -61,7 +61,7 @@ PARAMETERS: Final = {
     "trigger_id": Parameter(str, "The `triggerId` of an operation."),
 }
 WAIT_S_MAX: Final = 60
-"""A client may wait so long for the end of an operation, in one request."""
+"""The longest time that a client may wait for the end of an operation, in one request."""
 VERBS: Final[dict[str, type[Command]]] = {
     "stop": answers.StopCommand,
     "cancel": answers.CancelCommand,

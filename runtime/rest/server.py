@@ -400,7 +400,7 @@ class RestServer:
 
     async def _carry_out(self, trigger_id: str, verb: str, arguments: dict[str, Any]) -> None:
         try:
-            # Whoever takes over must know a request that is sent again: the command carries its id.
+            # The next coordinator must know a request that is sent again: the command carries its id.
             named = {**arguments, "trigger": trigger_id} if verb in NAMED else arguments
             result = await self._coordinator.ask(verb, named)
             self._operations.complete(trigger_id, result, self._clock.now_ms())

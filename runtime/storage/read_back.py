@@ -1,7 +1,7 @@
 """Makes the job log safe on a store that may give one name to two writers.
 
 Some servers carry out create-if-absent in two steps: they check whether the object exists, and then
-write it. Two coordinators that create the same object at once may then both be told that they
+write it. Two coordinators that create the same object at once may then both get the answer that they
 created it, and the later write stays. The probe (`probe.py`) refuses a store on which it sees that,
 but it cannot prove that a store never does it. So a coordinator acts on an entry only after two
 further checks:

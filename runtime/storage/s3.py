@@ -391,7 +391,7 @@ class S3Store(CheckpointStore):
         except ClientError as error:
             if _code(error) != "NoSuchUpload":
                 raise
-            # An earlier try may have gone through without an answer; nobody else uses this name.
+            # An earlier try may have gone through without an answer; no other writer uses this name.
             head = await self._client.head_object(Bucket=upload["Bucket"], Key=upload["Key"])
             if head["ContentLength"] != size:
                 raise

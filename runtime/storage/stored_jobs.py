@@ -1,10 +1,10 @@
 """The jobs of a storage address, read from their logs alone: no process of them has to live.
 
-The storage may also have the token of a job's coordinator. Whoever has the token commands the job, and can
-run code in its processes. So it is written only where the storage itself keeps others out, as a file that
-only its user reads, or if the option `headgate.control.token-in-storage` says so. Each generation has a
-record of its own: a coordinator that was replaced and comes late cannot put its token in the place of its
-successor's.
+The storage may also have the token of a job's coordinator. A client that has the token commands the job,
+and can run code in its processes. So it is written only where the storage itself keeps others out, as a
+file that only its user reads, or if the option `headgate.control.token-in-storage` says so. Each generation
+has a record of its own: a coordinator that was replaced and comes late cannot put its token in the place of
+its successor's.
 """
 
 from __future__ import annotations

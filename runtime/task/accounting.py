@@ -1,4 +1,4 @@
-"""The time of a subtask: how it was used, and how many rows a slice may have to last only so long.
+"""The time of a subtask: how it was used, and how many rows a slice may have to last a given time.
 
 Busy, full, idle and backpressured time add up to wall time.
 """

@@ -1,7 +1,7 @@
 """The link from a worker to the coordinator that leads, and the record that a next coordinator gets.
 
 A worker obeys the coordinator of the newest generation that has reached it. When a coordinator takes over,
-`AttemptRecord` tells it what the worker was told to do, and what it has reported.
+`AttemptRecord` has the commands that the worker obeyed, and what it reported.
 """
 
 from __future__ import annotations

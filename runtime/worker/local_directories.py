@@ -51,7 +51,7 @@ class LocalDirectories:
         """Make and lock them, and sweep up after dead workers.
 
         Raises:
-            StorageError: a directory cannot be made, or belongs to somebody else.
+            StorageError: a directory cannot be made, or belongs to another user.
         """
         self._locks: list[int] = []
         self._roots: list[Path] = []
@@ -91,7 +91,7 @@ def claim(parent: Path, worker_id: str, *, sweeping: bool = True) -> tuple[Path,
         sweeping: delete what dead workers left below `parent` first.
 
     Raises:
-        OSError: it cannot be made, or `parent` belongs to somebody else.
+        OSError: it cannot be made, or `parent` belongs to another user.
     """
     private_directory(parent)
     # While this is held, no sweeper takes the new directory for one of a dead worker.
@@ -102,7 +102,7 @@ def claim(parent: Path, worker_id: str, *, sweeping: bool = True) -> tuple[Path,
             sweep(parent)
         root = Path(tempfile.mkdtemp(prefix=f"{names.local_dir(worker_id)}-", dir=parent))
         lock = take_lock(root / LOCK_FILE, wait=True)
-        assert lock is not None  # nobody else knows the directory
+        assert lock is not None  # no other process knows the directory
         return root, lock
     finally:
         os.close(gate)
@@ -273,7 +273,7 @@ def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
     _sweep(parent, prefix)
     new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
     lock = take_lock(new / LOCK_FILE, wait=True)
-    assert lock is not None  # nobody else knows the directory
+    assert lock is not None  # no other process knows the directory
     directory = new.rename(parent / new.name.removeprefix("."))
     try:
         yield directory
