@@ -144,7 +144,7 @@ def _times(batch: Batch) -> Rows:
 
 
 @dataclass(slots=True)
-class OnlyTheEnd(Output):
+class FinalWatermarkOutput(Output):
     """The output of an event-time step, of whose watermarks only the last one counts.
 
     Where event time matters, records have been sorted by it, and the watermarks are derived from

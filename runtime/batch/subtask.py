@@ -39,7 +39,7 @@ from ..task.concurrency import MailboxTimers
 from ..task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from ..task.local_files import SubtaskDirectory
 from .blocks import RESULT, Block, BlockWriter, decode
-from .order import OnlyTheEnd, TimeOrder
+from .order import FinalWatermarkOutput, TimeOrder
 
 _THREADS: Final = 2
 COMMIT: Final = 1
@@ -225,7 +225,7 @@ class Subtask:
     async def _open(self, env: TaskEnvironment) -> None:
         for node, chained in zip(self.stage.vertex.nodes, self._chain.operators, strict=True):
             if node.watermarks is not None:
-                chained.operator.output = OnlyTheEnd(chained.output)
+                chained.operator.output = FinalWatermarkOutput(chained.output)
         await open_chain(self._chain, env, self._timers, _never_held)
 
     # -- input --------------------------------------------------------------------------------------

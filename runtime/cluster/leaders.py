@@ -122,7 +122,7 @@ async def _seek(actor: Any, but: Lead | None) -> Lead | JobOutcome | HeadgateErr
         await asyncio.sleep(SEARCH_EVERY_S)
 
 
-async def settled(actor: Any, method: str) -> Any:
+async def ask_actor(actor: Any, method: str) -> Any:
     """Return the answer of an actor, which is waited for while Ray makes it again. None: it was removed.
 
     Raises:
@@ -219,7 +219,7 @@ async def _find(actors: list[Any]) -> tuple[tuple[str, ...], str]:
             fix="`headgate history` shows its runs, if it has checkpoints",
         )
     for actor in actors:
-        token: str | None = await settled(actor, "credentials")
+        token: str | None = await ask_actor(actor, "credentials")
         if token is not None:
             return lead.addresses, token
     raise JobNotFound("the job does not run: its coordinator was removed from the cluster")

@@ -40,7 +40,7 @@ from ..storage.open_store import open_store_at
 from ..storage.stored_jobs import find_job
 from .connect import ray_cluster
 from .embedded import embedded_ray, while_ray_lives
-from .leaders import SEARCH_EVERY_S, Leaders, settled
+from .leaders import SEARCH_EVERY_S, Leaders, ask_actor
 from .process import console
 from .ray_actors import (
     NAMESPACE,
@@ -272,14 +272,14 @@ async def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
         except ValueError:
             continue
         # The log has what the next run needs, and the next leader drops its workers.
-        if spec.take_over or not await settled(holder, "alive"):
+        if spec.take_over or not await ask_actor(holder, "alive"):
             await asyncio.to_thread(ray.kill, holder, no_restart=True)
             continue
-        run = await settled(holder, "run_id")
+        run = await ask_actor(holder, "run_id")
         if run == spec.run:
             same.append(holder)
             continue
-        lead, token = await settled(holder, "lead"), await settled(holder, "credentials")
+        lead, token = await ask_actor(holder, "lead"), await ask_actor(holder, "credentials")
         held = held or run is not None
         if lead is None or token is None:
             continue  # it stands by, or has only just begun, or was removed just now
@@ -299,7 +299,7 @@ async def _running(spec: JobSpec, cluster: str) -> _Coordinators | None:
             fix=f"stop it first (headgate stop {job}), or end it and go on from its newest checkpoint with "
             "--take-over, in Python take_over=True",
         )
-    token = await settled(same[0], "credentials") if same else None
+    token = await ask_actor(same[0], "credentials") if same else None
     return None if token is None else _Coordinators(same, token, False)
 
 

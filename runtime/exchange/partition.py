@@ -78,7 +78,7 @@ class ResultPartition:
         self._error: HeadgateError | None = None
         self._wake: Callable[[], None] = lambda: None
         self._addresses = addresses
-        self._outlet: BarrierOutlet | None = None
+        self._outgoing: OutgoingBarrier | None = None
         for channel in channels:
             channel.listener = self
             if channel.queued_buffers:
@@ -130,20 +130,20 @@ class ResultPartition:
         self._raise_if_failed()
 
     def _send_barrier(self, barrier: CheckpointBarrier) -> None:
-        if self._outlet is not None:
-            self._outlet.give_up()
-            self._outlet = None
+        if self._outgoing is not None:
+            self._outgoing.give_up()
+            self._outgoing = None
         if self._addresses is not None and barrier.options.may_overtake:
-            self._outlet = BarrierOutlet(barrier, self._channels, self._addresses)
-            self._outlet.send()
+            self._outgoing = OutgoingBarrier(barrier, self._channels, self._addresses)
+            self._outgoing.send()
         else:
             for channel in self._channels:
                 channel.send_control(barrier)
 
-    def outlet(self, checkpoint_id: int) -> BarrierOutlet | None:
+    def outgoing_barrier(self, checkpoint_id: int) -> OutgoingBarrier | None:
         """The way out of the last barrier, if it is of this checkpoint and may overtake records here."""
-        outlet = self._outlet
-        return outlet if outlet and outlet.barrier.checkpoint_id == checkpoint_id else None
+        outgoing = self._outgoing
+        return outgoing if outgoing and outgoing.barrier.checkpoint_id == checkpoint_id else None
 
     def flush(self) -> None:
         """Send all partly filled buffers now."""
@@ -255,9 +255,9 @@ class ResultPartition:
 
     def barrier_left(self, channel: OutputChannel, barrier: CheckpointBarrier) -> None:
         """Note that the barrier is on its way on a channel."""
-        outlet = self.outlet(barrier.checkpoint_id)
-        if outlet is not None:
-            outlet.left(channel)
+        outgoing = self.outgoing_barrier(barrier.checkpoint_id)
+        if outgoing is not None:
+            outgoing.left(channel)
 
     # -- the rest -----------------------------------------------------------------------------------
 
@@ -269,8 +269,8 @@ class ResultPartition:
     def close(self) -> None:
         """Release the channels. After the end of the partition they still send the batches that they hold;
         otherwise these are dropped. Safe to call twice."""
-        if self._outlet is not None:
-            self._outlet.give_up()
+        if self._outgoing is not None:
+            self._outgoing.give_up()
         for channel in self._channels:
             channel.release()
         self._coalescers = [Coalescer() for _ in self._channels]
@@ -279,7 +279,7 @@ class ResultPartition:
             self.channel_failed(ExchangeError("the result partition is closed"))
 
 
-class BarrierOutlet:
+class OutgoingBarrier:
     """One barrier on its way out of one partition."""
 
     def __init__(

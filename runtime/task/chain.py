@@ -26,7 +26,7 @@ from ...operators.elements import (
 from ...operators.graph import Node
 from ...operators.sink import SinkOperator
 from ...state.keygroups import key_group_range
-from ..exchange.partition import BarrierOutlet, PartitionStats
+from ..exchange.partition import OutgoingBarrier, PartitionStats
 from ..observe.metrics import UserMetrics
 from ..protocol.failures import as_headgate_error
 from .concurrency import to_the_end
@@ -81,7 +81,7 @@ class OutputPartition(Partition, Protocol):
         """Return True if a partly filled buffer has waited for the buffer timeout."""
         ...
 
-    def outlet(self, checkpoint_id: int) -> BarrierOutlet | None:
+    def outgoing_barrier(self, checkpoint_id: int) -> OutgoingBarrier | None:
         """Return the way out of the last barrier, if it is of this checkpoint and may overtake records."""
         ...
 

@@ -17,7 +17,7 @@ import xxhash
 
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..exchange.channel_state import InFlightRecords
-from ..exchange.partition import BarrierOutlet
+from ..exchange.partition import OutgoingBarrier
 from .concurrency import in_thread
 from .state_files import Target
 
@@ -51,10 +51,10 @@ class InputCapture:
 class InFlightCut:
     """The records that the barrier of one checkpoint overtook at one subtask."""
 
-    def __init__(self, inputs: InputCapture | None, outlets: Sequence[BarrierOutlet]) -> None:
+    def __init__(self, inputs: InputCapture | None, barriers: Sequence[OutgoingBarrier]) -> None:
         self.inputs = inputs
         """The capture of the inputs; None: nothing was overtaken there."""
-        self._outlets = outlets
+        self._outgoing = barriers
 
     async def complete(self) -> None:
         """Wait until everything is known.
@@ -62,8 +62,8 @@ class InFlightCut:
         Raises:
             ExchangeError: a record cannot be kept.
         """
-        for outlet in self._outlets:
-            await outlet.settled()
+        for outgoing in self._outgoing:
+            await outgoing.settled()
         if self.inputs is not None:
             await self.inputs.finished()
         for _, records in self._records():
@@ -74,13 +74,13 @@ class InFlightCut:
         """Yield the captured records; those of the inputs come first, as they were sent first."""
         if self.inputs is not None:
             yield "input", self.inputs.records
-        for outlet in self._outlets:
-            yield "output", outlet.overtaken
+        for outgoing in self._outgoing:
+            yield "output", outgoing.overtaken
 
     def release(self) -> None:
         """Release the records, as partitions remember their last barrier."""
-        for outlet in self._outlets:
-            outlet.forget()
+        for outgoing in self._outgoing:
+            outgoing.forget()
 
     def encode(self) -> tuple[list[StateHandle], bytes]:
         """Return all pieces, with their places in the returned bytes. Slow: call it in a thread."""

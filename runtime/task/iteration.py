@@ -317,7 +317,7 @@ class FeedbackPartition:
         elif isinstance(element, LoopProbe) and element.loop == self._loop:
             self._head.probe_came_back(element.number)
 
-    def outlet(self, checkpoint_id: int) -> None:
+    def outgoing_barrier(self, checkpoint_id: int) -> None:
         """Return None: no barrier overtakes anything here."""
 
     @property

@@ -26,7 +26,7 @@ from ...operators.elements import (
 )
 from ...operators.sink import SinkOperator
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
-from ..exchange.partition import BarrierOutlet
+from ..exchange.partition import OutgoingBarrier
 from ..protocol.barriers.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, SliceSizer, TimeAccounting
 from .chain import (
@@ -83,7 +83,7 @@ class Subtask:
         self._slices = SliceSizer(env.settings.slice_ms)
         self._slice_s = 0.0
         """The duration of the last slice, in seconds."""
-        self._outlet_timers: set[asyncio.Handle] = set()
+        self._barrier_timers: set[asyncio.Handle] = set()
         self._processed_bytes = 0
         """The bytes of records since the first barrier of the current checkpoint."""
         self.debloater: Debloater | None = None
@@ -145,7 +145,7 @@ class Subtask:
         if self.debloater is not None:
             self.debloater.stop()
         self.timers.cancel_all()
-        for timer in self._outlet_timers:
+        for timer in self._barrier_timers:
             timer.cancel()
         await self.snapshots.cancel()
         for partition in self.partitions:
@@ -360,33 +360,33 @@ class Subtask:
         """Capture the records that the barrier just sent overtakes here; None if it is aligned."""
         if not barrier.options.may_overtake:
             return None
-        found = [partition.outlet(barrier.checkpoint_id) for partition in self.partitions]
-        outlets = [outlet for outlet in found if outlet is not None]
-        for outlet in outlets:
-            self._overtake_in_time(outlet)
-        return InFlightCut(self._input_capture(), outlets)
+        found = [partition.outgoing_barrier(barrier.checkpoint_id) for partition in self.partitions]
+        barriers = [outgoing for outgoing in found if outgoing is not None]
+        for outgoing in barriers:
+            self._overtake_in_time(outgoing)
+        return InFlightCut(self._input_capture(), barriers)
 
     def _input_capture(self) -> InputCapture | None:
         """Return the capture of inputs for the current checkpoint, if its barriers overtook records."""
         return None
 
-    def _overtake_in_time(self, outlet: BarrierOutlet) -> None:
+    def _overtake_in_time(self, outgoing: OutgoingBarrier) -> None:
         """Make a barrier that waits in line overtake once its checkpoint exceeds the aligned timeout."""
-        options = outlet.barrier.options
+        options = outgoing.barrier.options
         if options.unaligned or options.aligned_timeout_ms is None:
             return
         # A clock that is behind the coordinator's must not delay it for longer than the timeout.
-        age_ms = max(0, self.env.clock.now_ms() - outlet.barrier.trigger_ms)
+        age_ms = max(0, self.env.clock.now_ms() - outgoing.barrier.trigger_ms)
         delay_ms = max(0, options.aligned_timeout_ms - age_ms)
         # Not by mail: a subtask that waits for room in the queue does not read its mail.
         loop = asyncio.get_running_loop()
 
         def overtake() -> None:
-            self._outlet_timers.discard(timer)
-            outlet.overtake()
+            self._barrier_timers.discard(timer)
+            outgoing.overtake()
 
         timer: asyncio.Handle = loop.call_later(delay_ms / 1000, overtake)
-        self._outlet_timers.add(timer)
+        self._barrier_timers.add(timer)
 
     def extra_items(self) -> dict[str, list[bytes]]:
         """Return state of the head beyond its operator's own: a source's positions."""

@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from headgate.errors import JobError, JobNotFound
 from headgate.runtime.cluster import leaders, ray_driver
-from headgate.runtime.cluster.leaders import Leaders, settled
+from headgate.runtime.cluster.leaders import Leaders, ask_actor
 from headgate.runtime.cluster.ray_actors import Lead
 from headgate.runtime.control.job_client import Event
 from headgate.runtime.protocol.job_result import JobOutcome
@@ -281,10 +281,10 @@ def test_a_coordinator_that_cannot_be_reached_is_not_tried_for_ever(
 
 
 def test_a_process_that_is_being_made_again_is_asked_until_it_answers() -> None:
-    assert asyncio.run(settled(World([(DIED, 3), (LEADS, 1)], says_how=False), "alive")) is True
-    assert asyncio.run(settled(World([(DIED, 1), (REMOVED, 1)], says_how=False), "alive")) is None
+    assert asyncio.run(ask_actor(World([(DIED, 3), (LEADS, 1)], says_how=False), "alive")) is True
+    assert asyncio.run(ask_actor(World([(DIED, 1), (REMOVED, 1)], says_how=False), "alive")) is None
     with pytest.raises(JobError, match="the store is away"):
-        asyncio.run(settled(World([(DIED, 1), (FAILED, 1)], says_how=False), "lead"))
+        asyncio.run(ask_actor(World([(DIED, 1), (FAILED, 1)], says_how=False), "lead"))
 
 
 def test_a_process_that_never_answers_is_not_asked_for_ever(
@@ -292,7 +292,7 @@ def test_a_process_that_never_answers_is_not_asked_for_ever(
 ) -> None:
     monkeypatch.setattr(leaders, "FIND_TIMEOUT_S", 0.0)
     with pytest.raises(JobError, match="does not come back"):
-        asyncio.run(settled(World([(DIED, 1)], says_how=False), "alive"))
+        asyncio.run(ask_actor(World([(DIED, 1)], says_how=False), "alive"))
 
 
 def test_a_job_that_has_just_ended_is_not_found_any_more() -> None:

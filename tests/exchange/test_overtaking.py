@@ -18,7 +18,7 @@ from headgate.operators.elements import (
 from headgate.runtime.exchange.channel_state import InFlightRecords, decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import LocalOutputChannel
-from headgate.runtime.exchange.partition import BarrierOutlet
+from headgate.runtime.exchange.partition import OutgoingBarrier
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.state.snapshot import ChannelAddress
 
@@ -90,7 +90,7 @@ class Lab:
 def test_records_in_front_of_an_unaligned_barrier_are_read_or_kept_once_and_in_order(seed):
     lab = Lab(senders := 1 + seed % 3, seed)
     cut_sent: list[int | None] = [None] * senders
-    outlets: list[BarrierOutlet | None] = [None] * senders
+    barriers: list[OutgoingBarrier | None] = [None] * senders
     cut_read: list[int] = []
     capture: InFlightRecords | None = None
     arrived: set[int] = set()
@@ -114,14 +114,16 @@ def test_records_in_front_of_an_unaligned_barrier_are_read_or_kept_once_and_in_o
             lab.poll()
         elif cut_sent[sender] is None and lab.next > 10:
             cut_sent[sender] = len(lab.sent[sender])
-            outlets[sender] = BarrierOutlet(barrier(1), [lab.channels[sender]], [address(sender)])
-            outlets[sender].send()
+            barriers[sender] = OutgoingBarrier(
+                barrier(1), [lab.channels[sender]], [address(sender)]
+            )
+            barriers[sender].send()
     assert arrived == {i for i, cut in enumerate(cut_sent) if cut is not None}
     if len(arrived) < senders or capture is None:
         return
-    for sender, (outlet, cut) in enumerate(zip(outlets, cut_sent, strict=True)):
+    for sender, (outgoing, cut) in enumerate(zip(barriers, cut_sent, strict=True)):
         before = lab.sent[sender][:cut]
-        on_their_way = kept(capture, address(sender)) + kept(outlet.overtaken, address(sender))
+        on_their_way = kept(capture, address(sender)) + kept(outgoing.overtaken, address(sender))
         assert lab.read[sender][: cut_read[sender]] + on_their_way == before
     while any(lab.read[i] != lab.sent[i] for i in range(senders)):
         lab.poll()  # what was overtaken is read all the same, in order
@@ -131,18 +133,18 @@ def test_a_barrier_in_line_is_announced_and_overtakes_only_what_is_in_front_of_i
     lab = Lab(1, 0)
     for _ in range(8):
         lab.send(0)
-    outlet = BarrierOutlet(barrier(1, unaligned=False, timeout=5), lab.channels, [address(0)])
-    outlet.send()
+    outgoing = OutgoingBarrier(barrier(1, unaligned=False, timeout=5), lab.channels, [address(0)])
+    outgoing.send()
     in_front = list(lab.sent[0])
     lab.send(0)
     assert lab.channels[0].holds_barrier(1)
-    outlet.overtake()
+    outgoing.overtake()
     urgent = lab.gate.poll_urgent()
     assert urgent is not None
     assert urgent.read
     assert urgent.barrier.options.unaligned
     capture = lab.gate.start_capture(1)
-    assert kept(capture, address(0)) + kept(outlet.overtaken, address(0)) == in_front
+    assert kept(capture, address(0)) + kept(outgoing.overtaken, address(0)) == in_front
 
 
 def test_a_barrier_that_waits_in_the_gate_is_pulled_ahead_when_the_capture_starts():
@@ -263,10 +265,10 @@ def test_a_barrier_that_nobody_waits_for_any_more_stays_in_line():
     lab = Lab(1, 0)
     for _ in range(8):
         lab.send(0)
-    outlet = BarrierOutlet(barrier(1, unaligned=False, timeout=5), lab.channels, [address(0)])
-    outlet.send()
-    outlet.forget()
-    outlet.overtake()
-    assert not outlet.overtaken
+    outgoing = OutgoingBarrier(barrier(1, unaligned=False, timeout=5), lab.channels, [address(0)])
+    outgoing.send()
+    outgoing.forget()
+    outgoing.overtake()
+    assert not outgoing.overtaken
     assert lab.gate.poll_urgent() is None
     assert lab.channels[0].holds_barrier(1)

@@ -64,7 +64,7 @@ class Output:
 
     def __init__(self) -> None:
         self.barrier = CheckpointBarrier(0, 0, CheckpointOptions())
-        self.outlets: list[Outlet] = []
+        self.barriers: list[Outlet] = []
 
     def emit(self, batch: ObjectBatch) -> None: ...
 
@@ -72,9 +72,9 @@ class Output:
         if isinstance(element, CheckpointBarrier):
             self.barrier = element
 
-    def outlet(self, checkpoint_id: int) -> Outlet:
-        self.outlets.append(Outlet(self.barrier))
-        return self.outlets[-1]
+    def outgoing_barrier(self, checkpoint_id: int) -> Outlet:
+        self.barriers.append(Outlet(self.barrier))
+        return self.barriers[-1]
 
     def set_listener(self, wake: Any) -> None: ...
 
@@ -214,7 +214,7 @@ def test_barriers_in_line_overtake_once_their_checkpoint_is_too_old(
             options = CheckpointOptions(aligned_timeout_ms=50)
             step.out.barrier = barrier = CheckpointBarrier(checkpoint_id, 0, options)
             assert step.subtask.in_flight(barrier) is not None
-            await step.out.outlets[-1].overtook.wait()
+            await step.out.barriers[-1].overtook.wait()
         await step.subtask.cancel()
 
     run(play())
