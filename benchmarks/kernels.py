@@ -21,7 +21,7 @@ from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
-from headgate.operators.windows.window_aggregate import WindowAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.hashing import hash_columns, hash_keys
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.slots.table import SlotTable
@@ -83,7 +83,7 @@ def window(keys: int, aggregates: str, size: str = "10s", by: tuple[str, ...] = 
     )
 
     def run() -> int:
-        operator = opened(WindowAggregate(tumbling(size), plan))
+        operator = opened(TumblingAggregate(tumbling(size), plan))
         for batch in batches:
             operator.process(batch, 0)
             operator.on_watermark(int(batch.timestamps[-1]) - 1)

@@ -23,7 +23,7 @@ from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
 from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
-from headgate.operators.windows.window_aggregate import WindowAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.snapshot import StateSnapshot, TableCut
 
 BATCH_ROWS = 65_536
@@ -61,7 +61,7 @@ def opened(kind: str) -> Operator:
         operator = RunningAggregate(AggregatePlan(("key",), aggregates(), schema), kind)
     else:
         plan = AggregatePlan(("key",), aggregates(), schema, WINDOW_FIELDS)
-        operator = WindowAggregate(tumbling(WINDOW), plan, kind)
+        operator = TumblingAggregate(tumbling(WINDOW), plan, kind)
     operator.output = Nowhere()
     operator.open(make_context(operator_name=kind))
     return operator

@@ -57,7 +57,7 @@ from ...operators.windows.records.triggers import Trigger
 from ...operators.windows.sessions.gaps import bound_gap
 from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow
-from ...operators.windows.window_aggregate import WindowAggregate
+from ...operators.windows.tumbling import TumblingAggregate
 from ..required_name import named
 from ..stream_base import into_schema
 from .process import KeyedBy, _key, _key_fields, _sides
@@ -612,9 +612,9 @@ def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> Operator
     return partial(_timed, window, plan, step)
 
 
-def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> WindowAggregate | PaneAggregate:
+def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> TumblingAggregate | PaneAggregate:
     if isinstance(window, TumblingWindow) and window.plain:
-        return WindowAggregate(window, plan, step)
+        return TumblingAggregate(window, plan, step)
     return PaneAggregate(window, plan, step)
 
 

@@ -25,7 +25,7 @@ from ..aggregation.keyed_aggregate import columns_of
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
-from ..windows.window_aggregate import EMIT_ROWS_MAX
+from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .keys import SharedKeys
 from .ranges import sorted_order

@@ -21,7 +21,7 @@ from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
 from ..windows.panes.grid import Grid
-from ..windows.window_aggregate import EMIT_ROWS_MAX
+from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
 from .panes import PaneCut, PaneRows, by_pane
 from .ranges import Runs

@@ -23,7 +23,7 @@ from ..elements import WATERMARK_MIN, Batch, ColumnBatch
 from ..process.timers import DROPPED_COUNTER, SLEEP_MS_MAX
 from .kinds import SlidingWindow, TumblingWindow
 from .panes.operator import PaneAggregate
-from .window_aggregate import WindowAggregate
+from .tumbling import TumblingAggregate
 
 
 class ClockedWindows(Operator):
@@ -38,7 +38,7 @@ class ClockedWindows(Operator):
     def __init__(
         self,
         window: TumblingWindow | SlidingWindow,
-        windows: WindowAggregate | PaneAggregate,
+        windows: TumblingAggregate | PaneAggregate,
         step: str,
     ) -> None:
         self._every_ms = window.size_ms if isinstance(window, TumblingWindow) else window.every_ms

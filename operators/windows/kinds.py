@@ -2,7 +2,7 @@
 
 `TumblingWindow`, `SlidingWindow` and `CumulativeWindow` cut event time; they are `PaneWindow`s:
 made of panes, see `panes/`. A plain tumbling window also has the methods of its own operator,
-`window_aggregate.py`. `CountWindow` and `GlobalWindow` have no times.
+`tumbling.py`. `CountWindow` and `GlobalWindow` have no times.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Slots of expired windows are dropped together, once they are the majority.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from ..aggregation.aggregate_tables import CutPart
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedGroup, KeyedRows, Rows
 from .kinds import TumblingWindow
+from .windowed_aggregate import Fired
 
 SMALL_ROWS = 512
 """A window whose first batch brings fewer rows than this shares the table."""
@@ -30,23 +30,6 @@ KEPT_ROWS_MAX = 65_536
 _DEAD_MIN = 1_024
 _NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """Results of windows: the start of each row's window, key columns, value columns."""
-
-    starts: _Starts
-    keys: list[pa.Array]
-    values: list[pa.Array]
-
-    def slice(self, low: int, high: int) -> Fired:
-        """Return the rows from `low` to `high`."""
-        keys, values = (
-            [column.slice(low, high - low) for column in columns]
-            for columns in (self.keys, self.values)
-        )
-        return Fired(self.starts[low:high], keys, values)
 
 
 class SmallWindows:
@@ -101,11 +84,15 @@ class SmallWindows:
         slots = np.flatnonzero((starts > max(after, self._gone)) & (starts <= last))
         slots = slots[np.argsort(starts[slots], kind="stable")]
         keys = self._group.keys.take(slots)[1:]
-        return Fired(starts[slots], keys, self._group.state.results(slots))
+        return self._fired(slots, keys)
 
     def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
         """Return results of some slots, whose keys are given."""
-        return Fired(self._starts.data[slots], keys, self._group.state.results(slots))
+        return self._fired(slots, keys)
+
+    def _fired(self, slots: Index, keys: list[pa.Array]) -> Fired:
+        starts = self._starts.data[slots]
+        return Fired(starts, starts + self._window.size_ms, keys, self._group.state.results(slots))
 
     def starts_of(self, slots: Index) -> _Starts:
         """Return the window of each slot."""

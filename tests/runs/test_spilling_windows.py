@@ -16,10 +16,10 @@ import pytest
 from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.windows import small_windows, window_aggregate
+from headgate.operators.windows import small_windows, tumbling, windowed_aggregate
 from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
 from headgate.operators.windows.late import LATE
-from headgate.operators.windows.window_aggregate import WindowAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
@@ -49,7 +49,7 @@ attempts = itertools.count(1)
 @pytest.fixture(autouse=True, params=[0, 20, 512], ids=["own", "mixed", "small"])
 def small_rows(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows in tables of their own, windows of both kinds, and all in the shared table."""
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", request.param)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", request.param)
     monkeypatch.setattr(small_windows, "SMALL_ROWS", request.param)
 
 
@@ -90,7 +90,7 @@ class Side:
         self.operators, self.outputs = [], []
         self.calls: list[Callable[[], None]] | None = None  # None: they run at once
         for index in range(parallelism):
-            operator, attempt = WindowAggregate(WINDOW, plan(keys)), next(attempts)
+            operator, attempt = TumblingAggregate(WINDOW, plan(keys)), next(attempts)
             own = directory / f"attempt{attempt}"
             own.mkdir()
             self.outputs.append(Output())
@@ -276,7 +276,8 @@ def test_results_and_snapshots_are_those_of_memory(
 def test_a_fired_window_comes_in_pieces_and_drops_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_aggregate, "EMIT_ROWS_MAX", 500)
+    monkeypatch.setattr(tumbling, "EMIT_ROWS_MAX", 500)
+    monkeypatch.setattr(windowed_aggregate, "EMIT_ROWS_MAX", 500)
     side = Side(tmp_path, ("number",), 1, **ROCKSDB)
     rows = 5_000
     for low in range(0, rows, 1_000):

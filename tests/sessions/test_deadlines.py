@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.operators.windows.sessions.deadlines import Deadlines
+from headgate.operators.windows.sessions.table import Deadlines
 
 WIDTH_MS = 7
 

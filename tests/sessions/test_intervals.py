@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import PlanError, UsageError
-from headgate.operators.windows.sessions.cut import superseded
-from headgate.operators.windows.sessions.deadlines import Deadlines
 from headgate.operators.windows.sessions.intervals import merge_intervals
+from headgate.operators.windows.sessions.table import Deadlines, superseded
 from headgate.operators.windows.sessions.window import session
 
 FAR = 2**61

@@ -58,10 +58,10 @@ def start() -> Callable[..., Harness]:
 @pytest.fixture(autouse=True, scope="module", params=[None, 0, 3], ids=["few", "own", "mixed"])
 def small_rows(request):
     """Run every test with windows in the shared table, in tables of their own, and in both."""
-    from headgate.operators.windows import window_aggregate
+    from headgate.operators.windows import tumbling
 
-    before = window_aggregate.SMALL_ROWS
+    before = tumbling.SMALL_ROWS
     if request.param is not None:
-        window_aggregate.SMALL_ROWS = request.param
+        tumbling.SMALL_ROWS = request.param
     yield
-    window_aggregate.SMALL_ROWS = before
+    tumbling.SMALL_ROWS = before

@@ -17,7 +17,7 @@ from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.windows import small_windows
 from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
-from headgate.operators.windows.window_aggregate import WindowAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.aggregates.accumulators import CountAccumulator
 from headgate.state.evolution import compare
 from headgate.state.slots import arrays, epochs, key_index
@@ -168,7 +168,7 @@ class Subject:
     def operator(self):
         plan = plan_for(self.type, self.keyed, self.windowed)
         if self.windowed:
-            return WindowAggregate(TumblingWindow(SIZE, 0, LATENESS), plan)
+            return TumblingAggregate(TumblingWindow(SIZE, 0, LATENESS), plan)
         return RunningAggregate(plan)
 
     def cut(self, back):
@@ -286,7 +286,7 @@ def test_a_thread_reads_a_cut_while_the_state_changes_under_it(start, windowed):
     keys, rng = 20_000, np.random.default_rng(7)
     plan = plan_for(pa.int64(), True, windowed, {"n": "count()", "total": "sum(i)"})
     harness = start(
-        WindowAggregate(TumblingWindow(SIZE), plan) if windowed else RunningAggregate(plan)
+        TumblingAggregate(TumblingWindow(SIZE), plan) if windowed else RunningAggregate(plan)
     )
     count, total = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
     nothing = [pa.nulls(4_000, field.type) for field in VALUES[1:]]
@@ -341,7 +341,7 @@ def cut_parts(cut):
 def test_a_window_gone_in_one_old_subtask_does_not_come_back_from_its_base(start):
     """Its rows are in the base; the merged watermark is the other subtask's, and earlier."""
     windowed = plan_for(pa.int64(), True, True)
-    old = [start(WindowAggregate(TumblingWindow(SIZE), windowed), None, i, 2) for i in range(2)]
+    old = [start(TumblingAggregate(TumblingWindow(SIZE), windowed), None, i, 2) for i in range(2)]
     keys = iter(range(100))
     bases, marks = [], []
     for harness, watermark in zip(old, (30, 5), strict=True):
@@ -350,7 +350,7 @@ def test_a_window_gone_in_one_old_subtask_does_not_come_back_from_its_base(start
         while not rows:
             harness.output.events.clear()
             rows = [(next(keys), 1, None, None, None, 12)]
-            probe = start(WindowAggregate(TumblingWindow(SIZE), windowed))
+            probe = start(TumblingAggregate(TumblingWindow(SIZE), windowed))
             probe.process(batch(rows, pa.int64()))
             if probe.tables()["windows"]["key_group"][0].as_py() not in own:
                 rows = []
@@ -362,7 +362,7 @@ def test_a_window_gone_in_one_old_subtask_does_not_come_back_from_its_base(start
         marks.append(later["watermark"].make(None))
     tables = {"windows": pa.concat_tables(bases), "watermark": pa.concat_tables(marks)}
     assert tables["windows"].num_rows == 2
-    restored = start(WindowAggregate(TumblingWindow(SIZE), windowed), tables)
+    restored = start(TumblingAggregate(TumblingWindow(SIZE), windowed), tables)
     restored.watermark(100)
     assert len(restored.output.rows()) == 1
 
@@ -409,7 +409,7 @@ def test_a_window_that_is_gone_stays_gone_when_the_allowed_lateness_grows(start)
     """Its rows are in the base of the chain, and more records for it may come."""
     plan = plan_for(pa.int64(), True, True)
     gone, kept = (1, 1, None, None, None, 3), (1, 1, None, None, None, 23)
-    first = start(WindowAggregate(TumblingWindow(SIZE), plan))
+    first = start(TumblingAggregate(TumblingWindow(SIZE), plan))
     first.process(batch([gone, kept], pa.int64()))
     base = first.operator.snapshot(1).tables["windows"].make(None)
     first.watermark(15)
@@ -418,7 +418,7 @@ def test_a_window_that_is_gone_stays_gone_when_the_allowed_lateness_grows(start)
     watermark = delta["watermark"].make(None)
     for _ in range(2):
         tables = {"windows": merged(chain, delta["windows"].keys), "watermark": watermark}
-        second = start(WindowAggregate(TumblingWindow(SIZE, 0, 1_000), plan), tables)
+        second = start(TumblingAggregate(TumblingWindow(SIZE, 0, 1_000), plan), tables)
         second.process(batch([gone, kept], pa.int64()))
         assert len(second.output.rows("late")) == 1
         cut = second.operator.snapshot(3).tables
@@ -437,7 +437,7 @@ def evolved(start, before, after, type_=pa.int64(), new_type=None, windowed=Fals
     def operator(type_, aggregates):
         plan = plan_for(type_, True, windowed, aggregates)
         if windowed:
-            return WindowAggregate(TumblingWindow(SIZE, 0, LATENESS), plan, "my step")
+            return TumblingAggregate(TumblingWindow(SIZE, 0, LATENESS), plan, "my step")
         return RunningAggregate(plan, "my step")
 
     harness = start(operator(type_, before))
@@ -500,5 +500,6 @@ def test_other_keys_or_windows_are_refused(start):
     for window in (TumblingWindow(SIZE + 1), TumblingWindow(SIZE, 3)):
         with pytest.raises(StateError, match="windows"):
             start(
-                WindowAggregate(window, plan_for(pa.int64(), True, True)), subject.harness.tables()
+                TumblingAggregate(window, plan_for(pa.int64(), True, True)),
+                subject.harness.tables(),
             )

@@ -23,10 +23,10 @@ from headgate.operators.aggregation.aggregates import (
     sum,
 )
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
-from headgate.operators.windows import small_windows, window_aggregate
+from headgate.operators.windows import small_windows, tumbling, windowed_aggregate
 from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
 from headgate.operators.windows.late import LATE, LATE_COUNTER
-from headgate.operators.windows.window_aggregate import WindowAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 
@@ -41,7 +41,7 @@ def plan(keys=("user",), aggregates=AGGREGATES, schema=SCHEMA):
 
 
 def operator(window, **how):
-    return pickle.loads(pickle.dumps(WindowAggregate(window, plan(**how), "per-user")))
+    return pickle.loads(pickle.dumps(TumblingAggregate(window, plan(**how), "per-user")))
 
 
 def batch(rows, schema=SCHEMA):
@@ -354,17 +354,18 @@ def test_null_is_a_group_as_in_sql(start, type_):
 
 def test_large_windows_come_out_in_pieces_between_small_ones(start, monkeypatch):
     """A small window that is open, or fires too, does not make the large ones one huge batch."""
-    monkeypatch.setattr(window_aggregate, "EMIT_ROWS_MAX", 50)
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 5)
+    monkeypatch.setattr(windowed_aggregate, "EMIT_ROWS_MAX", 50)
+    monkeypatch.setattr(tumbling, "EMIT_ROWS_MAX", 50)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 5)
     harness = start(operator(TumblingWindow(10)))
     for begin in (10, 30):
         harness.process(batch([(f"{n}", 1, begin) for n in range(130)]))
     harness.process(batch([("a", 1, 0), ("a", 1, 20), ("a", 1, 99)]))
     built = []
-    emit = harness.operator._emit
+    emit = harness.operator._send
     monkeypatch.setattr(
         harness.operator,
-        "_emit",
+        "_send",
         lambda fired: (built.append(builtins.sum(len(f.starts) for f in fired)), emit(fired)),
     )
     harness.watermark(60)
@@ -374,7 +375,7 @@ def test_large_windows_come_out_in_pieces_between_small_ones(start, monkeypatch)
 
 
 def test_small_windows_that_are_not_due_are_not_looked_at(start, monkeypatch):
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 5)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 5)
     harness = start(operator(TumblingWindow(10)))
     harness.process(batch([("a", 1, 95)]))
     small = harness.operator._small
@@ -386,8 +387,8 @@ def test_small_windows_that_are_not_due_are_not_looked_at(start, monkeypatch):
 
 
 def test_groups_kept_for_later_windows_have_a_bound_in_bytes(start, monkeypatch):
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 0)
-    monkeypatch.setattr(window_aggregate, "_SPARE_BYTES_MAX", 60_000)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 0)
+    monkeypatch.setattr(tumbling, "_SPARE_BYTES_MAX", 60_000)
     harness = start(operator(TumblingWindow(10)))
     for begin in range(0, 200, 10):
         harness.process(batch([(f"{n}", 1, begin) for n in range(300)]))
@@ -400,7 +401,7 @@ def test_groups_kept_for_later_windows_have_a_bound_in_bytes(start, monkeypatch)
 
 
 def test_a_large_shared_table_gives_its_memory_back_when_it_empties(start, monkeypatch):
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 10**9)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 10**9)
     monkeypatch.setattr(small_windows, "KEPT_ROWS_MAX", 10)
     harness = start(operator(TumblingWindow(10)))
     kept = []
@@ -413,7 +414,7 @@ def test_a_large_shared_table_gives_its_memory_back_when_it_empties(start, monke
 
 
 def test_restored_large_windows_equal_those_before(start, monkeypatch):
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 20)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 20)
     harness = start(operator(TumblingWindow(10)))
     for begin in range(0, 300, 10):
         rows = 10 if begin % 30 else 40
@@ -426,8 +427,8 @@ def test_restored_large_windows_equal_those_before(start, monkeypatch):
 
 
 def test_memory_of_a_large_window_that_is_gone_is_freed_an_array_per_batch(start, monkeypatch):
-    monkeypatch.setattr(window_aggregate, "_SPARE_BYTES_MAX", 0)
-    monkeypatch.setattr(window_aggregate, "SMALL_ROWS", 1)
+    monkeypatch.setattr(tumbling, "_SPARE_BYTES_MAX", 0)
+    monkeypatch.setattr(tumbling, "SMALL_ROWS", 1)
     subject = operator(TumblingWindow(10))
     harness = start(subject)
     harness.process(batch([("a", 1, 0), ("b", 2, 1)]))

@@ -25,7 +25,7 @@ from ...base import Operator, OperatorContext
 from ...elements import Batch, ColumnBatch
 from ..kinds import CountWindow
 from .count_table import CountTable
-from .pane_state import CellKeys
+from .table import CellKeys
 
 _COUNTS: Final = "counts"
 _FIRST = pa.field("__first_row", pa.int64(), False)

@@ -1,77 +1,69 @@
-"""Aggregates per key and window of panes.
+"""Aggregates per key and window of panes: sliding and cumulative windows, and tumbling ones of a zone.
 
-Time, lateness and state follow `window_aggregate.py`: a window fires when the watermark reaches its
-end - 1, and the watermark is forwarded after its results. A row is added to its pane, and so to all
-windows of the pane. It is late if the last of them has expired. Until then, those that have fired
-and not expired emit the new result of its key again. A row of the table in a snapshot is a key and
-a pane.
+A row is added to its pane, and so to all windows of the pane. It is late if the last of them has
+expired. Until then, those that have fired and not expired emit the new result of its key again. The
+table of the snapshot has a row per key and pane, and the progress of event time has the start up to
+which panes have expired. `windowed_aggregate.py` says what this has in common with other windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from ....errors import PlanError
-from ....state.slots.epochs import TableEpoch
-from ....state.slots.key_index import KeyHasher
-from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ....errors import StateError
+from ....state.slots.epochs import RESTORED_EPOCH
+from ....state.slots.key_index import plain_column
+from ....state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, StateSnapshot
 from ....state.values import Array, Index
+from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ...aggregation.aggregates import AggregatePlan
-from ...aggregation.keyed_aggregate import KeyedRows, columns_of, identity_seed
-from ...base import Operator, OperatorContext
-from ...elements import WATERMARK_MIN, Batch, ColumnBatch
-from ...time_progress import TimeProgress, clamped
-from ..kinds import WINDOW_FIELDS, PaneWindow
-from ..late import LateOutput, last_windows
-from ..window_aggregate import EMIT_ROWS_MAX
+from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows
+from ...base import OperatorContext
+from ...elements import WATERMARK_MIN, Batch
+from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
+from ..kinds import PaneWindow
+from ..late import last_windows
+from ..windowed_aggregate import Fired, WindowedAggregate
 from .early import EarlyResults
-from .pane_state import PROGRESS, PaneState
-from .parts import Part
 from .running_totals import RunningTotals, has_running_totals
-from .table import PaneTable, parts_of
+from .table import CellKeys, PaneTable, parts_of
 from .totals import Between, Members, Totalled, Totals
 from .two_stacks import TwoStacks
 
+_PANES: Final = "panes"
+_PROGRESS: Final = KeyGroupTable(
+    "watermark",
+    "window",
+    (
+        pa.field(WATERMARK_COLUMN, pa.int64(), False),
+        pa.field("gone_through", pa.int64(), False),
+        pa.field("window", pa.string(), False),
+    ),
+)
+"""`gone_through`: panes that start at this time (ms) or before have expired.
 
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """Results of one window: slots of keys, and one column per aggregate."""
-
-    start: int
-    end: int
-    keys: Index
-    columns: list[pa.Array]
+`window`: their window.
+"""
 
 
-class PaneAggregate(Operator):
+class PaneAggregate(WindowedAggregate):
     """Aggregates over windows of panes, per key or without keys."""
 
     def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
-        assert plan.added == WINDOW_FIELDS
-        self._window, self._plan, self._step = window, plan, step
-        self._grid = window.grid()
-        self._progress = TimeProgress(PROGRESS, self._expired_at)
-        """Rows at the expiry bound or before are late: all windows of their pane have expired."""
+        super().__init__(plan, step, _PROGRESS)
+        self._window, self._grid = window, window.grid()
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        epoch = TableEpoch()
-        types = [self._plan.schema.field(key).type for key in self._plan.keys]
-        self._hasher = KeyHasher(types, identity_seed(context.job_name))
-        self._table = PaneTable(self._plan, self._hasher, epoch)
-        self._progress.open(context)
-        self._state = PaneState(
-            self._window, self._plan, self._step, self._table, self._progress, epoch
-        )
+        self._table = PaneTable(self._plan, self._hasher, self._epoch)
         self._early = EarlyResults(self._window.early, context, self._emit_early)
         self._table.on_moved += [self._renew_totals, self._early.moved]
         self._renew_totals()
-        self._late_output = LateOutput(context, self.output)
 
     def _renew_totals(self, _: Index | None = None) -> None:
         self._totals = self._new_totals(self._table.between)
@@ -83,27 +75,13 @@ class PaneAggregate(Operator):
 
     # --- records -------------------------------------------------------------------------------
 
-    def process(self, batch: Batch, input_index: int) -> None:
-        data, times = columns_of(batch, self._step), batch.timestamps
-        if times is None:
-            raise PlanError(
-                f"`{self._step}` needs event time, but its input has none",
-                fix='add .event_time("column", max_out_of_order="10s") before the window',
-            )
-        if not len(times):
-            return
-        parts, progress = parts_of(self._grid, times), self._progress
-        if progress.differs or parts[0][0] <= self._table.gone:
-            groups = progress.groups_of(lambda: [data.column(key) for key in self._plan.keys])
-            late, now = times <= progress.expired(groups), progress.now(groups)
-            batch = self._late_output.split(batch, late, now, partial(last_windows, self._grid))
-            if not len(batch):
-                return
-            data, times = columns_of(batch, self._step), times[~late]
-            parts = parts_of(self._grid, times)
-        self._add(KeyedRows(self._plan, self._hasher, data, times), parts)
+    def _last_windows(self, times: Index) -> tuple[Index, Index]:
+        return last_windows(self._grid, times)
 
-    def _add(self, rows: KeyedRows, parts: list[Part]) -> None:
+    def _add(
+        self, batch: Batch, rows: KeyedRows, times: Index, groups: Index | None, earliest: int
+    ) -> None:
+        parts = parts_of(self._grid, times, earliest)
         table, totals = self._table, self._totals
         known = table.state.size
         cells = table.place(rows, parts)
@@ -122,11 +100,6 @@ class PaneAggregate(Operator):
         self._fire_again(touched)
         self._early.note(cells, rows.size)
 
-    @property
-    def latest(self) -> int:
-        """The furthest event time of any key group; after a restore key groups may differ."""
-        return self._progress.latest
-
     def _last_pane_due(self, watermark: int) -> int:
         """Return the last pane of any window that has fired at a watermark."""
         if watermark == WATERMARK_MIN:
@@ -135,15 +108,12 @@ class PaneAggregate(Operator):
 
     # --- time ----------------------------------------------------------------------------------
 
-    def on_watermark(self, timestamp: int) -> None:
-        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
-        before = self._progress.watermark
-        if self._progress.advance(timestamp):
-            fired = self._fire(self._first_to_fire(before), self._grid.ended(timestamp + 1))
-            self._emit(self._not_fired(fired))
-            self._table.drop(self._kept_from(timestamp))
-            self._table.sealed(self._last_pane_due(timestamp))
-        self.output.emit_watermark(timestamp)
+    def _due(self, before: int, watermark: int) -> Iterator[Fired]:
+        return self._fire(self._first_to_fire(before), self._grid.ended(watermark + 1))
+
+    def _drop_expired(self, watermark: int) -> None:
+        self._table.drop(self._kept_from(watermark))
+        self._table.sealed(self._last_pane_due(watermark))
 
     def _kept_from(self, watermark: int) -> int:
         """Return the first pane that has not expired at a watermark."""
@@ -171,29 +141,18 @@ class PaneAggregate(Operator):
                 continue
             if grid.is_real(window):
                 totals.move(*panes, table.key_count)
-                yield Fired(*grid.bounds(window), *totals.results())
+                yield _fired(*grid.bounds(window), *totals.results())
             window += 1
 
-    def _not_fired(self, fired: Iterable[Fired]) -> Iterator[Fired]:
-        """Leave out results of key groups for which these windows had fired before a restore."""
-        for result in fired:
-            groups = self._groups_of(result.keys)
-            if groups is None:
-                yield result
-                continue
-            keep = np.flatnonzero(self._progress.not_fired(groups, result.end - 1))
-            columns = [column.take(pa.array(keep)) for column in result.columns]
-            yield Fired(result.start, result.end, result.keys[keep], columns)
-
-    def _groups_of(self, keys: Index) -> Index | None:
-        """Return the key groups of the keys in these slots; see `TimeProgress.groups_of`."""
-        return self._progress.groups_of(lambda: self._table.key_columns(keys))
+    def _key_columns(self, slots: Index) -> list[pa.Array]:
+        return self._table.key_columns(slots)
 
     # --- results of some keys ------------------------------------------------------------------
 
     def _fire_again(self, cells: Index) -> None:
         """Emit the new results of keys (cells, each once) in windows that fired and have not expired."""
-        groups = self._groups_of(self._table.cell_keys.data[cells])
+        keys = self._table.cell_keys.data[cells]
+        groups = self._progress.groups_of(lambda: self._table.key_columns(keys))
         now, expired = self._progress.now(groups), self._progress.expired(groups)
         if isinstance(now, int) or isinstance(expired, int):
             self._emit(
@@ -220,7 +179,7 @@ class PaneAggregate(Operator):
         """Emit early results of what changed in these cells (each once)."""
         cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
         first = self._first_to_fire(self._progress.watermark)
-        self._emit(self._not_fired(self._results_of(cells, first, None)))
+        self._emit(map(self._not_fired, self._results_of(cells, first, None)))
 
     def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
         """Yield results of windows `low` to `high`, for the keys that these cells of the window have."""
@@ -242,60 +201,86 @@ class PaneAggregate(Operator):
             touched = np.zeros(len(keys), np.bool_)
             touched[which[(panes >= first) & (panes <= last)]] = True
             found, columns = _only(touched, *totals.results())
-            yield Fired(*grid.bounds(window), keys[found], columns)
-
-    # --- output --------------------------------------------------------------------------------
-
-    def _emit(self, fired: Iterable[Fired]) -> None:
-        """Emit results: many small windows in one batch, a large one in several."""
-        held: list[Fired] = []
-        rows = 0
-        for result in fired:
-            held.append(result)
-            rows += len(result.keys)
-            if rows >= EMIT_ROWS_MAX:
-                self._send(held)
-                held, rows = [], 0
-        if rows:
-            self._send(held)
-
-    def _send(self, fired: list[Fired]) -> None:
-        counts = [len(result.keys) for result in fired]
-        edges = [
-            np.repeat(np.array([getattr(result, edge) for result in fired], np.int64), counts)
-            for edge in ("start", "end")
-        ]
-        whole = len(fired) == 1
-        keys = fired[0].keys if whole else np.concatenate([result.keys for result in fired])
-        values = fired[0].columns
-        if not whole:
-            columns = zip(*(result.columns for result in fired), strict=True)
-            values = [pa.concat_arrays(list(column)) for column in columns]
-        bounds = [
-            pa.array(edge).view(field.type)
-            for edge, field in zip(edges, WINDOW_FIELDS, strict=True)
-        ]
-        data = pa.RecordBatch.from_arrays(
-            [*self._table.key_columns(keys), *bounds, *values], schema=self._plan.result_schema
-        )
-        batch = ColumnBatch(data, edges[1] - 1)
-        for low in range(0, len(batch), EMIT_ROWS_MAX):
-            self.output.emit(batch.slice(low, min(EMIT_ROWS_MAX, len(batch) - low)))
+            yield _fired(*grid.bounds(window), keys[found], columns)
 
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `panes` (one row per key and pane) and `watermark` (per key group)."""
-        return self._state.snapshot(self.context)
+        epoch, table = self._epoch.cut(), self._table
+        keys = table.keys.cut()
+        # Only cells that the cut knows are read, and their keys and panes never change.
+        of_cells, panes, gone = table.cell_keys.data, table.cell_panes.data, table.gone
+
+        def alive(which: Rows) -> Rows:
+            held = panes[which]
+            if not held.size or int(held.min()) > gone:
+                return which
+            kept = np.flatnonzero(held > gone)
+            return kept if isinstance(which, slice) else which[kept]
+
+        def bounds(which: Rows) -> list[Array]:
+            return self._bounds(panes[which])
+
+        group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
+        parts = [CutPart(group, bounds, 0, alive)]
+        return StateSnapshot(
+            tables={
+                _PANES: table_cut(self._plan, epoch, parts, self.context.max_parallelism),
+                _PROGRESS.name: self._progress.cut(self._window.identity),
+            }
+        )
+
+    def _bounds(self, panes: Array) -> list[Array]:
+        """Return start and end of the pane of each cell."""
+        numbers, which = np.unique(panes, return_inverse=True)
+        found = [self._grid.pane_bounds(number) for number in numbers.tolist()]
+        return [np.array(edge, np.int64)[which] for edge in zip(*found, strict=True)] or [
+            np.empty(0, np.int64),
+            np.empty(0, np.int64),
+        ]
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `panes` and `watermark`."""
-        return PaneState.infos(self._plan)
+        return [aggregate_info(self._plan, _PANES, "window"), _PROGRESS.info()]
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the panes and the progress of event time."""
-        self._state.restore(state)
+        """Restore the progress of event time, and the panes that have not expired."""
+        self._epoch.restored()
+        times = _PROGRESS.restored(state)
+        if times is not None:
+            self._check_window(times)
+        self._progress.restore(state)
+        if (expired := self._progress.bounds[0]) > WATERMARK_MIN:
+            # Not the pane before that of the next instant: days that a zone skips begin with it too.
+            self._table.gone = self._grid.pane_of(expired)
+        rows = state.tables.get(_PANES)
+        if rows is not None and rows.num_rows:
+            self._restore_rows(rows, state.states.get(_PANES))
         return None
+
+    def _restore_rows(self, table: pa.Table, info: StateInfo | None) -> None:
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+        table = restored_rows(self._plan, table, info, self._step)
+        starts: Index = table.column("window_start").cast(pa.int64()).to_numpy()
+        kept = np.flatnonzero(starts > self._progress.expired(groups))
+        if not kept.size:
+            return
+        panes = self._grid.panes_of(starts[kept])
+        order = np.argsort(panes, kind="stable")
+        table = table.take(pa.array(kept[order]))
+        columns = [plain_column(table.column(key)) for key in self._plan.keys]
+        self._table.load(columns, panes[order], table, RESTORED_EPOCH)
+
+    def _check_window(self, watermarks: pa.Table) -> None:
+        """Raise StateError if these are panes of other windows."""
+        found = watermarks.column("window")[0].as_py()
+        if found != self._window.identity:
+            raise StateError(
+                f"the snapshot has other windows old=`{found}` new=`{self._window.identity}`",
+                where=self._step,
+                fix="keep size, slide, offset and zone of the window, or give the step another name",
+            )
 
     def finish(self) -> Awaitable[None] | None:
         self._early.stop()
@@ -305,6 +290,10 @@ class PaneAggregate(Operator):
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()
+
+
+def _fired(start: int, end: int, keys: Index, values: list[pa.Array]) -> Fired:
+    return Fired.of_window(start, end, len(keys), keys, values)
 
 
 @dataclass(frozen=True, slots=True)

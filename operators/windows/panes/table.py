@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -19,10 +20,10 @@ import pyarrow as pa
 from ....state.aggregates.state import AggregateState
 from ....state.slots.arrays import SlotArray
 from ....state.slots.epochs import TableEpoch
-from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from ....state.slots.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex, plain_column
 from ....state.values import Array, Index
 from ...aggregation.aggregates import AggregatePlan
-from ...aggregation.keyed_aggregate import KeyedRows
+from ...aggregation.keyed_aggregate import KeyedRows, Rows
 from ...elements import Timestamps
 from .calendar import Numbers
 from .grid import Grid
@@ -292,6 +293,24 @@ class PaneTable:
         self.state.load(cells, state, self._cells, epochs)
 
 
+@dataclass(frozen=True, slots=True)
+class CellKeys(KeyCut):
+    """The keys of cells at a cut."""
+
+    _of_cells: Array
+
+    def take(self, which: Rows | slice) -> list[pa.ChunkedArray]:
+        """Return the keys of these cells."""
+        slots = self._of_cells[which]
+        order = np.argsort(slots, kind="stable")
+        back = np.empty(len(order), np.intp)
+        back[order] = np.arange(len(order))
+        indices = pa.array(back)
+        # slots=True makes a new class of this one, so super() would not find it
+        columns = KeyCut.take(self, slots[order])
+        return [pa.chunked_array([plain_column(column).take(indices)]) for column in columns]
+
+
 def _ranks(of: Index, size: int) -> Index:
     """Return, by number, the place of each number in `of`."""
     ranks = np.zeros(size, np.intp)
@@ -299,9 +318,9 @@ def _ranks(of: Index, size: int) -> Index:
     return ranks
 
 
-def parts_of(grid: Grid, times: Timestamps) -> list[Part]:
-    """Return the rows of each pane, earliest first."""
-    first, last = grid.pane_of(int(times.min())), grid.pane_of(int(times.max()))
+def parts_of(grid: Grid, times: Timestamps, earliest: int) -> list[Part]:
+    """Return the rows of each pane, earliest first; `earliest` is the least time."""
+    first, last = grid.pane_of(earliest), grid.pane_of(int(times.max()))
     if first == last:
         return [(first, slice(0, len(times)))]
     if last - first >= len(times) or not (times[1:] >= times[:-1]).all():

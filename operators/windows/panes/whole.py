@@ -27,7 +27,7 @@ from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 from ...time_progress import KeyGroupTable
 from ..kinds import GlobalWindow
-from ..window_aggregate import EMIT_ROWS_MAX
+from ..windowed_aggregate import EMIT_ROWS_MAX
 from .early import EarlyResults
 
 _WHOLE: Final = "whole"

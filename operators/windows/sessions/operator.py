@@ -1,25 +1,22 @@
 """Aggregates per key and session, a batch at a time.
 
-A session fires when the watermark reaches its end - 1; the watermark is forwarded after its
-results. With allowed lateness it stays for a while, and records that come to a session that has
-fired make it emit its result again, once per batch. Where fired sessions are merged or extended,
-the result is of the longer session, and the earlier results are not retracted. A record is late if
-its own window has expired and meets no open session: it goes to the side output `late`, and is
-counted. Sessions are in memory under every state backend.
+Where fired sessions are merged or extended, the result is of the longer session, and the earlier
+results are not retracted. A record is late if its own window has expired and meets no open session.
+Sessions are in memory under every state backend. `windowed_aggregate.py` says what this has in
+common with other windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ....errors import PlanError
-from ....state.slots.epochs import TableEpoch
-from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ....state.aggregates.accumulators import Mask
+from ....state.slots.key_index import BatchKeys, KeyIndex, plain_column
 from ....state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,
@@ -28,17 +25,15 @@ from ....state.snapshot import (
 )
 from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ...aggregation.aggregates import AggregatePlan
-from ...aggregation.keyed_aggregate import KeyedRows, columns_of, identity_seed
-from ...base import Operator, OperatorContext
-from ...elements import WATERMARK_MIN, Batch, ColumnBatch
-from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress, clamped
+from ...aggregation.keyed_aggregate import KeyedRows, columns_of
+from ...base import OperatorContext
+from ...elements import WATERMARK_MIN, Batch
+from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import WINDOW_FIELDS
-from ..late import LateOutput
-from ..window_aggregate import EMIT_ROWS_MAX
-from .cut import SessionCut, superseded
+from ..windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
 from .gaps import ColumnGap, FixedGap
 from .intervals import Index
-from .table import SessionTable
+from .table import SessionCut, SessionTable, superseded
 
 _SESSIONS = "sessions"
 _START, _END = WINDOW_FIELDS[0].name, WINDOW_FIELDS[1].name
@@ -49,7 +44,7 @@ _WIDTH_MS = 1_000
 """The width of deadline buckets, where gaps are only known from records."""
 
 
-class SessionAggregate(Operator):
+class SessionAggregate(WindowedAggregate):
     """Aggregates of sessions over columns, per key or without keys.
 
     Args:
@@ -62,19 +57,12 @@ class SessionAggregate(Operator):
     def __init__(
         self, gap: FixedGap | ColumnGap, lateness_ms: int, plan: AggregatePlan, step: str
     ) -> None:
-        assert plan.added == WINDOW_FIELDS
-        self._gap, self._lateness_ms, self._plan, self._step = gap, lateness_ms, plan, step
-        self._progress = TimeProgress(_PROGRESS, self._expired_at)
-        """Sessions that end at the expiry bound or before have expired."""
+        super().__init__(plan, step, _PROGRESS)
+        self._gap, self._lateness_ms = gap, lateness_ms
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._epoch = TableEpoch()
-        types = [self._plan.schema.field(key).type for key in self._plan.keys]
-        self._hasher = KeyHasher(types, identity_seed(context.job_name))
-        self._progress.open(context)
         self._table = self._new_table(WATERMARK_MIN)
-        self._late_output = LateOutput(context, self.output)
 
     def _new_table(self, limit: int) -> SessionTable:
         width = _WIDTH_MS
@@ -84,20 +72,16 @@ class SessionAggregate(Operator):
 
     # --- records -------------------------------------------------------------------------------
 
-    def process(self, batch: Batch, input_index: int) -> None:
-        data, times = columns_of(batch, self._step), batch.timestamps
-        if times is None:
-            raise PlanError(
-                f"`{self._step}` needs event time, but its input has none",
-                fix='add .event_time("column", max_out_of_order="10s") before the window',
-            )
-        if not len(times):
-            return
-        rows = KeyedRows(self._plan, self._hasher, data, times)
+    def _late(self, times: Index, groups: Index | None) -> Mask:
+        """Return none: whether a row is late depends on the open sessions of its key."""
+        return np.zeros(len(times), np.bool_)
+
+    def _add(
+        self, batch: Batch, rows: KeyedRows, times: Index, groups: Index | None, earliest: int
+    ) -> None:
         table, progress = self._table, self._progress
-        groups = progress.groups_of(lambda: [data.column(key) for key in self._plan.keys])
         key_slots = table.key_slots(rows.keys, rows.size)
-        ends = times + self._gap.of(data)
+        ends = times + self._gap.of(columns_of(batch, self._step))
         taken, touched = table.add(key_slots, times, ends, rows.values, progress.expired(groups))
         if taken is not None:
             late = ~taken
@@ -109,49 +93,35 @@ class SessionAggregate(Operator):
             table.watch(touched, progress.watermark, self._lateness_ms)
             last = table.ends.data[touched] - 1
             again = np.flatnonzero(last <= progress.now(self._groups_of(touched)))
-            self._emit(touched[again[np.argsort(last[again], kind="stable")]])
+            self._emit(self._results(touched[again[np.argsort(last[again], kind="stable")]]))
         self._compact()
 
     def _groups_of(self, slots: Index) -> Index | None:
         """Return the key groups of these sessions; see `TimeProgress.groups_of`."""
-        return self._progress.groups_of(lambda: self._keys_of(slots))
+        return self._progress.groups_of(lambda: self._key_columns(slots))
 
-    def _keys_of(self, slots: Index) -> list[pa.Array]:
+    def _key_columns(self, slots: Index) -> list[pa.Array]:
+        """Return the keys of these sessions."""
         table = self._table
         return table.keys.take(table.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
 
-    def _emit(self, slots: Index) -> None:
-        """Emit the results of these sessions, which are in order of their ends."""
-        table, plan = self._table, self._plan
+    def _results(self, slots: Index) -> Iterator[Fired]:
+        """Yield the results of these sessions, which are in order of their ends."""
+        table = self._table
         for low in range(0, len(slots), EMIT_ROWS_MAX):
             part = slots[low : low + EMIT_ROWS_MAX]
-            starts, ends = table.starts.data[part], table.ends.data[part]
-            edges = [
-                pa.array(edge).view(field.type)
-                for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
-            ]
-            columns = [*self._keys_of(part), *edges, *table.state.results(part)]
-            data = pa.RecordBatch.from_arrays(columns, schema=plan.result_schema)
-            self.output.emit(ColumnBatch(data, ends - 1))
+            yield Fired(
+                table.starts.data[part], table.ends.data[part], part, table.state.results(part)
+            )
 
     # --- time ----------------------------------------------------------------------------------
 
-    def on_watermark(self, timestamp: int) -> None:
-        """Fire due sessions, earliest end first; drop expired ones; forward the watermark."""
-        before = self._progress.watermark
-        if self._progress.advance(timestamp):
-            expired = self._progress.bounds[0]
-            fired = self._table.advance(before, timestamp, self._lateness_ms, expired)
-            self._emit(self._not_fired(fired))
-            self._compact()
-        self.output.emit_watermark(timestamp)
+    def _due(self, before: int, watermark: int) -> Iterator[Fired]:
+        expired = self._progress.bounds[0]
+        return self._results(self._table.advance(before, watermark, self._lateness_ms, expired))
 
-    def _not_fired(self, slots: Index) -> Index:
-        """Leave out sessions of key groups for which they had fired before a restore."""
-        groups = self._groups_of(slots)
-        if groups is None:
-            return slots
-        return slots[self._progress.not_fired(groups, self._table.ends.data[slots] - 1)]
+    def _drop_expired(self, watermark: int) -> None:
+        self._compact()
 
     def _expired_at(self, watermark: int) -> int:
         """Return the time such that sessions that end there or before have expired at a watermark."""

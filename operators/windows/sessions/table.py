@@ -14,17 +14,75 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ....state.aggregates.state import AggregateState
+from ....state.aggregates.state import AggregateState, StateCut
 from ....state.slots.arrays import SlotArray
-from ....state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, TableEpoch
-from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from ....state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
+from ....state.slots.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex
 from ....state.values import Array, Values
 from ...aggregation.aggregates import AggregatePlan
-from .deadlines import Deadlines
+from ...aggregation.keyed_aggregate import Rows
 from .intervals import Index, Mask, Merged, Times, accepted, merge_intervals
 
 _DEAD_MIN = 1_024
 _INT64_MIN, _INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+class Deadlines:
+    """Slots in buckets of time, by the time at which they must be looked at.
+
+    A slot is in the bucket of a former deadline. Records move deadlines all the time, which costs
+    nothing here: only when event time reaches the bucket is the slot looked at, and put into the
+    bucket of its current deadline. So a session that stays active is touched about once per gap.
+
+    Buckets have few slots, so they are no objects: slots added together are one run, ordered by
+    bucket. Each run is at least as long as the next one was, or else they are merged.
+
+    Args:
+        width_ms: the width of a bucket; the finer, the fewer slots are looked at in vain.
+    """
+
+    def __init__(self, width_ms: int) -> None:
+        self._width = width_ms
+        self._runs: list[tuple[Index, Times]] = []
+        """The runs: slots and their buckets."""
+        self._bucket_of = SlotArray(np.int64, _INT64_MAX)
+
+    def add(self, slots: Index, times: Times) -> None:
+        """Schedule each slot for `times` (ms); a slot with an earlier time keeps it."""
+        if not slots.size:
+            return
+        self._bucket_of.reserve(int(slots.max()) + 1)
+        buckets = times // self._width
+        sooner = np.flatnonzero(buckets < self._bucket_of.data[slots])
+        if not sooner.size:
+            return
+        slots, buckets = slots[sooner], buckets[sooner]
+        self._bucket_of.data[slots] = buckets
+        while self._runs and len(self._runs[-1][0]) < len(slots):
+            before, its_buckets = self._runs.pop()
+            kept = np.flatnonzero(self._bucket_of.data[before] == its_buckets)
+            slots = np.concatenate([before[kept], slots])
+            buckets = np.concatenate([its_buckets[kept], buckets])
+        order = np.argsort(buckets, kind="stable")
+        self._runs.append((slots[order], buckets[order]))
+
+    def pop(self, until: int) -> Index:
+        """Remove and return the slots that may be due at `until` (ms), each once, ascending."""
+        last = until // self._width
+        found: list[Index] = []
+        for number, (slots, buckets) in enumerate(self._runs):
+            due = int(np.searchsorted(buckets, last, "right"))
+            if due:
+                # others have moved to an earlier bucket since
+                here = self._bucket_of.data[slots[:due]] == buckets[:due]
+                found.append(slots[:due][here])
+                self._runs[number] = slots[due:], buckets[due:]
+        if not found:
+            return np.zeros(0, np.intp)
+        self._runs = [run for run in self._runs if len(run[0])]
+        slots = np.unique(np.concatenate(found))
+        self._bucket_of.data[slots] = _INT64_MAX
+        return slots
 
 
 class SessionTable:
@@ -292,3 +350,63 @@ class SessionTable:
         order = np.lexsort((starts, key_slots))
         unique, ranks = np.unique(key_slots[order], return_inverse=True)
         self._link(ranks, slots[order], unique, np.zeros(len(unique), np.int32))
+
+
+class SessionCut:
+    """The sessions at a cut; call `slots`, `edges` and `columns` in this order, in any one thread.
+
+    A row is identified by its key and `window_start`. Deltas carry no marks of expired sessions: the
+    expiry bound tells which these are, as with other windows. Nor do they mark sessions that were
+    merged into others, or whose start moved back: such a row lies within that of the session it
+    became part of, and open sessions of a key never touch. So a restore leaves out expired rows,
+    and those within another row of their key.
+    """
+
+    def __init__(self, table: SessionTable, epoch: int) -> None:
+        self._bounds: SlotCut = table.changed.cut(epoch, table.size)
+        self._state: StateCut = table.state.cut(epoch)
+        self._keys: KeyCut = table.keys.cut()
+        self._key_of = table.key_of.data  # the key of a slot never changes
+        self._limit = table.limit
+        self._edges: list[Array] = []
+
+    def slots(self, since: int | None) -> Index:
+        """Return the sessions open at the cut that had changed after cut number `since`, ascending."""
+        which = self._bounds.slots(since)
+        starts, ends = self._bounds.values(which)
+        alive = np.flatnonzero(ends > self._limit)
+        self._edges = [starts[alive], ends[alive]]
+        return alive if isinstance(which, slice) else which[alive]
+
+    def edges(self, which: Rows) -> list[Array]:
+        """Return start and end of the sessions that `slots` returned."""
+        return self._edges
+
+    def columns(self, which: Rows) -> tuple[list[pa.ChunkedArray], list[pa.Array]]:
+        """Return key columns and state columns of these sessions, and close the cut."""
+        state = self._state.columns(which)
+        keys = self._key_of[which].astype(np.intp)
+        order = np.argsort(keys, kind="stable")
+        back = np.empty(len(order), np.intp)
+        back[order] = np.arange(len(order))
+        taken = self._keys.take(keys[order])
+        return [column.take(pa.array(back)) for column in taken], state
+
+    def close(self) -> None:
+        """Close the cut."""
+        self._bounds.close()
+        self._state.close()
+
+
+def superseded(keys: Index, starts: Times, ends: Times) -> Mask:
+    """Return True for rows that lie within another row of their key."""
+    order = np.lexsort((-ends, starts, keys))
+    mask = np.zeros(len(order), np.bool_)
+    if not len(order):
+        return mask
+    # ends as ranks, with keys in the high part: a running maximum never mixes keys
+    _, ranks = np.unique(ends, return_inverse=True)
+    high = keys[order].astype(np.int64) * (int(ranks.max()) + 2)
+    reach = np.maximum.accumulate(high + ranks[order])
+    mask[order[1:]] = (high + ranks[order])[1:] <= reach[:-1]
+    return mask

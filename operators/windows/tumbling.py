@@ -1,18 +1,11 @@
-"""Aggregates per key and tumbling event-time window.
+"""Aggregates per key and tumbling window: the fast path for windows of one pane each.
 
-A window fires when the watermark reaches its end - 1; the watermark is forwarded after its results.
-With allowed lateness its state stays for a while, and a record that comes for a fired window makes
-the result of its key be emitted again, once per batch and key. Rows of an expired window are late:
-they go to the side output `late`, and are counted. The order of keys within a window's result is
-undefined.
+Windows with many rows have a table each, in memory or on disk, whose slots are those of its keys;
+the others share one (`small_windows.py`). When a window expires, its table is used again.
 
-Deltas of the state carry no marks of expired windows. A row of the table is a key and a window, and
-a window expires at a watermark that is in every later checkpoint, for each key group; once expired
-it never comes back, since its records are late from then on. So a restore knows which rows of the
-base, or of an older delta, belong to windows that had expired at the cut, and leaves them out. All
-other rows are as they were then, because a row that changed after the base is in a delta, also when
-a late but allowed record changed it. The watermark table itself has the window up to which all have
-expired, so that a job restored with another lateness does not restore half of a window's state.
+The table of the snapshot has a row per key and window. The progress of event time has the window up
+to which all have expired, so that a job restored with another lateness does not restore half of a
+window's state. `windowed_aggregate.py` says what this has in common with other windows.
 """
 
 from __future__ import annotations
@@ -23,9 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ...errors import PlanError, StateError
-from ...state.slots.epochs import TableEpoch
-from ...state.slots.key_index import KeyHasher
+from ...errors import StateError
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,
@@ -45,20 +36,18 @@ from ..aggregation.keyed_aggregate import (
     KeyedGroup,
     KeyedRows,
     Rows,
-    columns_of,
     identity_seed,
     row_count,
 )
 from ..aggregation.spilling_group import SpillingSpace, lies_on_disk
-from ..base import Operator, OperatorContext
-from ..elements import Batch, ColumnBatch
-from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress, clamped
-from .kinds import WINDOW_FIELDS, TumblingWindow
-from .late import LateOutput
-from .small_windows import SMALL_ROWS, Fired, SmallWindows
+from ..base import OperatorContext
+from ..elements import Batch
+from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
+from .kinds import TumblingWindow
+from .small_windows import SMALL_ROWS, SmallWindows
 from .spilling_windows import SpillingWindows
+from .windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
 
-EMIT_ROWS_MAX = 65_536
 _SPARE_GROUPS = 256
 _SPARE_BYTES_MAX = 1 << 25
 """The most groups of expired windows kept for reuse, and the most memory of them."""
@@ -67,35 +56,22 @@ _PROGRESS: Final = KeyGroupTable.of_times("watermark", "window", WATERMARK_COLUM
 """`gone_through`: windows that start at this time (ms) or before have expired."""
 
 
-def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
-    if len(columns) == 1:
-        return columns[0]
-    return [pa.concat_arrays(list(column)) for column in zip(*columns, strict=True)]
-
-
-class WindowAggregate(Operator):
+class TumblingAggregate(WindowedAggregate):
     """Tumbling-window aggregates over columns, per key or without keys."""
 
     def __init__(self, window: TumblingWindow, plan: AggregatePlan, step: str = "window") -> None:
-        assert plan.added == WINDOW_FIELDS
-        self._window, self._plan, self._step = window, plan, step
+        super().__init__(plan, step, _PROGRESS)
+        self._window = window
         self._groups: dict[int, KeyedGroup] = {}  # by window start
         self._spare: list[KeyedGroup] = []
         self._spare_bytes = 0
         self._retired: list[Array] = []  # of the last expired window; freed one by one
-        self._progress = TimeProgress(_PROGRESS, self._expired_at)
-        """Rows at the expiry bound or before are late."""
         self._spilling: SpillingWindows | None = None  # instead of `_groups`
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._epoch = TableEpoch()
-        types = [self._plan.schema.field(key).type for key in self._plan.keys]
         seed = identity_seed(context.job_name)
-        self._hasher = KeyHasher(types, seed)
         self._small = SmallWindows(self._plan, self._window, seed, self._epoch)
-        self._late_output = LateOutput(context, self.output)
-        self._progress.open(context)
         if lies_on_disk(self._plan, context):
             space = SpillingSpace(self._plan, context, _WINDOWS)
             self._hasher = space.hasher
@@ -104,46 +80,28 @@ class WindowAggregate(Operator):
     # --- records -------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input_index: int) -> None:
-        data, times = columns_of(batch, self._step), batch.timestamps
         if self._retired:
             self._retired.pop()
-        if times is None:
-            raise PlanError(
-                f"`{self._step}` needs event time, but its input has none",
-                fix='add .event_time("column", max_out_of_order="10s") before the window',
-            )
-        if not len(times):
-            return
-        progress, earliest = self._progress, int(times.min())
-        groups = progress.groups_of(lambda: self._keys_of(data))
-        if groups is not None or earliest <= progress.bounds[0]:
-            late = times <= progress.expired(groups)
-            batch = self._late_output.split(batch, late, progress.now(groups), self._last_windows)
-            if not len(batch):
-                return
-            groups = None if groups is None else groups[~late]
-            data, times = columns_of(batch, self._step), batch.timestamps
-            assert times is not None
-            earliest = int(times.min())
-        rows = KeyedRows(self._plan, self._hasher, data, times)
+        super().process(batch, input_index)
+
+    def _last_windows(self, times: Index) -> tuple[Index, Index]:
+        starts = self._window.starts_of(times)
+        return starts, starts + self._window.size_ms
+
+    def _add(
+        self, batch: Batch, rows: KeyedRows, times: Index, groups: Index | None, earliest: int
+    ) -> None:
         few: list[tuple[int, Rows]] = []
         for start, which in self._window.split(times, earliest):
             if self._is_small(start, which):
                 few.append((start, which))
                 continue
             whole = isinstance(which, slice) and which.stop - which.start == rows.size
-            self._add(start, rows, None if whole else which, groups)
+            self._add_many(start, rows, None if whole else which, groups)
         if few:
             self._add_few(rows, few, groups)
         if self._spilling is not None:
             self._spilling.settle(self._small)
-
-    def _last_windows(self, times: Index) -> tuple[Index, Index]:
-        starts = self._window.starts_of(times)
-        return starts, starts + self._window.size_ms
-
-    def _keys_of(self, data: pa.RecordBatch) -> list[pa.Array]:
-        return [data.column(key) for key in self._plan.keys]
 
     @property
     def _large(self) -> SpillingWindows | dict[int, KeyedGroup]:
@@ -170,7 +128,9 @@ class WindowAggregate(Operator):
         if touched.size:
             self._emit([self._small.results(touched, rows.keys_at(index[due[first]]))])
 
-    def _add(self, start: int, rows: KeyedRows, which: Rows | None, groups: Index | None) -> None:
+    def _add_many(
+        self, start: int, rows: KeyedRows, which: Rows | None, groups: Index | None
+    ) -> None:
         group = self._group(start)
         slots = group.add(rows, which)
         if self._window.due_at(start) > self.latest:
@@ -183,11 +143,6 @@ class WindowAggregate(Operator):
             assert slots is not None  # a stream without keys has one key group, its own
             index, slots = index[due], slots[due]
         self._fire_again(start, group, rows, index, slots)
-
-    @property
-    def latest(self) -> int:
-        """The furthest event time of any key group; after a restore key groups may differ."""
-        return self._progress.latest
 
     def _group(self, start: int) -> KeyedGroup:
         """Return the group to which rows of a large window are added."""
@@ -209,61 +164,33 @@ class WindowAggregate(Operator):
     ) -> None:
         """Emit the new results of the keys that late, but allowed, rows have touched."""
         if slots is None:
-            self._emit([self._fired(start, [], group.state.results(slice(0, 1)), 1)])
+            self._emit([self._fired(start, 1, [], group.state.results(slice(0, 1)))])
             return
         touched, first = np.unique(slots, return_index=True)
         if touched.size:
             keys = rows.keys_at(index[first])
-            self._emit([self._fired(start, keys, group.state.results(touched), len(touched))])
+            values = group.state.results(touched)
+            self._emit([self._fired(start, len(touched), keys, values)])
 
-    @staticmethod
-    def _fired(start: int, keys: list[pa.Array], values: list[pa.Array], size: int) -> Fired:
-        return Fired(np.full(size, start, np.int64), keys, values)
+    def _fired(self, start: int, size: int, keys: list[pa.Array], values: list[pa.Array]) -> Fired:
+        return Fired.of_window(start, start + self._window.size_ms, size, keys, values)
 
     # --- time ----------------------------------------------------------------------------------
 
-    def on_watermark(self, timestamp: int) -> None:
-        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
-        before, window = self._progress.watermark, self._window
-        if self._progress.advance(timestamp):
-            due = [start for start in sorted(self._large) if window.due_at(start) <= timestamp]
-            self._fire([start for start in due if window.due_at(start) > before], before)
-            for start in due:
-                if window.gone_at(start) <= timestamp:
-                    self._drop(start)
-            self._small.drop(window.last_gone(timestamp))
-        self.output.emit_watermark(timestamp)
+    def _due(self, before: int, watermark: int) -> Iterator[Fired]:
+        after, last = self._window.last_due(before), self._window.last_due(watermark)
+        large = [start for start in self._large if after < start <= last]
+        return self._in_order(sorted(large), self._small.fire(after, last))
+
+    def _drop_expired(self, watermark: int) -> None:
+        last = self._window.last_gone(watermark)
+        for start in [start for start in self._large if start <= last]:
+            self._drop(start)
+        self._small.drop(last)
 
     def _expired_at(self, watermark: int) -> int:
         """Return the last instant of the windows that have expired at a watermark."""
         return clamped(self._window.first_kept(watermark) - 1)
-
-    def _fire(self, starts: list[int], before: int) -> None:
-        """Emit these windows and the small ones, in order; many in a batch, to avoid tiny batches."""
-        after, last = (self._window.last_due(at) for at in (before, self._progress.watermark))
-        fired: list[Fired] = []
-        rows = 0
-        for result in self._in_order(starts, self._small.fire(after, last)):
-            result = self._not_fired(result)
-            fired.append(result)
-            rows += len(result.starts)
-            if rows >= EMIT_ROWS_MAX:
-                self._emit(fired)
-                fired, rows = [], 0
-        self._emit(fired)
-
-    def _not_fired(self, result: Fired) -> Fired:
-        """Leave out the rows of key groups for which their window had fired before a restore."""
-        groups = self._progress.groups_of(lambda: result.keys)
-        if groups is None:
-            return result
-        times = self._window.due_at(result.starts)
-        keep = np.flatnonzero(self._progress.not_fired(groups, times))
-        keys, values = (
-            [column.take(pa.array(keep)) for column in columns]
-            for columns in (result.keys, result.values)
-        )
-        return Fired(result.starts[keep], keys, values)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
         """Yield results of the windows with a table of their own, between those of the small ones."""
@@ -285,10 +212,10 @@ class WindowAggregate(Operator):
         for low in range(0, size, EMIT_ROWS_MAX):
             high = min(low + EMIT_ROWS_MAX, size)
             keys = group.keys.keys(low, high) if self._plan.keys else []
-            yield self._fired(start, keys, group.state.results(slice(low, high)), high - low)
+            yield self._fired(start, high - low, keys, group.state.results(slice(low, high)))
         if self._spilling is not None:
             for keys, values in self._spilling.rest(start):
-                yield self._fired(start, keys, values, len(values[0]))
+                yield self._fired(start, len(values[0]), keys, values)
 
     def _drop(self, start: int) -> None:
         if self._spilling is not None:
@@ -306,26 +233,6 @@ class WindowAggregate(Operator):
         else:
             # Returning hundreds of MB to the system takes long, so one array is freed per batch.
             self._retired = group.memory()
-
-    def _emit(self, fired: list[Fired]) -> None:
-        """Emit results of some windows, many small ones in one batch, a large one in several."""
-        if not fired:
-            return
-        starts = np.concatenate([result.starts for result in fired])
-        ends = starts + self._window.size_ms
-        edges = [
-            pa.array(edge).view(field.type)
-            for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
-        ]
-        keys = _joined([result.keys for result in fired])
-        values = _joined([result.values for result in fired])
-        data = pa.RecordBatch.from_arrays([*keys, *edges, *values], schema=self._plan.result_schema)
-        times = starts + (self._window.due_at(0))
-        whole = ColumnBatch(data, times)
-        if (starts[1:] < starts[:-1]).any():
-            whole = whole.take(np.argsort(starts, kind="stable"))
-        for low in range(0, len(whole), EMIT_ROWS_MAX):
-            self.output.emit(whole.slice(low, min(EMIT_ROWS_MAX, len(whole) - low)))
 
     # --- state ---------------------------------------------------------------------------------
 

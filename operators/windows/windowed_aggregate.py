@@ -1,0 +1,237 @@
+"""What aggregates over windows of event time have in common, whatever the kind of window.
+
+An operator of this family is this shell around a table of windows. The shell reads batches, splits
+late rows from them, knows how far time has come for which key group (`time_progress.py`), and emits
+results. The table, which a subclass holds, adds rows to windows and says which of them fire.
+
+A window fires when the watermark reaches its end - 1, and the watermark is forwarded after its
+results. With allowed lateness its state stays for a while, and a record that comes for a fired
+window makes the result of its key be emitted again, once per batch and key. Rows of an expired
+window are late: they go to the side output `late`, and are counted. The order of keys within a
+window's result is undefined.
+
+Deltas of the state carry no marks of expired windows. A row of the table is a key and a window, and
+a window expires at a watermark that is in every later checkpoint, for each key group; once expired
+it never comes back, since its records are late from then on. So a restore knows which rows of the
+base, or of an older delta, belong to windows that had expired at the cut, and leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...state.aggregates.accumulators import Mask
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher
+from ...state.values import Index
+from ..aggregation.aggregates import AggregatePlan
+from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
+from ..base import Operator, OperatorContext
+from ..elements import Batch, ColumnBatch
+from ..time_progress import KeyGroupTable, TimeProgress
+from .kinds import WINDOW_FIELDS
+from .late import LateOutput
+
+EMIT_ROWS_MAX = 65_536
+"""The most rows of a batch that is emitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Results of windows, a row per window and key.
+
+    Attributes:
+        starts, ends: the bounds of the window of each row, ms.
+        keys: the key columns, or the slots of the keys, for `WindowedAggregate._key_columns`.
+        values: the columns of the aggregates.
+    """
+
+    starts: Index
+    ends: Index
+    keys: list[pa.Array] | Index
+    values: list[pa.Array]
+
+    @classmethod
+    def of_window(
+        cls, start: int, end: int, size: int, keys: list[pa.Array] | Index, values: list[pa.Array]
+    ) -> Fired:
+        """Return `size` results of one window."""
+        return cls(np.full(size, start, np.int64), np.full(size, end, np.int64), keys, values)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def take(self, rows: Index) -> Fired:
+        """Return some of the rows."""
+        indices = pa.array(rows)
+        return self._picked(rows, lambda column: column.take(indices))
+
+    def _picked(self, rows: Rows, pick: Callable[[pa.Array], pa.Array]) -> Fired:
+        keys = self.keys
+        return Fired(
+            self.starts[rows],
+            self.ends[rows],
+            list(map(pick, keys)) if isinstance(keys, list) else keys[rows],
+            list(map(pick, self.values)),
+        )
+
+    def slice(self, low: int, high: int) -> Fired:
+        """Return the rows from `low` to `high`."""
+        return self._picked(slice(low, high), lambda column: column.slice(low, high - low))
+
+
+class WindowedAggregate(Operator):
+    """Aggregates over windows of event time, per key or without keys.
+
+    Args:
+        plan: keys and aggregates.
+        step: the name of the step, for errors.
+        progress: the table of the progress of event time.
+    """
+
+    def __init__(self, plan: AggregatePlan, step: str, progress: KeyGroupTable) -> None:
+        assert plan.added == WINDOW_FIELDS
+        self._plan, self._step = plan, step
+        self._progress = TimeProgress(progress, self._expired_at)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._epoch = TableEpoch()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        self._late_output = LateOutput(context, self.output)
+        self._progress.open(context)
+
+    @property
+    def latest(self) -> int:
+        """The furthest event time of any key group; after a restore key groups may differ."""
+        return self._progress.latest
+
+    # --- the table of windows ------------------------------------------------------------------
+
+    def _expired_at(self, watermark: int) -> int:
+        """Return the expiry bound at a watermark. By default, rows at the bound or before are late."""
+        raise NotImplementedError
+
+    def _late(self, times: Index, groups: Index | None) -> Mask:
+        """Return which rows of a batch are late."""
+        late: Mask = times <= self._progress.expired(groups)
+        return late
+
+    def _last_windows(self, times: Index) -> tuple[Index, Index]:
+        """Return start and end of the last window of each late row, which has one of these times."""
+        raise NotImplementedError
+
+    def _add(
+        self, batch: Batch, rows: KeyedRows, times: Index, groups: Index | None, earliest: int
+    ) -> None:
+        """Add rows to their windows, and emit the new results of windows that have fired.
+
+        Args:
+            batch: at least one record.
+            rows: its rows as the aggregates need them.
+            times: their event times.
+            groups: their key groups; see `TimeProgress.groups_of`.
+            earliest: the least of the times.
+        """
+        raise NotImplementedError
+
+    def _due(self, before: int, watermark: int) -> Iterator[Fired]:
+        """Yield the results of windows that fire between two watermarks, earliest first."""
+        raise NotImplementedError
+
+    def _drop_expired(self, watermark: int) -> None:
+        """Drop the windows that have expired at a watermark; their results are out."""
+        raise NotImplementedError
+
+    def _key_columns(self, slots: Index) -> list[pa.Array]:
+        """Return the keys in these slots, if results have slots."""
+        raise NotImplementedError
+
+    # --- records and time ----------------------------------------------------------------------
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        data, times = columns_of(batch, self._step), batch.timestamps
+        if times is None:
+            raise PlanError(
+                f"`{self._step}` needs event time, but its input has none",
+                fix='add .event_time("column", max_out_of_order="10s") before the window',
+            )
+        if not len(times):
+            return
+        progress, earliest = self._progress, int(times.min())
+        groups = progress.groups_of(lambda: [data.column(key) for key in self._plan.keys])
+        if groups is not None or earliest <= progress.bounds[0]:
+            late = self._late(times, groups)
+            batch = self._late_output.split(batch, late, progress.now(groups), self._last_windows)
+            if not len(batch):
+                return
+            groups = None if groups is None else groups[~late]
+            data, times = columns_of(batch, self._step), times[~late]
+            earliest = int(times.min())
+        rows = KeyedRows(self._plan, self._hasher, data, times)
+        self._add(batch, rows, times, groups, earliest)
+
+    def on_watermark(self, timestamp: int) -> None:
+        """Fire due windows, earliest first; drop expired ones; forward the watermark."""
+        before = self._progress.watermark
+        if self._progress.advance(timestamp):
+            self._emit(map(self._not_fired, self._due(before, timestamp)))
+            self._drop_expired(timestamp)
+        self.output.emit_watermark(timestamp)
+
+    def _not_fired(self, fired: Fired) -> Fired:
+        """Leave out results of key groups for which they had fired before a restore."""
+        groups = self._progress.groups_of(lambda: self._keys_of([fired]))
+        if groups is None:
+            return fired
+        return fired.take(np.flatnonzero(self._progress.not_fired(groups, fired.ends - 1)))
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _emit(self, fired: Iterable[Fired]) -> None:
+        """Emit results: many small windows in one batch, a large one in several."""
+        held: list[Fired] = []
+        rows = 0
+        for result in fired:
+            held.append(result)
+            rows += len(result)
+            if rows >= EMIT_ROWS_MAX:
+                self._send(held)
+                held, rows = [], 0
+        if rows:
+            self._send(held)
+
+    def _send(self, fired: Sequence[Fired]) -> None:
+        starts = np.concatenate([result.starts for result in fired])
+        ends = np.concatenate([result.ends for result in fired])
+        edges = [
+            pa.array(edge).view(field.type)
+            for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
+        ]
+        columns = [*self._keys_of(fired), *edges, *_joined([result.values for result in fired])]
+        data = pa.RecordBatch.from_arrays(columns, schema=self._plan.result_schema)
+        batch = ColumnBatch(data, ends - 1)
+        if (ends[1:] < ends[:-1]).any():
+            batch = batch.take(np.argsort(ends, kind="stable"))
+        for low in range(0, len(batch), EMIT_ROWS_MAX):
+            self.output.emit(batch.slice(low, min(EMIT_ROWS_MAX, len(batch) - low)))
+
+    def _keys_of(self, fired: Sequence[Fired]) -> list[pa.Array]:
+        """Return the key columns of some results."""
+        columns = [result.keys for result in fired if isinstance(result.keys, list)]
+        if columns:
+            return _joined(columns)
+        slots = [result.keys for result in fired if not isinstance(result.keys, list)]
+        return self._key_columns(slots[0] if len(slots) == 1 else np.concatenate(slots))
+
+
+def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
+    if len(columns) == 1:
+        return columns[0]
+    return [pa.concat_arrays(list(column)) for column in zip(*columns, strict=True)]
