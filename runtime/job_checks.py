@@ -34,8 +34,6 @@ _INSTEAD: Final = {
     ByClock.TRIGGER: "use an event-time or count trigger, or ",
     ByClock.TIMERS: "set timers with ctx.event_time, or ",
 }
-
-
 _DESCRIPTORS: Final = {
     "value": "hg.ValueState[int]()",
     "list": "hg.ListState[int]()",

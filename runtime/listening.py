@@ -41,8 +41,6 @@ RETRY_S = 0.1
 """The pause between two attempts while all ports are taken."""
 OpenServer = Callable[[str, int], Awaitable[asyncio.AbstractServer]]
 """Opens a server at a host and port; raises OSError if that is not possible."""
-
-
 GREETING_BYTES_MAX = 16 * 1024
 """The longest first message, or HTTP request, that is read from a stranger."""
 _log = logging.getLogger("headgate.listener")

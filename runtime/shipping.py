@@ -58,8 +58,6 @@ _CONFIG = (
 _rebuilt: dict[str, type] = {}
 _shipped: dict[str, type] = {}
 """The user's own classes, so that records of rebuilt ones are theirs when they come home."""
-
-
 _FIX = (
     "workers are other processes: let each make its own, with `{name} = hg.per_worker(factory)` and "
     "`{name}()` where it is used, or in the open() of a function object (docs/api.md)"

@@ -64,8 +64,6 @@ _OWN: Final = {
 _OWN_LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 _JAVA_ENDS_S: Final = 30.0
-
-
 _log = logging.getLogger("headgate.batch")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..job import Job
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of a running job.")]
-
-
 MANIFEST_SUFFIXES = (".yaml", ".yml")
 _FIX_JOB = "give the script one module-level variable: job = hg.Job(...)"
 File = Annotated[

@@ -21,8 +21,6 @@ from ..observe.logs import FORMAT_VARIABLE
 from .console import say
 
 PROGRESS_EVERY_S = 5.0
-
-
 WINDOW = 5
 """Rates are taken over this many announcements (seconds): single ones jitter."""
 WATERMARK_BOUND = 2**62

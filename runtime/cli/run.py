@@ -35,8 +35,6 @@ _ENDS = {
     "HANDED_OVER": "handed over",
 }
 _EXIT_CODES = {"FINISHED": OK, "SUSPENDED": OK, "HANDED_OVER": OK, "CANCELED": CANCELLED}
-
-
 Cluster = Annotated[
     str,
     typer.Option(

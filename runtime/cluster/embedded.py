@@ -40,8 +40,6 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AUTH_MODE": "token",
 }
-
-
 CHECK_EVERY_S = 1.0
 VITAL = frozenset({"raylet", "gcs_server"})
 _T = TypeVar("_T")

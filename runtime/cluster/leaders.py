@@ -25,8 +25,6 @@ LOOK_EVERY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """A coordinator that has not closed its server by then, after its job has ended, is killed."""
 _T = TypeVar("_T")
-
-
 _PREFIX = actor_names("")[0]
 
 

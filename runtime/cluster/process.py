@@ -34,8 +34,6 @@ back: with Python's 5 ms, a read of a file in twenty calls takes 0.1 s. Heartbea
 answers to queries wait as well. Where no other thread waits for the lock, nothing changes."""
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-
-
 STREAMS = ("stdout", "stderr")
 _END = b"\0headgate console end\0\n"
 

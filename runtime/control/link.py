@@ -26,8 +26,6 @@ UNSENT_BYTES_MAX = UNSENT_SIZE_MAX.default
 CONNECT_S = 10.0
 """An address that does not answer within this time is given up."""
 _LENGTH = struct.Struct("<I")
-
-
 SEND_TIMEOUT_S = 10.0
 """A peer that takes nothing for this long counts as gone."""
 

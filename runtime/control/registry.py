@@ -26,8 +26,6 @@ from ..options.registry import Options
 
 ENDED_MAX: Final = 100
 """Jobs whose failures are kept after their end."""
-
-
 TOKEN_CHARACTERS_MIN = 16
 
 

@@ -32,8 +32,6 @@ from .settings import ExchangeSettings
 
 ChannelId: TypeAlias = int
 """Names a channel within one attempt; given by the planner, fits in 32 bits."""
-
-
 BATCHES = (ColumnBatch, ObjectBatch)
 
 

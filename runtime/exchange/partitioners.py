@@ -42,8 +42,6 @@ Partitioner: TypeAlias = Callable[[Batch], Iterable[tuple[int, Batch]]]
 """Splits a batch into (channel index, part). No part is empty if the batch is not."""
 Rows: TypeAlias = Callable[[Batch], Sequence[Any]]
 """The records of a batch, as user functions see them."""
-
-
 BATCHES_MAX: Final = 16
 """The number of batches that are counted per window."""
 RECORDS_MAX: Final = 32_768

@@ -28,8 +28,6 @@ from .metrics import MetricsRegistry
 PORTS_TRIED_MAX = 100
 """The number of ports that are tried before a process runs without an endpoint."""
 _log = logging.getLogger("headgate.metrics")
-
-
 CGROUP_FILES: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),

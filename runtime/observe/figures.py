@@ -27,8 +27,6 @@ RESTART_PHASES: Final = (
     "download",
     "initialize",
 )
-
-
 Operation: TypeAlias = Literal["read", "write", "create", "list", "delete"]
 Outcome: TypeAlias = Literal["ok", "throttled", "failed"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)

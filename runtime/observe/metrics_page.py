@@ -35,8 +35,6 @@ _TITLES: Final = {
     "Operators": ("From the workers. Counters begin at 0 with each attempt.", OPERATOR_METRICS),
     "Processes": ("From each process of the job. Linux only.", PROCESS_METRICS),
 }
-
-
 _HEAD = """\
 # Metrics
 

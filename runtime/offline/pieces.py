@@ -29,8 +29,6 @@ from .snapshot import StoredState
 
 INLINE_BYTES_MAX: Final = 1 << 20
 """Items up to here lie in the metadata, as in the savepoints of jobs."""
-
-
 BLOCK_ROWS: Final = 1 << 20
 """The approximate number of rows that are sorted at a time."""
 

@@ -44,8 +44,6 @@ SHARE_BYTES: Final = 32 << 20
 """Stored bytes of one share, unless a number of shares is asked for."""
 Share: TypeAlias = tuple[KeyGroupRange, ...]
 """Ranges of key groups; of state that is not keyed there is one share, which is empty."""
-
-
 SUBTASK: Final = pa.field("subtask", pa.int32(), False)
 POSITION: Final = pa.field("position", pa.int64(), False)
 MAP_KEY: Final = pa.field("map_key", pa.string(), False)

@@ -25,8 +25,6 @@ PER_KEY: Final = frozenset({"value", "list", "map", "reducing", "aggregating", "
 WHOLE_KEY: Final = frozenset({"reduce", "running"})
 """Kinds whose identity is the key."""
 WINDOW_COLUMNS: Final = ("window_start", "window_end")
-
-
 _TEXTS: Final = pa.map_(pa.string(), pa.string())
 METADATA_SCHEMA: Final = pa.schema(
     [

@@ -10,8 +10,6 @@ from ...operators.durations import format_duration, parse_duration
 from ...operators.sizes import format_size, parse_size
 
 T_co = TypeVar("T_co", covariant=True)
-
-
 T = TypeVar("T")
 
 

@@ -29,8 +29,6 @@ from ..control.job_client import Event
 from ..protocol.job_result import JobFailure
 
 PROBLEM_TYPE = "application/problem+json"
-
-
 Watermark = Annotated[
     int | None, Meta(description="In ms since the epoch; null: there is none yet.")
 ]

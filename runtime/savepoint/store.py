@@ -72,9 +72,6 @@ def decode(data: bytes, where: str) -> Savepoint:
     return savepoint
 
 
-"""(address of a directory, options) -> the store, not yet opened."""
-
-
 @asynccontextmanager
 async def opened(
     open_at: AddressOpener, address: str, options: Mapping[str, str], *, writable: bool = True

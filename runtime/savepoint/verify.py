@@ -121,31 +121,62 @@ async def verify_at(
     async with savepoints.opened(open_at, root, options, writable=False) as store:
         found = await find(store, root, wanted, clock)
         if found.savepoint is not None:
-            present = {
-                name: size
-                async for name, size in store.list_files("")
-                if name != names.SAVEPOINT_METADATA
-            }
-            damaged = await _damaged(store, [found.manifest], present, read, progress)
-            unneeded = sorted(present.keys() - found.manifest.files())
-            return _result("savepoint", root, [found.manifest], present, read, damaged, unneeded)
-        view = await JobLog(store, "reader", clock).load()
-        manifests = [
-            logged.manifest
-            for logged in view.checkpoints
-            if wanted is None or logged.checkpoint_id == wanted
-        ]
-        present = {name: size async for name, size in store.list_files(f"{names.CHECKPOINTS}/")}
-        damaged = await _damaged(store, manifests, present, read, progress)
-        if damaged:
-            after = await JobLog(store, "reader", clock).load()
-            retained = {logged.checkpoint_id for logged in after.checkpoints}
+            snapshots = await _savepoint(store, found.manifest)
         else:
-            retained = {manifest.checkpoint_id for manifest in manifests}
-        unneeded = [] if wanted is not None else orphans(present, view.files, _next(view))
-        return _result(
-            "checkpoint", root, manifests, present, read, damaged, unneeded, retained=retained
-        )
+            snapshots = await _checkpoints(store, wanted, clock)
+        damaged = await _damaged(store, snapshots, read, progress)
+        retained = {manifest.checkpoint_id for manifest in snapshots.manifests}
+        if damaged and found.savepoint is None:
+            view = await JobLog(store, "reader", clock).load()
+            retained &= {logged.checkpoint_id for logged in view.checkpoints}
+    files = _files(each for each in snapshots.manifests if each.checkpoint_id in retained)
+    ids = [manifest.checkpoint_id for manifest in snapshots.manifests]
+    return Verification(
+        kind="checkpoint" if found.savepoint is None else "savepoint",
+        root=root,
+        checkpoints=tuple(id_ for id_ in ids if id_ in retained),
+        dropped=tuple(id_ for id_ in ids if id_ not in retained),
+        files=len(files),
+        bytes=sum(file.size for file in files.values()),
+        read=read,
+        damaged=tuple(
+            msgspec.structs.replace(file, checkpoints=needed)
+            for file in damaged
+            if (needed := tuple(id_ for id_ in file.checkpoints if id_ in retained))
+        ),
+        orphans={name: snapshots.present[name] for name in snapshots.orphans},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshots:
+    """What is verified.
+
+    Attributes:
+        manifests: of a savepoint, or of checkpoints.
+        present: the sizes of the files in the store, by name.
+        orphans: the names of those that no manifest needs.
+    """
+
+    manifests: Sequence[Manifest]
+    present: Mapping[str, int]
+    orphans: Sequence[str]
+
+
+async def _savepoint(store: CheckpointStore, manifest: Manifest) -> _Snapshots:
+    present = {name: size async for name, size in store.list_files("")}
+    present.pop(names.SAVEPOINT_METADATA, None)
+    return _Snapshots([manifest], present, sorted(present.keys() - manifest.files()))
+
+
+async def _checkpoints(store: CheckpointStore, wanted: int | None, clock: Clock) -> _Snapshots:
+    """All checkpoints that the job retains, with orphans; or the `wanted` one alone."""
+    view = await JobLog(store, "reader", clock).load()
+    present = {name: size async for name, size in store.list_files(f"{names.CHECKPOINTS}/")}
+    manifests = [logged.manifest for logged in view.checkpoints]
+    if wanted is None:
+        return _Snapshots(manifests, present, orphans(present, view.files, _next(view)))
+    return _Snapshots([each for each in manifests if each.checkpoint_id == wanted], present, [])
 
 
 def _next(view: LogView) -> int:
@@ -172,12 +203,12 @@ def _files(manifests: Iterable[Manifest]) -> dict[str, _File]:
 
 async def _damaged(
     store: CheckpointStore,
-    manifests: Sequence[Manifest],
-    present: Mapping[str, int],
+    snapshots: _Snapshots,
     read: bool,
     progress: Progress | None,
 ) -> list[DamagedFile]:
-    files = _files(manifests)
+    present = snapshots.present
+    files = _files(snapshots.manifests)
     found: dict[str, DamagedFile] = {}
 
     def note(name: str, damage: str, found_bytes: int | None) -> None:
@@ -190,7 +221,7 @@ async def _damaged(
             found_bytes=found_bytes,
         )
 
-    for manifest in manifests:
+    for manifest in snapshots.manifests:
         for problem in verify(manifest, present):
             if problem.found_bytes is None:
                 note(problem.file, "missing", None)
@@ -239,34 +270,3 @@ async def _is_whole(
         if digest.hexdigest() != checksum:
             return False
     return True
-
-
-def _result(
-    kind: str,
-    root: str,
-    manifests: Sequence[Manifest],
-    present: Mapping[str, int],
-    read: bool,
-    damaged: Sequence[DamagedFile],
-    unneeded: Iterable[str],
-    *,
-    retained: set[int] | None = None,
-) -> Verification:
-    ids = [manifest.checkpoint_id for manifest in manifests]
-    kept = set(ids) if retained is None else retained.intersection(ids)
-    files = _files(manifest for manifest in manifests if manifest.checkpoint_id in kept)
-    return Verification(
-        kind=kind,
-        root=root,
-        checkpoints=tuple(id_ for id_ in ids if id_ in kept),
-        dropped=tuple(id_ for id_ in ids if id_ not in kept),
-        files=len(files),
-        bytes=sum(file.size for file in files.values()),
-        read=read,
-        damaged=tuple(
-            msgspec.structs.replace(file, checkpoints=needed)
-            for file in damaged
-            if (needed := tuple(id_ for id_ in file.checkpoints if id_ in kept))
-        ),
-        orphans={name: present[name] for name in unneeded},
-    )

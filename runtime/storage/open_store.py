@@ -20,8 +20,6 @@ from .local import LocalStore
 from .memory import MemoryStore
 
 P = ParamSpec("P")
-
-
 _EXAMPLES = "write a directory, file:///directory, s3://bucket/prefix or memory://name"
 
 

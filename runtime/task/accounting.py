@@ -11,8 +11,6 @@ from typing import Final, NamedTuple, final
 
 WINDOW_S = 1.0
 """Rates are taken over at least this long, in seconds."""
-
-
 ROWS_MIN: Final = 1
 FIRST_ROWS: Final = 1024
 """The first slice, while the cost of a record is unknown; fast operators soon reach whole batches.

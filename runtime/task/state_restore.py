@@ -46,8 +46,6 @@ T = TypeVar("T")
 TABLES = ("table", "delta")
 RESTORED: Final = "restored"
 """The directory of downloaded files below an operator's own."""
-
-
 BLOCK_ROWS: Final = 1 << 20
 """The number of rows merged at a time: rows of different key groups never interact."""
 

@@ -37,8 +37,6 @@ from ..protocol import names
 from ..task.local_files import LocalCopies, SubtaskDirectory
 
 LOCK_FILE = "lock"
-
-
 ABANDONED_S: Final = 3600.0
 """A job whose directory was not touched for this time does not come back for it."""
 _log = logging.getLogger("headgate.worker")

@@ -26,8 +26,6 @@ from ..task.subtask import Subtask
 SHOWN_AFTER_MS = 1_000
 """Calls shorter than that are ordinary work."""
 _log = logging.getLogger("headgate.worker")
-
-
 FRAMES_MAX: Final = 40
 """Innermost frames of a stack that are shown."""
 
