@@ -14,7 +14,17 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
-from .control.job_client import BEGUN, FENCED, Connect, Event, HungUp, JobClient, ask_once, watch
+from .control.job_client import (
+    BEGUN,
+    FENCED,
+    Connect,
+    ConnectListener,
+    EventListener,
+    HungUp,
+    JobClient,
+    ask_once,
+    watch,
+)
 from .coordinator.ending import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
 from .job_spec import JobSpec, absolute
@@ -307,9 +317,7 @@ class FoundJob:
 class ThreadJob:
     """A job in a thread of this process, with an event loop of its own."""
 
-    def __init__(
-        self, run: Callable[[Callable[[Connect], None]], Coroutine[Any, Any, JobOutcome]]
-    ) -> None:
+    def __init__(self, run: Callable[[ConnectListener], Coroutine[Any, Any, JobOutcome]]) -> None:
         """Starts the thread. `run` runs the job, and tells what connects to its coordinator."""
         self._changed = threading.Condition()
         self._connect: Connect | None = None
@@ -394,14 +402,14 @@ class ThreadJob:
         return self._outcome
 
 
-def start(spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None) -> JobHandle:
+def start(spec: JobSpec, cluster: str, on_event: EventListener | None) -> JobHandle:
     """Run the job in a thread of this process.
 
     Raises:
         HeadgateError: the job could not begin.
     """
 
-    def run(listening: Callable[[Connect], None]) -> Coroutine[Any, Any, JobOutcome]:
+    def run(listening: ConnectListener) -> Coroutine[Any, Any, JobOutcome]:
         return launch(spec, cluster, on_event=on_event, on_listening=listening)
 
     job = ThreadJob(run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from ..api.written_job import WrittenJob, definition_of
 from ..errors import HeadgateError, InternalError, JobError, UsageError
 from .control.interrupts import Interrupts
-from .control.job_client import WARNINGS, Event
+from .control.job_client import WARNINGS, Event, EventListener
 from .explain import describe_node, explain_plan
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
@@ -274,7 +274,7 @@ def _succeeded(outcome: JobOutcome) -> JobOutcome:
     return outcome
 
 
-def _on_event(cluster: str) -> Callable[[Event], None] | None:
+def _on_event(cluster: str) -> EventListener | None:
     """In this process the coordinator's own log says it all."""
     return None if cluster == "in-process" else _log_event
 
@@ -286,9 +286,7 @@ def _log_event(event: Event) -> None:
         _log.log(level, "%s", event.text)
 
 
-def run_in_foreground(
-    spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None
-) -> JobOutcome:
+def run_in_foreground(spec: JobSpec, cluster: str, on_event: EventListener | None) -> JobOutcome:
     """Run the job. Ctrl-C and SIGTERM stop it with a final checkpoint, unless the program handles them.
 
     Raises:
@@ -315,7 +313,7 @@ def _signals_are_free() -> bool:
 
 
 async def _run_in_foreground(
-    spec: JobSpec, cluster: str, on_event: Callable[[Event], None] | None
+    spec: JobSpec, cluster: str, on_event: EventListener | None
 ) -> JobOutcome | None:
     """How the job ended; None: the user wanted it to end at once."""
     from .cluster.launch import launch

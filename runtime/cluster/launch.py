@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
-from ..control.job_client import Connect, Event
+from ..control.job_client import ConnectListener, Event, EventListener
 from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.job import JobCoordinator
@@ -25,7 +25,6 @@ from .host import CoordinatorPlace, host_coordinator
 from .inprocess import InProcessCluster
 
 _log = logging.getLogger("headgate.cluster")
-EventHandler = Callable[[Event], None]
 IN_PROCESS = "in-process"
 LOCAL = "local"
 
@@ -34,8 +33,8 @@ async def launch(
     spec: JobSpec,
     cluster: str,
     *,
-    on_event: EventHandler | None = None,
-    on_listening: Callable[[Connect], None] | None = None,
+    on_event: EventListener | None = None,
+    on_listening: ConnectListener | None = None,
     on_connected: Callable[[], None] | None = None,
 ) -> JobOutcome:
     """Run `spec` on `cluster` to its end.
@@ -93,7 +92,7 @@ def _check_data_ports(spec: JobSpec) -> None:
         )
 
 
-def _note_resources(spec: JobSpec, on_event: EventHandler | None) -> None:
+def _note_resources(spec: JobSpec, on_event: EventListener | None) -> None:
     """Warn that the resources of slots are not reserved where all workers share this machine."""
     groups = ", ".join(name for name, each in spec.resources.items() if str(each))
     if not groups:
@@ -120,8 +119,8 @@ def unknown_cluster(cluster: str) -> UsageError:
 
 async def _in_process(
     spec: JobSpec,
-    on_event: EventHandler | None,
-    on_listening: Callable[[Connect], None] | None,
+    on_event: EventListener | None,
+    on_listening: ConnectListener | None,
 ) -> JobOutcome:
     clock = SystemClock()
     options = Options(spec.options)

@@ -18,7 +18,15 @@ import ray
 from ...errors import HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..control import registry
-from ..control.job_client import FENCED, Connect, Event, JobClient, outcome_of, watch
+from ..control.job_client import (
+    FENCED,
+    ConnectListener,
+    Event,
+    EventListener,
+    JobClient,
+    outcome_of,
+    watch,
+)
 from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.ending import outcome_of_end
@@ -60,8 +68,8 @@ async def run_on_ray(
     spec: JobSpec,
     address: str | None,
     *,
-    on_event: Callable[[Event], None] | None,
-    on_listening: Callable[[Connect], None] | None,
+    on_event: EventListener | None,
+    on_listening: ConnectListener | None,
     on_connected: Callable[[], None] | None,
 ) -> JobOutcome:
     """Run `spec` on an embedded Ray (`address` None) or on the cluster at `address`."""
@@ -104,8 +112,8 @@ async def host_here(
     *,
     console_stem: str,
     takes_over: bool,
-    on_event: Callable[[Event], None],
-    on_listening: Callable[[Connect], None],
+    on_event: EventListener,
+    on_listening: ConnectListener,
     on_connected: Callable[[], None],
     on_ended: Callable[[JobOutcome], Awaitable[None]],
 ) -> JobOutcome:
@@ -307,8 +315,8 @@ async def _follow(
     spec: JobSpec,
     leaders: Leaders,
     token: str,
-    on_event: Callable[[Event], None] | None,
-    on_listening: Callable[[Connect], None] | None,
+    on_event: EventListener | None,
+    on_listening: ConnectListener | None,
 ) -> JobOutcome:
     """Watch the job until it ends; when its coordinator dies, wait for the next one."""
     found = await _reach(spec, leaders, token)
@@ -398,7 +406,7 @@ async def _logged_end(spec: JobSpec) -> JobOutcome | None:
     return None if end is None else outcome_of_end(end)
 
 
-def _tell(on_event: Callable[[Event], None] | None, text: str, pid: int) -> None:
+def _tell(on_event: EventListener | None, text: str, pid: int) -> None:
     if on_event is None:
         _log.warning("%s", text)
     else:

@@ -75,6 +75,12 @@ Connect: TypeAlias = Callable[[], Awaitable[JobClient]]
 """Makes a client. Raises JobError if the coordinator cannot be reached."""
 
 
+class ConnectListener(Protocol):
+    """Is called with what connects to a coordinator, each time that one begins to listen."""
+
+    def __call__(self, connect: Connect, /) -> None: ...
+
+
 async def ask_once(connect: Connect, verb: str, **arguments: Any) -> dict[str, Any]:
     """Connect, ask for one thing, wait for the answer, and hang up. Raises as `JobClient.request`."""
     client = await connect()

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -104,20 +104,26 @@ class Result:
     written_bytes: int
 
 
+class FileNames(Protocol):
+    """Makes the names of the state files of one subtask and checkpoint."""
+
+    def __call__(self, operator: str, state: str, kind: str, file_id: str) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The destination of one checkpoint or savepoint.
 
     Attributes:
         store: None: nothing is kept, only pre-commits are made.
-        name_of: (operator, state, kind, file id) -> the name of a file.
+        name_of: makes the names of files.
         inline_bytes_max: tables and metas up to this size are stored in the manifest.
         copies: keeps files on this machine too; None: none are kept.
         checkpoint_id: the checkpoint.
     """
 
     store: CheckpointStore | None
-    name_of: Callable[[str, str, str, str], str]
+    name_of: FileNames
     inline_bytes_max: int
     copies: LocalCopies | None = None
     checkpoint_id: int = 0
