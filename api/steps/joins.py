@@ -13,10 +13,9 @@ from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.functions.checks import check_plain, function_name
 from ...operators.graph import Node
 from ...operators.joins.as_of import AsOfJoin
-from ...operators.joins.bounds import parse_interval, show_interval
 from ...operators.joins.co_group import CoGroup, CoGroupFunction, CoGroupStep
 from ...operators.joins.columns import JoinColumns, join_columns
-from ...operators.joins.interval import IntervalJoin
+from ...operators.joins.interval import IntervalJoin, parse_interval, show_interval
 from ...operators.joins.step import AS_OF_HOWS, HOWS, LATE_OTHER, How, JoinStep, outer_sides
 from ...operators.joins.windowed import WindowJoin
 from ...operators.origin import Origin, capture_origin

@@ -14,8 +14,15 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_takes
 from ...operators.functions.dead_letters import OnErrorLike
 from ...operators.joins.columns import free_name, plain_schema
-from ...operators.joins.lookup import CACHE_FOR, CACHE_ROWS, LookUp, LookupFunction
-from ...operators.joins.static_lookup import LookupHow, TableLookup, TableLookupStep
+from ...operators.joins.lookup import (
+    CACHE_FOR,
+    CACHE_ROWS,
+    LookUp,
+    LookupFunction,
+    LookupHow,
+    TableLookup,
+    TableLookupStep,
+)
 from ...operators.joins.static_table import StaticTable
 from ...operators.origin import Origin, capture_origin
 from ...operators.per_record.base import MAX_IN_FLIGHT

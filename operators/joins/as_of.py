@@ -27,9 +27,8 @@ from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
-from .keys import SharedKeys
 from .ranges import sorted_order
-from .side import Alive, Side, not_before
+from .side import Alive, SharedKeys, Side, not_before
 from .step import JoinOperator, JoinStep
 from .tables import (
     SIDES,

@@ -14,30 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
 from ..base import OperatorContext
+from ..durations import Duration, format_duration, parse_duration
 from ..elements import WATERMARK_MAX, Batch
+from ..origin import Origin
 from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
-from .keys import SharedKeys
 from .ranges import Pairs, packed, unpacked
-from .side import Side, not_before
+from .side import SharedKeys, Side, not_before
 from .step import JoinOperator, JoinStep, other
-from .tables import (
-    SIDES,
-    join_infos,
-    restored_rows,
-    rows_cut,
-)
+from .tables import SIDES, join_infos, restored_rows, rows_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +207,40 @@ def _with_lonely(pairs: Pairs, waits: Mask, met: Mask) -> Pairs:
     numbers.sort()
     merged = unpacked(numbers, pairs.first, pairs.last)
     return Pairs(merged.probe, merged.rows - 1, pairs.first, pairs.last)
+
+
+_FIX = 'such as within=("-10m", "0s"): the other row is up to ten minutes older'
+
+
+def parse_interval(within: object, origin: Origin) -> Interval:
+    """Parse the bounds given with `within=`.
+
+    Raises:
+        PlanError: not a pair, or the first is above the second.
+        UsageError: a bound is no duration.
+    """
+    if not isinstance(within, tuple | list) or len(within) != 2:
+        raise PlanError(
+            f"within= needs a pair of durations value=`{within!r}`", where=str(origin), fix=_FIX
+        )
+    lower, upper = (_signed(bound, origin) for bound in within)
+    if lower > upper:
+        raise PlanError(
+            f"within= ends before it begins value=`{within!r}`", where=str(origin), fix=_FIX
+        )
+    return Interval(lower, upper)
+
+
+def show_interval(interval: Interval) -> str:
+    """Format an interval, such as `-10m to 0s`."""
+    return f"{format_duration(interval.lower_ms)} to {format_duration(interval.upper_ms)}"
+
+
+def _signed(bound: Duration, origin: Origin) -> int:
+    if isinstance(bound, timedelta) and bound < timedelta(0):
+        return -parse_duration(-bound, "within", str(origin))
+    if isinstance(bound, str) and bound.lstrip()[:1] in ("-", "+"):
+        text = bound.lstrip()
+        sign = -1 if text[0] == "-" else 1
+        return sign * parse_duration(text[1:], "within", str(origin))
+    return parse_duration(bound, "within", str(origin))

@@ -19,9 +19,17 @@ from ..durations import Duration, format_duration, parse_duration
 from ..elements import Timestamps
 from ..origin import Origin, capture_origin
 from ..zones import check_zone
-from .panes.calendar import DAY_MS, Calendar, LocalDays, Milliseconds
-from .panes.grid import CumulativeGrid, Grid, SlidingGrid
-from .panes.parts import Part, split
+from .panes.grid import (
+    DAY_MS,
+    Calendar,
+    CumulativeGrid,
+    Grid,
+    LocalDays,
+    Milliseconds,
+    Part,
+    SlidingGrid,
+    split,
+)
 from .records.clocks import WindowTime, is_processing
 
 WINDOWS_PER_RECORD_MAX: Final = 100_000

@@ -252,12 +252,9 @@ def bounds(request: pytest.FixtureRequest) -> Any:
         as_of,
         chains,
         interval,
-        keys,
-        panes,
         ranges,
         row_store,
         side,
-        time_order,
         windowed,
     )
     from headgate.state.slots import epochs
@@ -268,10 +265,10 @@ def bounds(request: pytest.FixtureRequest) -> Any:
             patch.setattr(chains, "PAIRS_MAX", 3)
             patch.setattr(ranges, "PAIRS_MAX", 3)
             patch.setattr(row_store, "PIECE_BYTES_MAX", 128)
-            patch.setattr(panes, "PIECE_ROWS_MAX", 3)
+            patch.setattr(windowed, "PIECE_ROWS_MAX", 3)
             patch.setattr(side, "DEAD_MIN", 1)
-            patch.setattr(keys, "FORGET_MIN", 1)
-            patch.setattr(time_order, "TAIL_MIN", 2)
+            patch.setattr(side, "FORGET_MIN", 1)
+            patch.setattr(row_store, "TAIL_MIN", 2)
             patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
             for module in (interval, windowed, as_of):
                 patch.setattr(module, "EMIT_ROWS_MAX", 3)

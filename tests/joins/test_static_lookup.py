@@ -27,7 +27,7 @@ from headgate.connectors import (
 )
 from headgate.connectors.files.locations import s3_client
 from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
-from headgate.operators.joins.static_lookup import TableIndex
+from headgate.operators.joins.lookup import TableIndex
 from headgate.runtime.protocol.failures import FailureKind
 from headgate.testing import harness
 

@@ -13,7 +13,7 @@ from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
-from headgate.operators.windows.panes import count_table
+from headgate.operators.windows.panes import counts as count_table
 from headgate.operators.windows.panes.counts import CountAggregate
 from headgate.operators.windows.panes.whole import WholeAggregate
 from headgate.state.hashing import hash_key, key_group_of

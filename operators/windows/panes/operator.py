@@ -30,10 +30,8 @@ from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
 from .early import EarlyResults
-from .running_totals import RunningTotals, has_running_totals
 from .table import CellKeys, PaneTable, parts_of
-from .totals import Between, Members, Totalled, Totals
-from .two_stacks import TwoStacks
+from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
 
 _PANES: Final = "panes"
 _PROGRESS: Final = KeyGroupTable(

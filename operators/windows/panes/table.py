@@ -25,9 +25,7 @@ from ....state.values import Array, Index
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedRows, Rows
 from ...elements import Timestamps
-from .calendar import Numbers
-from .grid import Grid
-from .parts import Part, split
+from .grid import Grid, Numbers, Part, split
 
 DEAD_MIN: Final = 16_384
 """Fewer cells of expired panes than this are not worth a compaction."""

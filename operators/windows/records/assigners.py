@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ....errors import PlanError, UserCodeError
 from ...durations import parse_duration
 from ...time_range import INSTANT_TEXT, is_instant
-from ..sessions.limits import GAP_MS_MAX
+from ..sessions.window import GAP_MS_MAX
 from .clocks import WindowTime
 from .triggers import EventTime, ProcessingTime, Trigger
 from .window import GLOBAL, Window

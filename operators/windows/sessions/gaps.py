@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from ....errors import DataError, PlanError
 from ...expressions.expressions import Column, check_select, result_type, show
-from .limits import GAP_MS_MAX
-from .window import SessionWindow
+from .window import GAP_MS_MAX, SessionWindow
 
 Milliseconds: TypeAlias = npt.NDArray[np.int64]
 _COLUMN = "headgate_gap"

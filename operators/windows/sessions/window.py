@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
 from ....errors import PlanError, UsageError
 from ...durations import Duration, format_duration, parse_duration
 from ...expressions.expressions import show
+from ...time_range import DURATION_MAX_MS
 from ..records.clocks import WindowTime, is_processing
+
+GAP_MS_MAX: Final = DURATION_MAX_MS
+"""The longest gap; a longer one is taken for a mistake. The bounds of sessions must fit a datetime.
+"""
+
 
 Gap: TypeAlias = Duration | pl.Expr | Callable[[Any], Any]
 """A duration, an expression over the columns, or a function of a record."""
