@@ -38,7 +38,7 @@ from ..protocol.failures import FailureKind
 from ..protocol.redistribution import broadcast, spread_splits
 from ..savepoint import store as savepoints
 from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states, unconnected
-from ..savepoint.locate import Located, locate
+from ..savepoint.locate import StoredSnapshot, locate
 from ..storage.base import CheckpointStore
 from .environment import JobEnvironment
 from .failures import Failure
@@ -77,7 +77,7 @@ class RestorePoints:
 
     def __init__(self, env: JobEnvironment) -> None:
         self._env = env
-        self._located: Located | None = None
+        self._located: StoredSnapshot | None = None
         """Where the state is that the user named."""
         self._unreadable: set[int] = set()
         """Checkpoints that could not be restored, where the user allows an older one instead."""

@@ -16,7 +16,7 @@ from ...state.keyed.canonical import ENTRY_COLUMNS, NAMESPACE_COLUMN
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
 from ..savepoint.describe import describe, states_of
-from ..savepoint.locate import Located, locate
+from ..savepoint.locate import StoredSnapshot, locate
 from ..storage.open_store import open_store_at
 from ..task.concurrency import run_blocking
 
@@ -162,7 +162,7 @@ class Snapshot:
         options: what its storage needs, such as `s3.endpoint`.
     """
 
-    located: Located
+    located: StoredSnapshot
     options: Mapping[str, str]
 
     def states(self) -> Iterator[StoredState]:
@@ -233,7 +233,7 @@ def open_snapshot(address: str, options: Mapping[str, str]) -> Snapshot:
     return Snapshot(located, dict(options))
 
 
-def _unknown(what: str, name: str, known: list[str], located: Located) -> StateError:
+def _unknown(what: str, name: str, known: list[str], located: StoredSnapshot) -> StateError:
     return StateError(
         f"no such {what} name=`{name}`",
         where=located.text,

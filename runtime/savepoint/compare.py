@@ -14,7 +14,7 @@ from ..options.state import ALLOW_PICKLE, RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANN
 from ..plan import PhysicalPlan
 from ..protocol.checkpoints.manifest import Manifest
 from .describe import SPLITS, describe, states_of
-from .locate import Located
+from .locate import StoredSnapshot
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Check:
         return not (self.incompatible or self.other or (self.unclaimed and not allow_non_restored))
 
 
-def check(located: Located, spec: JobSpec) -> Check:
+def check(located: StoredSnapshot, spec: JobSpec) -> Check:
     """Compare the located state with the declarations of a job's operators; nothing is started."""
     found = Check()
     _check_parallelism(located, spec, found)
@@ -69,7 +69,7 @@ def check(located: Located, spec: JobSpec) -> Check:
     return found
 
 
-def _check_parallelism(located: Located, spec: JobSpec, found: Check) -> None:
+def _check_parallelism(located: StoredSnapshot, spec: JobSpec, found: Check) -> None:
     groups = located.manifest.max_parallelism
     if spec.max_parallelism not in (None, groups):
         found.other.append(
@@ -83,7 +83,7 @@ def _check_parallelism(located: Located, spec: JobSpec, found: Check) -> None:
         )
 
 
-def _check_in_flight(located: Located, spec: JobSpec, found: Check) -> None:
+def _check_in_flight(located: StoredSnapshot, spec: JobSpec, found: Check) -> None:
     if Options(spec.options).get(WITHOUT_CHANNEL_STATE) == located.manifest.checkpoint_id:
         return
     found.other.extend(
@@ -169,7 +169,7 @@ def _compare(operator: str, old: StateInfo, new: StateInfo, found: Check) -> Non
         found.migrated.append(f"operator `{operator}`: {result.text}")
 
 
-def diff(one: Located, other: Located) -> list[dict[str, Any]]:
+def diff(one: StoredSnapshot, other: StoredSnapshot) -> list[dict[str, Any]]:
     """Return the changes from `one` to `other`: a row per state that is new, removed, or different."""
     before, after = _states(one), _states(other)
     rows: list[dict[str, Any]] = []
@@ -190,7 +190,7 @@ def diff(one: Located, other: Located) -> list[dict[str, Any]]:
     return rows
 
 
-def _states(located: Located) -> dict[tuple[str, str], dict[str, Any]]:
+def _states(located: StoredSnapshot) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (operator["operator"], state["state"]): {**state, "parallelism": operator["parallelism"]}
         for operator in describe(located)["operators"]

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from ...state.snapshot import KEY_GROUP_COLUMN, StateHandle, StateInfo
 from ..protocol.checkpoints.manifest import ManifestOperator
-from .locate import Located
+from .locate import StoredSnapshot
 
 SPLITS = "splits"
 """The state with the positions of a source."""
 
 
-def describe(located: Located) -> dict[str, Any]:
+def describe(located: StoredSnapshot) -> dict[str, Any]:
     """Describe a savepoint for a person, as JSON values.
 
     Rows of incremental checkpoints count each row as often as it was written: base and deltas.

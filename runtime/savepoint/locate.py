@@ -27,7 +27,7 @@ _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class StoredSnapshot:
     """State that a run may start from.
 
     Attributes:
@@ -51,7 +51,7 @@ class Located:
 
 async def locate(
     open_at: AddressOpener, address: str, options: Mapping[str, str], clock: Clock
-) -> Located:
+) -> StoredSnapshot:
     """Find the state at `address`, without writing.
 
     Raises:
@@ -60,7 +60,7 @@ async def locate(
     """
     root, wanted = split_address(address)
     async with savepoints.opened(open_at, root, options, writable=False) as store:
-        return await find(store, root, wanted, clock)
+        return await find_snapshot(store, root, wanted, clock)
 
 
 def split_address(address: str) -> tuple[str, int | None]:
@@ -76,7 +76,9 @@ def split_address(address: str) -> tuple[str, int | None]:
     return root, wanted
 
 
-async def find(store: CheckpointStore, root: str, wanted: int | None, clock: Clock) -> Located:
+async def find_snapshot(
+    store: CheckpointStore, root: str, wanted: int | None, clock: Clock
+) -> StoredSnapshot:
     """Find the state in an open store, as `locate`."""
     savepoint = await savepoints.read(store)
     if savepoint is None:
@@ -88,12 +90,12 @@ async def find(store: CheckpointStore, root: str, wanted: int | None, clock: Clo
                 "deletes its remains",
             )
         manifest = await _checkpoint(store, wanted, clock)
-        return Located(manifest, root, _job_name(root), None)
+        return StoredSnapshot(manifest, root, _job_name(root), None)
     if wanted is not None:
         raise UsageError(
             f"a savepoint has no numbered checkpoints path=`{root}`", fix=f"leave out @{wanted}"
         )
-    return Located(savepoint.manifest, root, savepoint.job, savepoint)
+    return StoredSnapshot(savepoint.manifest, root, savepoint.job, savepoint)
 
 
 async def _checkpoint(store: CheckpointStore, wanted: int | None, clock: Clock) -> Manifest:

@@ -22,7 +22,7 @@ from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from ..task.concurrency import all_of
 from . import store as savepoints
-from .locate import find, split_address
+from .locate import find_snapshot, split_address
 
 READS_MAX: Final = 8
 """Files that are read at once."""
@@ -119,7 +119,7 @@ async def verify_at(
     """
     root, wanted = split_address(address)
     async with savepoints.opened(open_at, root, options, writable=False) as store:
-        found = await find(store, root, wanted, clock)
+        found = await find_snapshot(store, root, wanted, clock)
         if found.savepoint is not None:
             snapshots = await _savepoint(store, found.manifest)
         else:

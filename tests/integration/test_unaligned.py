@@ -19,7 +19,7 @@ import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.runtime.job import runnable
 from headgate.runtime.savepoint.compare import check
-from headgate.runtime.savepoint.locate import Located
+from headgate.runtime.savepoint.locate import StoredSnapshot
 from headgate.state.snapshot import StateHandle
 
 ROWS = 4000
@@ -175,7 +175,9 @@ def test_a_plan_that_lacks_the_exchange_of_records_on_their_way_does_not_pass_th
         job = hg.Job("unaligned", parallelism=2, max_parallelism=24, options=options)
         job.read(numbers(ROWS), name="numbers").write(collect(guarantee="none"), name="out")
         return "; ".join(
-            check(Located(manifest, lab.storage, "unaligned", None), runnable(job).spec()).other
+            check(
+                StoredSnapshot(manifest, lab.storage, "unaligned", None), runnable(job).spec()
+            ).other
         )
 
     assert "not connected in the job" in other_text()
