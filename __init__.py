@@ -44,12 +44,12 @@ _HOMES = {
     "ReducingState": "state.keyed.descriptors",
     "Resources": "api.resources",
     "Retry": "operators.async_calls.retry",
-    "SideOutput": "operators.process.sides",
+    "SideOutput": "operators.process.emitter",
     "StateTtl": "state.keyed.ttl",
     "TimedRecord": "operators.windows.records.evictors",
     "Timer": "operators.process.context",
     "Trigger": "operators.windows.records.triggers",
-    "TriggerContext": "operators.windows.records.trigger_context",
+    "TriggerContext": "operators.windows.records.triggers",
     "TriggerResult": "operators.windows.records.triggers",
     "ValueState": "state.keyed.descriptors",
     "WatermarkGenerator": "operators.watermarks.generators",
@@ -133,13 +133,13 @@ if TYPE_CHECKING:
     from .operators.patterns import api as cep
     from .operators.process.batches import Groups, KeyedBatchProcess
     from .operators.process.context import BroadcastContext, Context, Timer
+    from .operators.process.emitter import SideOutput
     from .operators.process.functions import (
         BroadcastProcess,
         CoProcess,
         KeyedProcess,
         Process,
     )
-    from .operators.process.sides import SideOutput
     from .operators.watermarks.generators import WatermarkGenerator
     from .operators.watermarks.strategy import WatermarkStrategy
     from .operators.windows.kinds import count_window, cumulative, global_window, sliding, tumbling
@@ -153,8 +153,7 @@ if TYPE_CHECKING:
         WindowProcess,
         per_window,
     )
-    from .operators.windows.records.trigger_context import TriggerContext
-    from .operators.windows.records.triggers import Trigger, TriggerResult
+    from .operators.windows.records.triggers import Trigger, TriggerContext, TriggerResult
     from .operators.windows.records.window import Window
     from .operators.windows.sessions.window import session
     from .runtime.handle import JobHandle, attach

@@ -28,8 +28,8 @@ from ..operators.patterns.match import Match
 from ..operators.patterns.pattern import Pattern
 from ..operators.per_record.base import MAX_IN_FLIGHT
 from ..operators.process.batches import KeyedBatchProcess
+from ..operators.process.emitter import SideOutput
 from ..operators.process.functions import KeyedProcess
-from ..operators.process.sides import SideOutput
 from ..operators.schema import SchemaLike, record_class, same_columns
 from ..operators.suggestions import suggest
 from ..operators.windows.kinds import Window, check_window

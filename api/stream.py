@@ -46,11 +46,16 @@ from ..operators.partitioning import (
     Shuffle,
 )
 from ..operators.per_record.base import MAX_IN_FLIGHT
-from ..operators.per_record.filter import AsyncFilterOperator, FilterOperator
-from ..operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator
-from ..operators.per_record.map import AsyncMapOperator, MapOperator
-from ..operators.per_record.union import UnionOperator
-from ..operators.process.sides import SideOutput
+from ..operators.per_record.operators import (
+    AsyncFilterOperator,
+    AsyncFlatMapOperator,
+    AsyncMapOperator,
+    FilterOperator,
+    FlatMapOperator,
+    MapOperator,
+    UnionOperator,
+)
+from ..operators.process.emitter import SideOutput
 from ..operators.schema import SchemaLike, united, unknown_column
 from ..operators.sink import Sink, SinkOperator
 from ..operators.source import REJECTED

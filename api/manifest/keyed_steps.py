@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...operators.aggregation.aggregates import parse_aggregate
-from ...operators.patterns.after_match import parse_after_match
+from ...operators.patterns.match import parse_after_match
 from ...operators.patterns.pattern import Pattern
 from ...operators.process.batches import KeyedBatchProcess
 from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess, Process

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...operators.durations import parse_duration
-from ...operators.patterns.after_match import PATTERN as AFTER_MATCH_PATTERN
+from ...operators.patterns.match import PATTERN as AFTER_MATCH_PATTERN
 from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from .fields import (
     REFERENCE,

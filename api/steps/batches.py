@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...operators.async_calls.micro_batches import AsyncMicroBatches
+from ...operators.async_calls.map_async import AsyncMicroBatches
 from ...operators.base import OperatorFactory
 from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_returns, check_takes, function_name, is_async

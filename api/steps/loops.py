@@ -20,7 +20,7 @@ from ...operators.loops.head import IterationHead, IterationTail
 from ...operators.loops.settings import LoopSettings, Matching, Rounds
 from ...operators.origin import Origin, capture_origin
 from ...operators.per_record.base import UserFunction
-from ...operators.per_record.filter import kept_rows
+from ...operators.per_record.operators import kept_rows
 from ...operators.schema import difference, optional, same_columns
 from ..required_name import named
 from ..stream_base import StreamBase, check_parallelism

@@ -21,18 +21,24 @@ from ...operators.process.batches import (
     KeyedBatchProcess,
     KeyedBatchProcessOperator,
 )
-from ...operators.process.clock_use import sets_clock_timers
 from ...operators.process.declared import declared_states
+from ...operators.process.emitter import declared_sides
 from ...operators.process.functions import (
     BroadcastProcess,
     CoProcess,
     KeyedProcess,
     Process,
     ProcessFunction,
+    sets_clock_timers,
 )
-from ...operators.process.operator import Input, KeyedProcessOperator, ProcessOperator, ProcessStep
-from ...operators.process.sides import declared_sides
-from ...operators.process.two_inputs import BroadcastProcessOperator, CoProcessOperator
+from ...operators.process.operator import (
+    BroadcastProcessOperator,
+    CoProcessOperator,
+    Input,
+    KeyedProcessOperator,
+    ProcessOperator,
+    ProcessStep,
+)
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, record_class
 from ...state.evolution import keeps_hash

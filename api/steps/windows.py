@@ -48,12 +48,12 @@ from ...operators.windows.records.assigners import (
     WindowAssigner,
     not_an_assigner,
 )
-from ...operators.windows.records.clocks import WindowTime
 from ...operators.windows.records.evictors import Evictor
 from ...operators.windows.records.functions import AggregateFunction, WindowProcess
 from ...operators.windows.records.operator import EmitResult, Windowing, WindowOperator
 from ...operators.windows.records.store import TABLES, Reduced, window_states
 from ...operators.windows.records.triggers import Trigger
+from ...operators.windows.records.window import WindowTime
 from ...operators.windows.sessions.gaps import bound_gap
 from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow

@@ -1,9 +1,13 @@
-"""map_async: a coroutine function for each record, with many calls in flight, each with a deadline."""
+"""Coroutine functions with many calls in flight, each with a deadline.
+
+`map_async` calls one for each record, and `map_batches` with `rows=` for each batch of that size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -17,9 +21,12 @@ from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps, concatenated
 from ..functions.dead_letters import DeadLetters
 from ..functions.user_code import FAILURES, describe_record, user_error
 from ..per_record.base import UserFunction
-from ..rows import RowMismatch, RowReader, to_list
+from ..per_record.map_batches import BatchFunction, Division, divide_async
+from ..per_record.micro_batches import RowBuffer
+from ..rows import RowMismatch, RowReader, column_batch, to_list
 from .call import Call, Status
 from .in_flight import CallSettings, InFlight
+from .retry import ONCE
 from .stored import InFlightState, pickled
 
 TIMED_OUT: Final = "timed_out"
@@ -197,3 +204,72 @@ def times_of(calls: list[Call]) -> Timestamps | None:
     if calls[0].batch.timestamps is None:
         return None
     return np.array([call.batch.timestamps[call.row] for call in calls], np.int64)  # type: ignore[index]
+
+
+class AsyncMicroBatches(InFlight):
+    """Calls a coroutine function for batches of a set number of rows; results keep the order of the
+    records.
+
+    Rows that wait for a full batch become one before a barrier, and so are state like all calls in
+    flight.
+    """
+
+    def __init__(
+        self,
+        user: BatchFunction,
+        schema: pa.Schema,
+        rows: int,
+        within_ms: int,
+        max_in_flight: int,
+    ) -> None:
+        calls = CallSettings(partial(divide_async, user), max_in_flight, None, True, ONCE)
+        state = InFlightState(schema, False, user.step, user.origin)
+        super().__init__(calls, state, user.step)
+        self._user = user
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+        self._buffer = RowBuffer(rows, within_ms, self._call)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._user.on_error.then != "fail":
+            self._letters.open(context, self.output)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self._buffer.add(column_batch(batch), self.context)
+
+    def _call(self, batch: ColumnBatch) -> None:
+        super().process(batch, 0)
+
+    def _calls_of(self, batch: Batch) -> Iterator[Call]:
+        yield Call(batch, batch, 0, len(batch))
+
+    def _send(self, calls: list[Call]) -> None:
+        for call in calls:
+            if call.error is not None:
+                raise self._failure(call, call.error)
+            division: Division = call.result
+            division.send(self._letters, self.output)
+
+    def _failure(self, call: Call, error: BaseException) -> BaseException:
+        """Return the error that fails the job: our own as it is, any other with the name of the step."""
+        if isinstance(error, HeadgateError):
+            return error
+        data: Any = call.argument.data
+        return self._user.failure(data, error)
+
+    def settled(self) -> bool:
+        return super().settled() and not self._buffer.waits
+
+    # no rows wait for a batch behind a mark
+
+    def on_watermark(self, timestamp: int) -> None:
+        self._buffer.flush()
+        super().on_watermark(timestamp)
+
+    def on_idle(self, idle: bool) -> None:
+        self._buffer.flush()
+        super().on_idle(idle)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._buffer.flush()
+        super().prepare_snapshot(checkpoint_id)

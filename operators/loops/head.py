@@ -30,9 +30,8 @@ from ..base import Operator, OperatorContext
 from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..sizes import parse_size
-from .queue import MEMORY_BYTES, Entry, FeedbackQueue
+from .queue import MEMORY_BYTES, Entry, FeedbackQueue, Spill
 from .settings import LoopSettings
-from .spill import Spill
 from .stored import restored
 
 LOG: Final = "feedback"

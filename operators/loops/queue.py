@@ -2,20 +2,147 @@
 
 It accepts everything at once: a loop whose end waited for its beginning would deadlock. Batches
 have positions, counted from 0. Those that open logs need stay after they were sent.
+
+A log says which records in the loop belong to a checkpoint:
+
+    barrier goes into the loop ──> open, from the next position to be sent ──> barrier comes back ──> cut
+                                    └── checkpoint aborted ──> forgotten
+
+A barrier that goes in separates what the loop has seen from what it has not. After it come the
+records that wait in the queue, and those that come back ahead of the barrier: everything that was
+in flight in the loop. They are one range of the queue, so a log is two positions, and overlapping
+checkpoints share the records. Barriers are told apart by where they come from: one from outside
+opens a log, one from the loop closes it. After algorithm 2 of Carbone et al., State Management in
+Apache Flink, VLDB 2017, where a flag is toggled instead.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, final
 
-from ...errors import InternalError, StateError, check
+from ...errors import InternalError, StateError, StorageError, check
 from ..elements import Batch, ObjectBatch
-from .log import FeedbackLog, Range
-from .spill import Spill, Spilled
 from .stored import decode, encode
+
+
+@final
+class Range(NamedTuple):
+    """Positions [start, end) of a queue."""
+
+    start: int
+    end: int
+
+
+@final
+class FeedbackLog:
+    """The open logs of one loop head."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}
+        self._last = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True while a barrier is in the loop."""
+        return bool(self._starts)
+
+    def on_barrier(self, checkpoint_id: int, position: int) -> None:
+        """Open a log; `position` is the first that is sent after the barrier."""
+        check(checkpoint_id > self._last, "barriers out of order", checkpoint_id=checkpoint_id)
+        self._last = checkpoint_id
+        self._starts[checkpoint_id] = position
+
+    def on_return(self, checkpoint_id: int, position: int) -> Range | None:
+        """Close a log; `position` is the first after the returned barrier. Return None if it was
+        aborted."""
+        start = self._starts.pop(checkpoint_id, None)
+        return None if start is None else Range(start, position)
+
+    def on_abort(self, checkpoint_id: int) -> None:
+        """Forget the log of an aborted checkpoint; its barrier may still come back."""
+        self._starts.pop(checkpoint_id, None)
+
+    def floor(self, position: int) -> int:
+        """Return the oldest position still needed, if `position` is the next to be sent."""
+        return min(self._starts.values(), default=position)
+
+
+FILE_BYTES: Final = 16 * 2**20
+"""A file is closed to writes at this size, so that disk space is freed while a loop runs."""
+
+
+class SpillFile:
+    """A file without a name: its space is freed once this object is no longer referenced."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._descriptor, path = tempfile.mkstemp(dir=directory)
+            os.unlink(path)
+        except OSError as error:
+            raise StorageError(f"a loop cannot spill to disk: {error}") from error
+        self.size_bytes = 0
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def append(self, data: bytes) -> Spilled:
+        """Append data."""
+        view, offset = memoryview(data), self.size_bytes
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, self.size_bytes)
+                self.size_bytes += written
+                view = view[written:]
+        except OSError as error:
+            raise StorageError(
+                f"a loop cannot spill to disk: {error}",
+                fix="make room in io.tmp.dirs, or give the loop more memory",
+            ) from error
+        return Spilled(self, offset, len(data))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes that were written; from any thread."""
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) != length:
+            raise InternalError(f"a spilled batch is truncated offset=`{offset}` length=`{length}`")
+        return data
+
+
+class Spilled:
+    """The place of a batch on disk."""
+
+    __slots__ = ("_file", "_length", "_offset")
+
+    def __init__(self, file: SpillFile, offset: int, length: int) -> None:
+        self._file, self._offset, self._length = file, offset, length
+
+    def read(self) -> bytes:
+        """Return the bytes of the batch."""
+        return self._file.read(self._offset, self._length)
+
+
+class Spill:
+    """The files of a queue; they live as long as their contents are needed."""
+
+    def __init__(self, directory: Callable[[], Path]) -> None:
+        self._directory = directory
+        self._file: SpillFile | None = None
+
+    def write(self, data: bytes) -> Spilled:
+        """Write bytes.
+
+        Raises:
+            StorageError: the disk refuses them.
+        """
+        if self._file is None or self._file.size_bytes >= FILE_BYTES:
+            self._file = SpillFile(self._directory())
+        return self._file.append(data)
+
 
 MEMORY_BYTES = 64 * 2**20
 

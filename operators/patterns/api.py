@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from .after_match import (
+from .match import (
     AfterMatch,
+    Earlier,
+    Match,
     no_skip,
     skip_past_last_event,
     skip_to_first,
     skip_to_last,
     skip_to_next,
 )
-from .match import Earlier, Match
 from .pattern import Pattern, begin
 
 __all__ = [

@@ -1,10 +1,83 @@
-"""The user's view of matches, complete and partial."""
+"""The user's view of matches, complete and partial, and the strategies that drop overlapping ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+Kind: TypeAlias = Literal["none", "next", "past_last", "first", "last"]
+PATTERN: Final = r"no_skip|skip_to_next|skip_past_last_event|skip_to_(?:first|last)\([^()]+\)"
+"""The texts that `parse_after_match` reads."""
+
+
+@dataclass(frozen=True)
+class AfterMatch:
+    """A strategy that drops other matches once one is found; made by the functions of this module."""
+
+    kind: Kind
+    stage: str = ""
+
+    def __str__(self) -> str:
+        return {
+            "none": "no_skip",
+            "next": "skip_to_next",
+            "past_last": "skip_past_last_event",
+            "first": f"skip_to_first({self.stage})",
+            "last": f"skip_to_last({self.stage})",
+        }[self.kind]
+
+    def first_to_keep(self, taken: Mapping[str, Sequence[int]]) -> int | None:
+        """Return the first record at which another match may begin; None: any.
+
+        Args:
+            taken: the numbers of the match's records by stage, in order; later records have greater
+                ones.
+        """
+        if self.kind in ("first", "last"):
+            numbers = taken.get(self.stage)
+            if not numbers:
+                return None
+            return numbers[0] if self.kind == "first" else numbers[-1]
+        if self.kind == "none":
+            return None
+        numbers = [number for several in taken.values() for number in several]
+        return 1 + (min(numbers) if self.kind == "next" else max(numbers))
+
+
+def parse_after_match(text: str) -> AfterMatch:
+    """Parse a strategy from its text, as `str` gives it and `PATTERN` matches it."""
+    name, _, stage = text.removesuffix(")").partition("(")
+    if stage:
+        return {"skip_to_first": skip_to_first, "skip_to_last": skip_to_last}[name](stage)
+    plain = (no_skip(), skip_to_next(), skip_past_last_event())
+    return {str(strategy): strategy for strategy in plain}[name]
+
+
+def no_skip() -> AfterMatch:
+    """Keep every match."""
+    return AfterMatch("none")
+
+
+def skip_to_next() -> AfterMatch:
+    """Of all matches that begin with one record, keep only the first to complete."""
+    return AfterMatch("next")
+
+
+def skip_past_last_event() -> AfterMatch:
+    """Drop matches that begin with a record up to the last one of a match."""
+    return AfterMatch("past_last")
+
+
+def skip_to_first(stage: str) -> AfterMatch:
+    """Drop matches that begin before the first record of a stage; if it took none, as `no_skip`."""
+    return AfterMatch("first", stage)
+
+
+def skip_to_last(stage: str) -> AfterMatch:
+    """Drop matches that begin before the last record of a stage; if it took none, as `no_skip`."""
+    return AfterMatch("last", stage)
+
 
 T = TypeVar("T")
 

@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from ..functions.user_code import FAILURES, user_error
-from .after_match import AfterMatch
 from .automaton import START, Automaton, Option
 from .buffer import NO_NODE, Event, NodeId, SharedBuffer
 from .conditions import Condition, Leaf
-from .match import Earlier
+from .match import AfterMatch, Earlier
 
 
 class Run(NamedTuple):

@@ -3,7 +3,7 @@
 Each key has one timer for its next event: its first buffered record, or the end of the time of a
 run. So records and deadlines of a key are handled in event-time order, whatever the watermarks, and
 the work that a watermark makes due is cut into slices between which barriers pass
-(`process/firing.py`).
+(`process/timers.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..elements import WATERMARK_MAX, Batch
 from ..functions.user_code import FAILURES, user_error
 from ..per_record.base import pieces
 from ..process.context import Timer
+from ..process.emitter import SideOutput
 from ..process.operator import ProcessOperator, ProcessStep
-from ..process.sides import SideOutput
 from ..time_progress import KeyGroupTable
 from ..windows.late import LateOutput
 from .buffer import NodeId, SharedBuffer

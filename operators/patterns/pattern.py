@@ -11,9 +11,8 @@ import polars as pl
 from ...errors import PlanError, UsageError
 from ..durations import Duration, format_duration, parse_duration
 from ..origin import Origin, capture_origin
-from .after_match import AfterMatch
 from .conditions import ALWAYS, Condition, ConditionLike, Leaf, leaf_of
-from .match import Earlier
+from .match import AfterMatch, Earlier
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ from ..clock import Clock
 from ..durations import Duration, parse_duration
 from ..elements import WATERMARK_MAX, WATERMARK_MIN
 from ..time_range import INSTANT_TEXT, is_instant
-from .emitter import Emitter
-from .sides import SideOutput
+from .emitter import Emitter, SideOutput
 
 K = TypeVar("K")
 U = TypeVar("U")

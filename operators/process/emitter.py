@@ -1,22 +1,21 @@
-"""Collects the results of a process function, with event times, and emits them in batches."""
+"""The outputs of a process function: its results, emitted in batches with event times, and side outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ...errors import HeadgateError, StateError
+from ...errors import HeadgateError, PlanError, StateError
 from ..base import Output
 from ..elements import Batch, Timestamps
 from ..functions.user_code import FAILURES, bad_result, user_error
 from ..per_record.base import UserFunction
 from ..rows import PER_RECORD_ROWS
 from ..suggestions import suggest
-from .sides import SideOutput
 
 _ONE_RESULT = (str, bytes, dict)
 _FIX = "return a list, or make the function a generator with yield; return None for nothing"
@@ -158,3 +157,48 @@ class Emitter:
 
     def _bad(self, cause: Any, problem: str, fix: str) -> Exception:
         return bad_result(self._user.step, self._user.origin, cause, problem, fix=fix)
+
+
+T = TypeVar("T")
+
+
+class SideOutput(Generic[T]):
+    """A further output of a process function, declared in the body of its class.
+
+        class Guard(hg.KeyedProcess[str, Payment, Alert]):
+            ignored = hg.SideOutput[Payment]()
+
+    `ctx.emit(self.ignored, record)` sends a record there, `stream.side(Guard.ignored)` is the stream of
+    those records, which can be used any number of times. They are Python objects; `map` with `into=`
+    makes columns of them.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.owner = ""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.name = name
+        self.owner = owner.__name__
+
+    def __repr__(self) -> str:
+        return f"SideOutput({self.owner}.{self.name})"
+
+
+def declared_sides(kind: type[Any]) -> dict[str, SideOutput[Any]]:
+    """Return the side outputs of a class and its bases by name; a subclass hides those of its base.
+
+    Raises:
+        PlanError: one object is the side output of two names.
+    """
+    attributes: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        attributes.update(vars(base))
+    found = {name: side for name, side in attributes.items() if isinstance(side, SideOutput)}
+    for name, side in found.items():
+        if side.name != name:
+            raise PlanError(
+                f"one SideOutput has two names: `{name}` and `{side.name}`",
+                fix="write hg.SideOutput[...]() for each",
+            )
+    return found

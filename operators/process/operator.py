@@ -1,4 +1,7 @@
-"""Runs a copy of the user's object: sets the current key, calls it, emits its results."""
+"""Runs a copy of the user's object: sets the current key, calls it, emits its results.
+
+The function may have one input, two keyed ones, or a keyed and a broadcast one.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,7 @@ import msgspec
 
 from ...errors import HeadgateError, StateError
 from ...state.keyed.undo import UndoLog, UndoTimers
-from ...state.snapshot import (
-    ItemsCut,
-    RestoredState,
-    StateInfo,
-    StateSnapshot,
-    state_info,
-)
+from ...state.snapshot import ItemsCut, RestoredState, StateInfo, StateSnapshot, state_info
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..functions.dead_letters import FAIL
@@ -37,11 +34,9 @@ from .context import (
 )
 from .declared import LATEST, WATERMARK_TABLE, Declared
 from .emitter import Emitter
-from .firing import TimerFiring
 from .functions import KeyedProcess, Process, ProcessFunction
-from .progress import ShownProgress, progress_table
-from .states import FunctionStates, infos
-from .timers import FunctionTimers, timer_infos
+from .states import FunctionStates, ShownProgress, infos, progress_table
+from .timers import FunctionTimers, TimerFiring, timer_infos
 
 Key: TypeAlias = tuple[str, ...] | Callable[[Any], Hashable]
 """The key columns of a column stream, or a function of a record."""
@@ -439,3 +434,91 @@ class KeyedProcessOperator(ProcessOperator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         self._process_keyed(batch, self._step.inputs[0], self._function.on_record)
+
+
+class CoProcessOperator(ProcessOperator):
+    """Runs a `CoProcess`: each input has its method, all else is shared."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        functions = (self._function.on_first, self._function.on_second)
+        self._process_keyed(batch, self._step.inputs[input_index], functions[input_index])
+
+
+class BroadcastProcessOperator(ProcessOperator):
+    """Runs a `BroadcastProcess`: input 0 is keyed, input 1 is broadcast to all subtasks."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        if input_index == 0:
+            self._process_keyed(batch, self._step.inputs[0], self._function.on_record)
+        else:
+            self._process_broadcast(batch)
+
+    def on_watermark(self, timestamp: int) -> None:
+        self._subtask_context.watermark = max(self._progress.watermark, timestamp)
+        super().on_watermark(timestamp)
+
+    def restore(self, state: RestoredState) -> Awaitable[None]:
+        waiting = super().restore(state)
+        self._subtask_context.watermark = self._progress.watermark
+        return waiting
+
+    def _process_broadcast(self, batch: Batch) -> None:
+        self._open_function()
+        context, emitter, attempts = self._subtask_context, self._emitter, self._attempts
+        for piece in pieces(batch):
+            records = self._step.inputs[1].reader(piece)
+            for place, (record, time) in enumerate(
+                zip(records, self._times_of(piece), strict=True)
+            ):
+                context.timestamp = emitter.time = time
+                if attempts is not None:
+                    self._attempt_broadcast(attempts, piece, place, record, time)
+                    continue
+                made = self._call_on_broadcast(record)
+                if made is not None:
+                    emitter.add(record, made)
+        self._flush()
+
+    def _attempt_broadcast(
+        self, attempts: Attempts, batch: Batch, place: int, record: Any, time: int | None
+    ) -> None:
+        """Handle a broadcast record under an error policy."""
+
+        def call() -> list[Any]:
+            self._writable = True
+            try:
+                made = self._function.on_broadcast(record, self._subtask_context)
+                return attempts.check(self._emitter.listed(record, made))
+            finally:
+                self._writable = False
+
+        results, error = attempts.call(call, record)
+        if error is not None:
+            attempts.give_up(whole_record(batch, place), None, time, error)
+        elif results:
+            self._emitter.add(record, results)
+
+    def _call_on_broadcast(self, record: Any) -> Iterable[Any] | None:
+        """Return the results for one record; a generator runs to its end here, so that it may write."""
+        self._writable = True
+        try:
+            made = self._function.on_broadcast(record, self._subtask_context)
+            return made if made is None or not hasattr(made, "__next__") else list(made)
+        except HeadgateError:
+            raise
+        except FAILURES as error:
+            raise user_error(self._user.step, self._user.origin, record, error) from error
+        finally:
+            self._writable = False
+
+    def _for_each_key(self, state: Any, function: Callable[[Any, Any], None]) -> None:
+        """Forbid changes of broadcast state, which must not depend on keys; see
+        `BroadcastContext.for_each_key`."""
+        if self._attempts is not None:
+            # A failure in one subtask alone would let broadcast state differ between subtasks.
+            self._attempts.undo.keep_always()
+        before, self._writable = self._writable, False
+        try:
+            super()._for_each_key(state, function)
+        finally:
+            self._writable = before

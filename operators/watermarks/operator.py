@@ -17,13 +17,20 @@ from ..event_time import EventTimes
 from ..functions.dead_letters import FAIL, DeadLetters, OnError
 from ..origin import Origin
 from ..splits import WHOLE, History
-from . import reached
-from .clock_state import STATE as CLOCK_STATE
-from .clock_state import ClockState, declared, restored
-from .guarded import guarded
+from .generators import guarded
 from .lanes import Lanes
-from .reached import Floor, Reached
 from .settings import Alignment, WatermarkSettings
+from .stored import (
+    ANNOUNCED,
+    CLOCK,
+    Announced,
+    ClockState,
+    Floor,
+    announced_info,
+    clock_info,
+    restored_clock,
+    restored_floor,
+)
 
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
 INTERVAL_DEFAULT_MS: Final = 200
@@ -69,7 +76,7 @@ class EventTimeOperator(Operator):
 
     What generators saw is not state: after a restore they start afresh, which only makes the
     watermark late, never wrong. The progress of splits and subtask is recorded, and announced
-    again: see `reached.py`. A step that follows the clock restores its progress to continue from
+    again: see `stored.py`. A step that follows the clock restores its progress to continue from
     there without records. Watermarks from upstream are swallowed, except the last one.
     """
 
@@ -269,11 +276,11 @@ class EventTimeOperator(Operator):
     def restore(self, state: RestoredState) -> None:
         """Restore the step's progress; the watermark it had sent is sent again at once."""
         context = self.context
-        self._floor = reached.restored(state, self._of, context.subtask_index, context.parallelism)
+        self._floor = restored_floor(state, self._of, context.subtask_index, context.parallelism)
         self._lanes.restore(self._floor.splits, self._floor.due)
         self._rows = self._floor.rows if self._by_rows else 0
         if self._close_after_s is not None:
-            self._restored = restored(state)
+            self._restored = restored_clock(state)
             self._earned = self._restored.earned
         if self._floor.watermark > WATERMARK_MIN:
             self._cancels["floor"] = context.timers.call_later(0, self._send_reached)
@@ -283,7 +290,7 @@ class EventTimeOperator(Operator):
         if not self._by_rows:
             self._lanes.tick()  # due watermarks count: perhaps no other record comes
         sent = max(self._sent, self._floor.watermark, self._lanes.reached)
-        note = Reached(
+        note = Announced(
             of=self._of,
             subtask=context.subtask_index,
             parallelism=context.parallelism,
@@ -293,15 +300,15 @@ class EventTimeOperator(Operator):
             due=self._lanes.due if self._by_rows else {},
             rows=self._rows if self._by_rows else 0,
         )
-        items = {reached.STATE: note.cut()}
+        items = {ANNOUNCED: note.cut()}
         if self._close_after_s is not None:
             sent = max(self._sent, self._restored.sent)
-            items[CLOCK_STATE] = ClockState(sent, self._earned, self._idle).cut()
+            items[CLOCK] = ClockState(sent, self._earned, self._idle).cut()
         return StateSnapshot(items=items)
 
     def states(self) -> Sequence[StateInfo]:
-        clock = () if self._close_after_s is None else declared()
-        return (*reached.declared(), *clock)
+        announced = announced_info()
+        return (announced,) if self._close_after_s is None else (announced, clock_info())
 
     def _awake_s(self) -> float:
         """Return seconds on a clock that stops while records may wait for this subtask: that is no

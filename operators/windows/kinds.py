@@ -30,7 +30,7 @@ from .panes.grid import (
     SlidingGrid,
     split,
 )
-from .records.clocks import WindowTime, is_processing
+from .records.window import WindowTime, is_processing
 
 WINDOWS_PER_RECORD_MAX: Final = 100_000
 """The most windows that one record may be in: each gives a row per key, which multiplies the output.

@@ -2,7 +2,7 @@
 
 Checkpoints: the barrier goes into the loop as soon as it has arrived on all external channels. The
 cut is made when it comes back; it holds the records that were in flight in between
-(`operators/loops/log.py`).
+(`operators/loops/queue.py`).
 
 The end: when all inputs have ended, probes circulate until nothing comes back any more at any head
 (`protocol/loop_rounds.py`). Then the watermark rises above all real times, which may fire windows

@@ -8,7 +8,6 @@ import pytest
 
 import headgate as hg
 from headgate.errors import PlanError
-from headgate.operators.patterns.after_match import PATTERN, parse_after_match
 from headgate.operators.patterns.api import (
     begin,
     no_skip,
@@ -17,6 +16,7 @@ from headgate.operators.patterns.api import (
     skip_to_last,
     skip_to_next,
 )
+from headgate.operators.patterns.match import PATTERN, parse_after_match
 
 
 def is_(letters):

@@ -19,7 +19,7 @@ from headgate.operators.functions.dead_letters import DeadLetters, OnError
 from headgate.operators.functions.user_code import user_error
 from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
-from headgate.operators.per_record.map import MapOperator
+from headgate.operators.per_record.operators import MapOperator
 from headgate.operators.rows import RowReader
 from headgate.tests.support.operators import operator_context
 

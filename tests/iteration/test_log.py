@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headgate.errors import InternalError
-from headgate.operators.loops.log import FeedbackLog, Range
+from headgate.operators.loops.queue import FeedbackLog, Range
 
 RECORDS = (2, 1, 2)
 """From outside; each comes back one less until it is 0."""

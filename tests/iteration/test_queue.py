@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headgate.errors import InternalError, StateError, StorageError
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
-from headgate.operators.loops.queue import FeedbackQueue, memory_bytes_of
-from headgate.operators.loops.spill import FILE_BYTES, Spill
+from headgate.operators.loops.queue import FILE_BYTES, FeedbackQueue, Spill, memory_bytes_of
 from headgate.operators.loops.stored import decode, encode, fitting
 
 

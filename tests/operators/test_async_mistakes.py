@@ -12,13 +12,17 @@ from headgate.operators.base import Operator
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
-from headgate.operators.per_record.filter import FilterOperator
-from headgate.operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator
-from headgate.operators.per_record.map import AsyncMapOperator, MapOperator
 from headgate.operators.per_record.map_batches import (
     AsyncMapBatchesOperator,
     BatchFunction,
     MapBatchesOperator,
+)
+from headgate.operators.per_record.operators import (
+    AsyncFlatMapOperator,
+    AsyncMapOperator,
+    FilterOperator,
+    FlatMapOperator,
+    MapOperator,
 )
 from headgate.operators.rows import RowReader
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, with_context

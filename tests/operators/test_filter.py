@@ -9,7 +9,7 @@ from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
-from headgate.operators.per_record.filter import AsyncFilterOperator, FilterOperator
+from headgate.operators.per_record.operators import AsyncFilterOperator, FilterOperator
 from headgate.operators.rows import RowReader
 
 

@@ -10,7 +10,7 @@ from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
-from headgate.operators.per_record.flat_map import AsyncFlatMapOperator, FlatMapOperator
+from headgate.operators.per_record.operators import AsyncFlatMapOperator, FlatMapOperator
 from headgate.operators.rows import PER_RECORD_ROWS, RowReader
 
 

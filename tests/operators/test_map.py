@@ -14,7 +14,7 @@ from headgate.errors import UserCodeError
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
-from headgate.operators.per_record.map import AsyncMapOperator, MapOperator
+from headgate.operators.per_record.operators import AsyncMapOperator, MapOperator
 from headgate.operators.rows import PER_RECORD_ROWS, RowReader
 
 ORIGIN = Origin("job.py:5", "stream.map(price)")

@@ -43,7 +43,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return call
 
 
-OURS, USERS = "headgate.operators.per_record.map", "shop.prices"
+OURS, USERS = "headgate.operators.per_record.operators", "shop.prices"
 TABLE: list[tuple[str, Callable[[], Any], FailureKind, FailureCategory, bool]] = [
     (USERS, raising(ValueError("x")), FailureKind.USER_CODE, USER, True),
     (USERS, raising(ConnectionError("x")), FailureKind.USER_CODE, USER, True),

@@ -10,9 +10,8 @@ from ....errors import PlanError, UserCodeError
 from ...durations import parse_duration
 from ...time_range import INSTANT_TEXT, is_instant
 from ..sessions.window import GAP_MS_MAX
-from .clocks import WindowTime
 from .triggers import EventTime, ProcessingTime, Trigger
-from .window import GLOBAL, Window
+from .window import GLOBAL, Window, WindowTime
 
 T = TypeVar("T")
 

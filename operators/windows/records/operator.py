@@ -39,8 +39,7 @@ from .store import (
     WindowStore,
     parsed_tag,
 )
-from .trigger_context import TriggerContext
-from .triggers import EventTime, Trigger, TriggerResult
+from .triggers import EventTime, Trigger, TriggerContext, TriggerResult
 from .window import Window
 
 

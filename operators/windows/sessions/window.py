@@ -12,7 +12,7 @@ from ....errors import PlanError, UsageError
 from ...durations import Duration, format_duration, parse_duration
 from ...expressions.expressions import show
 from ...time_range import DURATION_MAX_MS
-from ..records.clocks import WindowTime, is_processing
+from ..records.window import WindowTime, is_processing
 
 GAP_MS_MAX: Final = DURATION_MAX_MS
 """The longest gap; a longer one is taken for a mistake. The bounds of sessions must fit a datetime.

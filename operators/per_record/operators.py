@@ -1,4 +1,8 @@
-"""The operator of `flat_map`: one record in, any number out."""
+"""The operators of `map`, `filter`, `flat_map` and `union`.
+
+`map` has one record for each, `filter` passes a record if the function's result is true, `flat_map`
+has any number. `union` does nothing, because the inputs of a node are read together.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,79 @@ from ..functions.user_code import FAILURES, bad_result, user_error
 from ..rows import PER_RECORD_ROWS
 from .base import UserFunction, pieces
 from .guard import Answered, Guard
+
+
+class MapOperator(Operator):
+    """Calls a function for each record; results keep the event times of their records."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            self.output.emit(self._guard.batch(self._guard.results(piece)))
+
+
+class AsyncMapOperator(AsyncOperator):
+    """The same for a coroutine function; results keep the order of the records."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
+
+    async def process_async(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            self.output.emit(self._guard.batch(await self._guard.results_async(piece)))
+
+
+class FilterOperator(Operator):
+    """Keeps the records for which a function is true. Conditions on columns: `expression_steps.py`."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            _emit_kept(self._guard.results(piece), self.output)
+
+
+class AsyncFilterOperator(AsyncOperator):
+    """The same for a coroutine function."""
+
+    def __init__(self, user: UserFunction) -> None:
+        self._guard = Guard(user)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._guard.open(context, self.output)
+
+    async def process_async(self, batch: Batch, input_index: int) -> None:
+        for piece in pieces(batch):
+            _emit_kept(await self._guard.results_async(piece), self.output)
+
+
+def _emit_kept(answered: Answered, output: Output) -> None:
+    batch, _, answers = answered
+    kept = kept_rows(answers)
+    if len(kept):
+        output.emit(batch if len(kept) == len(batch) else batch.take(kept))
+
+
+def kept_rows(answers: list[Any]) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """Return the places of the true answers."""
+    return np.flatnonzero(np.fromiter(map(bool, answers), np.bool_, len(answers)))
+
 
 _FIX = "return a list, or make the function a generator with yield; an empty list drops the record"
 
@@ -186,3 +263,10 @@ def iterated(user: UserFunction, record: Any, made: Iterable[Any]) -> Iterator[A
         problem = f"returned one {type(made).__name__}, whose parts would become records"
         raise bad_result(user.step, user.origin, record, problem, fix="return [value]")
     return items
+
+
+class UnionOperator(Operator):
+    """Passes every batch on, whichever input it came from."""
+
+    def process(self, batch: Batch, input_index: int) -> None:
+        self.output.emit(batch)
