@@ -43,7 +43,7 @@ _HOMES = {
     "OperatorListState": "state.keyed.descriptors",
     "ReducingState": "state.keyed.descriptors",
     "Resources": "api.resources",
-    "Retry": "operators.async_calls.retry",
+    "Retry": "operators.async_calls.call",
     "SideOutput": "operators.process.emitter",
     "StateTtl": "state.keyed.ttl",
     "TimedRecord": "operators.windows.records.evictors",
@@ -126,7 +126,7 @@ if TYPE_CHECKING:
         top_n,
         variance,
     )
-    from .operators.async_calls.retry import Retry
+    from .operators.async_calls.call import Retry
     from .operators.functions.dead_letters import FailedRecord, OnError
     from .operators.functions.per_worker import PerWorker, per_worker
     from .operators.joins.static_table import static_table

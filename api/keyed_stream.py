@@ -13,8 +13,8 @@ from ..errors import PlanError
 from ..operators.aggregation.aggregates import Aggregate, AggregatePlan
 from ..operators.aggregation.reduce import ReduceOperator
 from ..operators.aggregation.running_aggregate import RunningAggregate
+from ..operators.async_calls.call import Retry
 from ..operators.async_calls.map_async import OnTimeout
-from ..operators.async_calls.retry import Retry
 from ..operators.base import OperatorFactory
 from ..operators.durations import Duration
 from ..operators.expressions.expression_steps import SelectStep

@@ -18,7 +18,7 @@ from .origin import Origin
 from .partitioning import Partitioning
 from .sink import Sink
 from .source import Source
-from .watermarks.settings import WatermarkSettings
+from .watermarks.strategy import WatermarkSettings
 
 
 class Chaining(Enum):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...operators.async_calls.retry import Retry
+from ...operators.async_calls.call import Retry
 from ...operators.functions.dead_letters import OnError
 from ...operators.schema import to_schema
 from ..stream import Stream

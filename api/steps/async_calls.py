@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import pyarrow as pa
 
 from ...errors import PlanError
+from ...operators.async_calls.call import Retry, RetryRule, checked_retry
 from ...operators.async_calls.in_flight import CallSettings
 from ...operators.async_calls.map_async import (
     TIMED_OUT,
@@ -17,7 +18,6 @@ from ...operators.async_calls.map_async import (
     MapAsync,
     OnTimeout,
 )
-from ...operators.async_calls.retry import Retry, RetryRule, checked_retry
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.functions.checks import (
     check_plain,

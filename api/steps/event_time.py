@@ -18,8 +18,13 @@ from ...operators.per_record.map_batches import MapBatchesOperator
 from ...operators.schema import unknown_column
 from ...operators.source import Source
 from ...operators.watermarks.operator import EventTimeOperator
-from ...operators.watermarks.settings import ALIGN_EVERY_MS, Alignment, WatermarkSettings
-from ...operators.watermarks.strategy import WatermarkStrategy, bounded_by
+from ...operators.watermarks.strategy import (
+    ALIGN_EVERY_MS,
+    Alignment,
+    WatermarkSettings,
+    WatermarkStrategy,
+    bounded_by,
+)
 
 if TYPE_CHECKING:
     from ..stream import Stream

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, overload
 import pyarrow as pa
 
 from ...errors import PlanError
+from ...operators.async_calls.call import Retry
 from ...operators.async_calls.map_async import OnTimeout
-from ...operators.async_calls.retry import Retry
 from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_takes
 from ...operators.functions.dead_letters import OnErrorLike

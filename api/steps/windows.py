@@ -36,8 +36,8 @@ from ...operators.windows.kinds import (
 )
 from ...operators.windows.late import late_sides
 from ...operators.windows.panes.counts import CountAggregate
+from ...operators.windows.panes.global_windows import GlobalAggregate
 from ...operators.windows.panes.operator import PaneAggregate
-from ...operators.windows.panes.whole import WholeAggregate
 from ...operators.windows.records import evictors, triggers
 from ...operators.windows.records.assigners import (
     Cumulative,
@@ -606,7 +606,7 @@ def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> Operator
     if isinstance(window, CountWindow):
         return partial(CountAggregate, window, plan, step)
     if isinstance(window, GlobalWindow):
-        return partial(WholeAggregate, window, plan, step)
+        return partial(GlobalAggregate, window, plan, step)
     if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
         return partial(_clocked, window, plan, step)
     return partial(_timed, window, plan, step)

@@ -20,8 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
 from ..elements import Batch, Watermark, WatermarkStatus
-from .call import Call, Status, attempt
-from .retry import RetryRule
+from .call import Call, RetryRule, Status, attempt
 from .stored import STATE, InFlightState
 
 Mark: TypeAlias = Watermark | WatermarkStatus

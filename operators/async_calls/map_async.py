@@ -24,9 +24,8 @@ from ..per_record.base import UserFunction
 from ..per_record.map_batches import BatchFunction, Division, divide_async
 from ..per_record.micro_batches import RowBuffer
 from ..rows import RowMismatch, RowReader, column_batch, to_list
-from .call import Call, Status
+from .call import ONCE, Call, Status
 from .in_flight import CallSettings, InFlight
-from .retry import ONCE
 from .stored import InFlightState, pickled
 
 TIMED_OUT: Final = "timed_out"

@@ -12,37 +12,28 @@ arrive wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.arrays import SlotArray
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.snapshot import RestoredState
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
-from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
-from .ranges import sorted_order
-from .side import Alive, SharedKeys, Side, not_before
-from .step import JoinOperator, JoinStep
-from .tables import (
-    SIDES,
-    join_infos,
-    restored_rows,
-    rows_cut,
-)
+from .matching import sorted_order
+from .side import Alive
+from .step import JoinStep, WaitingRowsJoin
 
-_UNMARKED = (False, False)
 SWEEPS: Final = 8
 """A sweep for expired versions happens this many times within the validity of a version."""
 
 
-class AsOfJoin(JoinOperator):
+class AsOfJoin(WaitingRowsJoin):
     """Temporal join; input 0 has the rows, input 1 the versions."""
 
     kind = "as-of join"
@@ -51,21 +42,12 @@ class AsOfJoin(JoinOperator):
     def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
         """Create the operator. `valid_for_ms` limits the validity of a version; None: until the
         next one."""
-        super().__init__(step, _behind, self._expired_before)
+        super().__init__(step, _behind, self._expired_before, marks=(False, False))
         self._valid_for_ms = valid_for_ms
         self._swept_before = WATERMARK_MIN
-        self._waits, self._versions = self._sides = [
-            Side(step.columns.sides[side], marks=False) for side in (LEFT, RIGHT)
-        ]
+        self._waits, self._versions = self._sides
         self._current = SlotArray(np.int64, -1)
         """The newest version that the watermark has passed, by key; -1 for none."""
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._keys = SharedKeys(self._hasher(), self._sides)
-
-    def _waiting(self, side: int) -> int:
-        return self._sides[side].live
 
     @property
     def _behind(self) -> int:
@@ -204,32 +186,12 @@ class AsOfJoin(JoinOperator):
 
     # --- state ---------------------------------------------------------------------------------
 
-    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Snapshot table `left` (rows that wait), `right` (versions) and `time` (event time)."""
-        tables = {self._progress.table.name: self._progress.cut()}
-        alive = (not_before(self._behind), _not_dead(self._versions.dead()))
-        for side, name in enumerate(SIDES):
-            cut = self._sides[side].cut(alive[side])
-            groups = self.context.max_parallelism
-            tables[name] = rows_cut(cut, self._columns, side, groups, marks=False)
-        return StateSnapshot(tables=tables)
-
-    def states(self) -> Sequence[StateInfo]:
-        """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, _UNMARKED, self.kind)
+    def _alive(self, side: int) -> Alive:
+        return super()._alive(side) if side == LEFT else _not_dead(self._versions.dead())
 
     def restore(self, state: RestoredState) -> None:
-        """Restore rows and versions; event time is the least of all own key groups."""
-        self._progress.restore(state, todays_rule=False)
-        for side, own in enumerate(self._sides):
-            own.epoch.restored()
-            found = restored_rows(
-                state, side, own.schema, self._step.name, self._progress, marks=False
-            )
-            if found is None:
-                continue
-            slots = self._keys.slots(self._columns.key_columns(side, found.rows))
-            own.load(found.rows, found.times, slots, self._keys.size, found.ids, None)
+        """Restore rows and versions, and the progress of event time."""
+        super().restore(state)
         self._current.reserve(self._keys.size)
         self._settle()
 

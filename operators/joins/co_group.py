@@ -17,7 +17,7 @@ from ..per_record.base import UserFunction
 from ..process.emitter import Emitter
 from ..rows import PER_RECORD_ROWS, to_list, to_rows
 from .columns import LEFT, RIGHT
-from .ranges import Runs, expanded, portions
+from .matching import Runs, expanded, portions
 from .step import JoinStep
 from .windowed import WindowedPair
 

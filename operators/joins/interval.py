@@ -22,20 +22,16 @@ import pyarrow as pa
 
 from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
-from ..base import OperatorContext
 from ..durations import Duration, format_duration, parse_duration
 from ..elements import WATERMARK_MAX, Batch
 from ..origin import Origin
 from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
-from .ranges import Pairs, packed, unpacked
-from .side import SharedKeys, Side, not_before
-from .step import JoinOperator, JoinStep, other
-from .tables import SIDES, join_infos, restored_rows, rows_cut
+from .matching import Pairs, packed, unpacked
+from .step import JoinStep, WaitingRowsJoin, other
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +59,16 @@ class Interval:
         return max([0, *reaches])
 
 
-class IntervalJoin(JoinOperator):
+class IntervalJoin(WaitingRowsJoin):
     """Interval join."""
 
     kind = "interval join"
 
     def __init__(self, step: JoinStep, interval: Interval) -> None:
-        super().__init__(step, *(partial(interval.expired_before, side) for side in (LEFT, RIGHT)))
+        expired_before = [partial(interval.expired_before, side) for side in (LEFT, RIGHT)]
+        super().__init__(step, *expired_before, marks=step.outer)
         self._interval = interval
         self._delay_ms = interval.delay(step.outer)
-        self._sides = [
-            Side(step.columns.sides[side], marks=step.outer[side]) for side in (LEFT, RIGHT)
-        ]
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._keys = SharedKeys(self._hasher(), self._sides)
-
-    def _waiting(self, side: int) -> int:
-        return self._sides[side].live
 
     # --- records -------------------------------------------------------------------------------
 
@@ -154,44 +141,6 @@ class IntervalJoin(JoinOperator):
                 part = alone[low : low + EMIT_ROWS_MAX]
                 self._send(side, own.store.take(part), None, own.chains.times[part])
         own.release(due)
-
-    # --- state ---------------------------------------------------------------------------------
-
-    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
-        tables = {self._progress.table.name: self._progress.cut()}
-        for side, name in enumerate(SIDES):
-            cut = self._sides[side].cut(not_before(self._progress.bounds[side]))
-            tables[name] = rows_cut(
-                cut,
-                self._columns,
-                side,
-                self.context.max_parallelism,
-                marks=self._step.outer[side],
-            )
-        return StateSnapshot(tables=tables)
-
-    def states(self) -> Sequence[StateInfo]:
-        """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, self._step.outer, self.kind)
-
-    def restore(self, state: RestoredState) -> None:
-        """Restore the rows that wait; event time is the least of all own key groups."""
-        self._progress.restore(state, todays_rule=False)
-        for side, own in enumerate(self._sides):
-            own.epoch.restored()
-            found = restored_rows(
-                state,
-                side,
-                own.schema,
-                self._step.name,
-                self._progress,
-                marks=self._step.outer[side],
-            )
-            if found is None:
-                continue
-            slots = self._keys.slots(self._columns.key_columns(side, found.rows))
-            own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
 
 
 def _with_lonely(pairs: Pairs, waits: Mask, met: Mask) -> Pairs:

@@ -20,7 +20,7 @@ from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Index
-from .chains import Chains
+from .matching import Chains
 from .row_store import RowStore, TimeOrder
 
 DEAD_MIN: Final = 32_768

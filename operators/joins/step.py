@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.key_index import KeyHasher
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import identity_seed
 from ..base import Operator, OperatorContext
@@ -20,7 +21,8 @@ from ..time_progress import ExpiredAt, TimeProgress
 from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
-from .tables import SIDES, progress_table
+from .side import Alive, SharedKeys, Side, not_before
+from .tables import SIDES, join_infos, progress_table, restored_rows, rows_cut
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
 """The sides whose unmatched rows are in the result: none, one or both."""
@@ -131,6 +133,59 @@ class JoinOperator(Operator):
         """Emit result rows; `own` are the columns of `side`, which is complete."""
         left, right = (own, other) if side == LEFT else (other, own)
         self.output.emit(ColumnBatch(self._columns.compose(left, right, side, len(times)), times))
+
+
+class WaitingRowsJoin(JoinOperator):
+    """A join in which the rows of both sides wait by key and in order of time.
+
+    Args:
+        step: the parts of the step.
+        expired_at: per side, the time before which rows are released at a watermark.
+        marks: per side, whether rows are marked as matched.
+    """
+
+    def __init__(self, step: JoinStep, *expired_at: ExpiredAt, marks: tuple[bool, bool]) -> None:
+        super().__init__(step, *expired_at)
+        self._marks = marks
+        self._sides = [
+            Side(rows, marks=marked) for rows, marked in zip(step.columns.sides, marks, strict=True)
+        ]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._keys = SharedKeys(self._hasher(), self._sides)
+
+    def _waiting(self, side: int) -> int:
+        return self._sides[side].live
+
+    def _alive(self, side: int) -> Alive:
+        """Return a function that tells which rows of a side count at a cut."""
+        return not_before(self._progress.bounds[side])
+
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+        """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
+        tables = {self._progress.table.name: self._progress.cut()}
+        groups = self.context.max_parallelism
+        for side, name in enumerate(SIDES):
+            cut = self._sides[side].cut(self._alive(side))
+            tables[name] = rows_cut(cut, self._columns, side, groups, marks=self._marks[side])
+        return StateSnapshot(tables=tables)
+
+    def states(self) -> Sequence[StateInfo]:
+        """Return the declarations of tables `left`, `right` and `time`."""
+        return join_infos(self._columns, self._marks, self.kind)
+
+    def restore(self, state: RestoredState) -> None:
+        """Restore the rows that wait, and the progress of event time."""
+        self._progress.restore(state, todays_rule=False)
+        for side, (own, marks) in enumerate(zip(self._sides, self._marks, strict=True)):
+            own.epoch.restored()
+            found = restored_rows(
+                state, side, own.schema, self._step.name, self._progress, marks=marks
+            )
+            if found is not None:
+                slots = self._keys.slots(self._columns.key_columns(side, found.rows))
+                own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
 
 
 def other(side: int) -> int:

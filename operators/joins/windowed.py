@@ -30,7 +30,7 @@ from ..time_progress import clamped
 from ..windows.panes.grid import Grid
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
-from .ranges import Runs
+from .matching import Runs
 from .row_store import PIECE_BYTES_MAX
 from .step import JoinOperator, JoinStep, other
 from .tables import ROW_KEYS, SIDES, by_key_group, join_infos, restored_rows

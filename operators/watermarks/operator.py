@@ -19,7 +19,6 @@ from ..origin import Origin
 from ..splits import WHOLE, History
 from .generators import guarded
 from .lanes import Lanes
-from .settings import Alignment, WatermarkSettings
 from .stored import (
     ANNOUNCED,
     CLOCK,
@@ -31,6 +30,7 @@ from .stored import (
     restored_clock,
     restored_floor,
 )
+from .strategy import Alignment, WatermarkSettings
 
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
 INTERVAL_DEFAULT_MS: Final = 200

@@ -16,8 +16,12 @@ from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.splits import SourceSplits
 from headgate.operators.watermarks.operator import EventTimeOperator
-from headgate.operators.watermarks.settings import Alignment, WatermarkSettings
-from headgate.operators.watermarks.strategy import WatermarkStrategy, bounded_by
+from headgate.operators.watermarks.strategy import (
+    Alignment,
+    WatermarkSettings,
+    WatermarkStrategy,
+    bounded_by,
+)
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.operators import ManualClock, in_place, operator_context
 

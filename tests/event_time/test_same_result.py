@@ -10,7 +10,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import Pause, collect, csv_source, from_list, generator, throttle
 from headgate.operators.watermarks import operator
-from headgate.operators.watermarks.settings import Alignment
+from headgate.operators.watermarks.strategy import Alignment
 
 MINUTE_MS = 60_000
 PLACES = 64

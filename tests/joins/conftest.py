@@ -248,22 +248,13 @@ def _replay() -> Callable[..., Replayed]:
 @pytest.fixture(params=["usual", "tight"])
 def bounds(request: pytest.FixtureRequest) -> Any:
     """Run with the usual bounds, and with such that a few rows cross them all."""
-    from headgate.operators.joins import (
-        as_of,
-        chains,
-        interval,
-        ranges,
-        row_store,
-        side,
-        windowed,
-    )
+    from headgate.operators.joins import as_of, interval, matching, row_store, side, windowed
     from headgate.state.slots import epochs
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "tight":
-            patch.setattr(chains, "CHAIN_MAX", 2)
-            patch.setattr(chains, "PAIRS_MAX", 3)
-            patch.setattr(ranges, "PAIRS_MAX", 3)
+            patch.setattr(matching, "CHAIN_MAX", 2)
+            patch.setattr(matching, "PAIRS_MAX", 3)
             patch.setattr(row_store, "PIECE_BYTES_MAX", 128)
             patch.setattr(windowed, "PIECE_ROWS_MAX", 3)
             patch.setattr(side, "DEAD_MIN", 1)

@@ -201,19 +201,19 @@ def test_rows_that_can_meet_nothing_more_free_their_memory(fleet):
 
 def test_a_key_that_everybody_has(fleet, monkeypatch):
     """Long chains are searched, not walked: rows out of reach are not looked at one by one."""
-    from headgate.operators.joins import chains
+    from headgate.operators.joins import matching
 
     joined = running(fleet, "inner", -5, 0)
     rows = [(1, time, time) for time in range(20_000)]
     joined.process(1, batch(1, rows))
     walked = []
-    real = chains.Chains._walked
+    real = matching.Chains._walked
 
     def counting(self, probe, *rest):
         walked.append(len(probe))
         return real(self, probe, *rest)
 
-    monkeypatch.setattr(chains.Chains, "_walked", counting)
+    monkeypatch.setattr(matching.Chains, "_walked", counting)
     joined.process(0, batch(0, rows))
     assert sum(walked) == 0
     assert len(joined.take()) == 6 * 20_000 - 15

@@ -22,8 +22,7 @@ from headgate.operators.origin import Origin
 from headgate.operators.per_record.base import UserFunction
 from headgate.operators.rows import RowReader
 from headgate.operators.watermarks.operator import ROWS_PER_WATERMARK, EventTimeOperator
-from headgate.operators.watermarks.settings import WatermarkSettings
-from headgate.operators.watermarks.strategy import bounded_by
+from headgate.operators.watermarks.strategy import WatermarkSettings, bounded_by
 
 ORIGIN = Origin("job.py:5")
 

@@ -15,7 +15,7 @@ from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
 from headgate.operators.windows.panes import counts as count_table
 from headgate.operators.windows.panes.counts import CountAggregate
-from headgate.operators.windows.panes.whole import WholeAggregate
+from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
 
@@ -125,7 +125,7 @@ def test_global_windows_show_what_changed_and_all_at_the_end(start, make_batch, 
     batches = data.draw(st.lists(st.lists(rows_, max_size=15), max_size=6))
     cut, parallelisms = data.draw(st.integers(0, 6)), [1, data.draw(st.integers(1, 3))]
     parallelisms = parallelisms if keyed else [1, 1]
-    operator, harnesses, rows = WholeAggregate(window, plan(keyed)), [], sum_of(batches)
+    operator, harnesses, rows = GlobalAggregate(window, plan(keyed)), [], sum_of(batches)
     for harnesses in in_parts(start, make_batch, operator, batches, cut, parallelisms, keyed):
         shown = [row for harness in harnesses for row in harness.output.rows()]
         assert window.early or not shown
@@ -148,7 +148,7 @@ def sum_of(batches):
 
 
 def test_global_windows_show_the_keys_that_changed(start, make_batch):
-    harness = start(WholeAggregate(GlobalWindow(Early(1_000)), plan()))
+    harness = start(GlobalAggregate(GlobalWindow(Early(1_000)), plan()))
     harness.process(make_batch([("a", 1, 5), ("b", 2, 9)], SCHEMA))
     assert harness.output.rows() == []
     harness.timers.move(1_000)

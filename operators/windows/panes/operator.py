@@ -29,7 +29,7 @@ from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
-from .early import EarlyResults
+from .global_windows import EarlyResults
 from .table import CellKeys, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
 

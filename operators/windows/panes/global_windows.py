@@ -1,24 +1,22 @@
-"""Aggregates over all records of each key, emitted now and then: global windows.
+"""Global windows: aggregates over all records of each key, emitted now and then; and early results.
 
-Results of changed keys are emitted as `Early` says, and at the end of the stream. They have the
-greatest event time that the subtask has seen.
+Windows emit early results before they close, at an interval or after a number of rows. Results of a
+global window are emitted for changed keys as `Early` says, and at the end of the stream. They have
+the greatest event time that the subtask has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from ....state.slots.arrays import SlotArray
 from ....state.slots.epochs import TableEpoch
 from ....state.slots.key_index import KeyHasher
-from ....state.snapshot import (
-    RestoredState,
-    StateInfo,
-    StateSnapshot,
-)
+from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ....state.values import Index
 from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
 from ...aggregation.aggregates import AggregatePlan
@@ -26,15 +24,73 @@ from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, id
 from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 from ...time_progress import KeyGroupTable
-from ..kinds import GlobalWindow
+from ..kinds import Early, GlobalWindow
 from ..windowed_aggregate import EMIT_ROWS_MAX
-from .early import EarlyResults
+
+
+class EarlyResults:
+    """Tracks the cells that changed since results were last emitted, and calls `show` with them in time.
+
+    Changes before a restore are not known any more: those results are emitted at the next change,
+    and at the end.
+    """
+
+    def __init__(
+        self, early: Early, context: OperatorContext, show: Callable[[Index], None]
+    ) -> None:
+        self._early, self._context, self._show = early, context, show
+        self._changed = SlotArray(np.bool_)  # by cell
+        self._size = 0
+        self._rows = 0
+        self._cancel: Callable[[], None] | None = None
+
+    def note(self, cells: Index, rows: int) -> None:
+        """Note that rows were added to these cells; may emit results."""
+        if not self._early:
+            return
+        self._size = max(self._size, int(cells.max()) + 1)
+        self._changed.reserve(self._size)
+        self._changed.data[cells] = True
+        self._rows += rows
+        if self._early.rows and self._rows >= self._early.rows:
+            self._now()
+        elif self._early.every_ms and self._cancel is None:
+            self._cancel = self._context.timers.call_later(self._early.every_ms, self._tick)
+
+    def _tick(self) -> None:
+        self._cancel = None
+        self._now()
+
+    def _now(self) -> None:
+        cells = np.flatnonzero(self._changed.data[: self._size])
+        self._changed.reset(self._size)
+        self._rows = 0
+        if cells.size:
+            self._show(cells)
+
+    def moved(self, cells: Index) -> None:
+        """Renumber the cells: cell i is what was cell `cells[i]`."""
+        if not self._early:
+            return
+        self._changed.reserve(int(cells.max()) + 1 if cells.size else 0)
+        changed = self._changed.data.take(cells)
+        self._changed.reset(self._size)
+        self._changed.reserve(len(cells))
+        self._changed.data[: len(cells)] = changed
+        self._size = len(cells)
+
+    def stop(self) -> None:
+        """Emit no more early results."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
 
 _WHOLE: Final = "whole"
 _TIME: Final = KeyGroupTable.of_times("time", "window", "seen")
 
 
-class WholeAggregate(Operator):
+class GlobalAggregate(Operator):
     """Aggregates since the start of the job, per key or, without keys, over all records."""
 
     def __init__(self, window: GlobalWindow, plan: AggregatePlan, step: str = "window") -> None:
