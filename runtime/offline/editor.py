@@ -191,11 +191,9 @@ class SavepointEditor:
         self, operator: ManifestOperator, handles: Mapping[tuple[str, int], list[StateHandle]]
     ) -> ManifestOperator:
         infos = {
-            info.name: info
-            for subtask in operator.subtasks
-            for snapshot in subtask.snapshots
-            for info in snapshot.states
-            if (operator.name, info.name) not in self._removed
+            name: info
+            for name, info in operator.infos().items()
+            if (operator.name, name) not in self._removed
         }
         written = {key[1]: p.info for key, p in self._written.items() if key[0] == operator.name}
         states = tuple({**infos, **written}.values())

@@ -174,8 +174,7 @@ class Snapshot:
                 for subtask in operator.subtasks:
                     found = tuple(
                         handle
-                        for snapshot in subtask.snapshots
-                        for handle in snapshot.handles
+                        for handle in subtask.handles()
                         if handle.state == name and handle.channel is None
                     )
                     if found:

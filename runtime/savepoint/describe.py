@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -41,25 +40,13 @@ def describe(located: StoredSnapshot) -> dict[str, Any]:
 
 def states_of(operator: ManifestOperator) -> dict[str, StateInfo | None]:
     """Return the non-empty states of an operator, with their declarations."""
-    infos = {
-        info.name: info
-        for subtask in operator.subtasks
-        for snapshot in subtask.snapshots
-        for info in snapshot.states
-    }
-    named = {handle.state for handle in handles(operator) if handle.channel is None}
+    infos = operator.infos()
+    named = {handle.state for handle in operator.handles() if handle.channel is None}
     return {name: infos.get(name) for name in sorted(named)}
 
 
-def handles(operator: ManifestOperator) -> Iterator[StateHandle]:
-    """Yield all pieces of state of an operator."""
-    for subtask in operator.subtasks:
-        for snapshot in subtask.snapshots:
-            yield from snapshot.handles
-
-
 def _operator(operator: ManifestOperator, max_parallelism: int) -> dict[str, Any]:
-    in_flight = [handle for handle in handles(operator) if handle.channel is not None]
+    in_flight = [handle for handle in operator.handles() if handle.channel is not None]
     return {
         "operator": operator.name,
         "parallelism": operator.parallelism,
@@ -67,7 +54,7 @@ def _operator(operator: ManifestOperator, max_parallelism: int) -> dict[str, Any
         "in_flight_rows": sum(handle.rows for handle in in_flight),
         "in_flight_bytes": sum(handle.size_bytes for handle in in_flight),
         "states": [
-            _state(name, info, [h for h in handles(operator) if h.state == name], max_parallelism)
+            _state(name, info, [h for h in operator.handles() if h.state == name], max_parallelism)
             for name, info in states_of(operator).items()
         ],
     }

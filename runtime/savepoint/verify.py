@@ -188,16 +188,13 @@ def _files(manifests: Iterable[Manifest]) -> dict[str, _File]:
     files: dict[str, _File] = {}
     for manifest in manifests:
         for operator in manifest.operators:
-            for subtask in operator.subtasks:
-                for snapshot in subtask.snapshots:
-                    for handle in snapshot.handles:
-                        if handle.file is None:
-                            continue
-                        file = files.setdefault(handle.file, _File())
-                        file.checkpoints.add(manifest.checkpoint_id)
-                        file.states.add(f"{operator.name}/{handle.state}")
-                        end = handle.offset + handle.size_bytes
-                        file.pieces.add((handle.offset, end, handle.checksum))
+            for handle in operator.handles():
+                if handle.file is not None:
+                    file = files.setdefault(handle.file, _File())
+                    file.checkpoints.add(manifest.checkpoint_id)
+                    file.states.add(f"{operator.name}/{handle.state}")
+                    end = handle.offset + handle.size_bytes
+                    file.pieces.add((handle.offset, end, handle.checksum))
     return files
 
 

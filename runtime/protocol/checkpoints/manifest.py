@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ....state.sealed import Record
-from ....state.snapshot import OperatorSnapshot, StateHandle
+from ....state.snapshot import OperatorSnapshot, StateHandle, StateInfo
 from .. import names
 
 
@@ -22,6 +22,11 @@ class ManifestSubtask(Record, frozen=True, kw_only=True):
     finished: bool = False
     """Whether the subtask had seen the end of its data: after a restore it does not run again."""
 
+    def handles(self) -> Iterator[StateHandle]:
+        """Yield every piece of state of this subtask."""
+        for snapshot in self.snapshots:
+            yield from snapshot.handles
+
 
 class ManifestOperator(Record, frozen=True, kw_only=True):
     """One operator with all its subtasks; another run may have other chains."""
@@ -29,6 +34,20 @@ class ManifestOperator(Record, frozen=True, kw_only=True):
     name: str
     parallelism: int
     subtasks: tuple[ManifestSubtask, ...]
+
+    def handles(self) -> Iterator[StateHandle]:
+        """Yield every piece of state of this operator."""
+        for subtask in self.subtasks:
+            yield from subtask.handles()
+
+    def infos(self) -> dict[str, StateInfo]:
+        """Return the declarations of its states, by name."""
+        return {
+            info.name: info
+            for subtask in self.subtasks
+            for snapshot in subtask.snapshots
+            for info in snapshot.states
+        }
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -44,9 +63,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     def handles(self) -> Iterator[StateHandle]:
         """Yield every piece of state of this checkpoint."""
         for operator in self.operators:
-            for subtask in operator.subtasks:
-                for snapshot in subtask.snapshots:
-                    yield from snapshot.handles
+            yield from operator.handles()
 
     @property
     def size_bytes(self) -> int:
@@ -56,12 +73,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     def state_bytes(self) -> dict[str, int]:
         """Return these bytes by operator, for operators that have state."""
         found = {
-            operator.name: sum(
-                handle.size_bytes
-                for subtask in operator.subtasks
-                for snapshot in subtask.snapshots
-                for handle in snapshot.handles
-            )
+            operator.name: sum(handle.size_bytes for handle in operator.handles())
             for operator in self.operators
         }
         return {name: size for name, size in found.items() if size}
