@@ -147,7 +147,7 @@ def test_the_list_of_jobs_says_who(capsys, held_by, line):
         "pid": 1,
         "event_time": [{"step": "times", "held_by": held_by}],
     }
-    listing._print([row])
+    listing._print_jobs([row])
     below = capsys.readouterr().out.splitlines()[2:]
     assert " ".join(below) == (line or "")
 
