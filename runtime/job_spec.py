@@ -37,7 +37,7 @@ from .options.state import (
 )
 from .options.types import Option
 from .plan import PhysicalPlan, make_plan
-from .protocol.checkpoints.settings import CheckpointSettings as CheckpointRules
+from .protocol.checkpoints.settings import CheckpointRules
 
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
     "timeout_ms": CHECKPOINT_TIMEOUT,

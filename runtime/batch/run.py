@@ -35,7 +35,7 @@ from ...operators.source import SourceRun
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..coordinator.output import begin_output, check_output, delete_output
-from ..coordinator.sources import SourceStorage
+from ..coordinator.sources import SourceDirectory
 from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options.execution import RUNTIME_MODE, SPARK_MASTER
@@ -344,7 +344,7 @@ async def _cut_all(plan: PhysicalPlan, spec: JobSpec, directory: str) -> dict[st
                 vertex.head,
                 vertex.parallelism,
                 spec,
-                SourceStorage(store, directory, vertex.head.name),
+                SourceDirectory(store, directory, vertex.head.name),
             )
             for vertex in plan.vertices
             if vertex.head.source is not None
@@ -353,7 +353,9 @@ async def _cut_all(plan: PhysicalPlan, spec: JobSpec, directory: str) -> dict[st
         await store.close()
 
 
-async def _cut(node: Node, parallelism: int, spec: JobSpec, storage: SourceStorage) -> list[bytes]:
+async def _cut(
+    node: Node, parallelism: int, spec: JobSpec, storage: SourceDirectory
+) -> list[bytes]:
     source = node.source
     assert source is not None  # the caller has checked
     run = SourceRun(

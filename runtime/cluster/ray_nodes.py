@@ -22,8 +22,8 @@ from ..protocol.worker_nodes import (
     MEMORY,
     NO_WORKERS,
     NO_WORKERS_LABEL,
+    ClusterNode,
     Demand,
-    Node,
     NodeRules,
     Shortage,
     demand,
@@ -60,13 +60,13 @@ def _of_slot(spec: JobSpec, group: str) -> Resources:
     return spec.resources.get(group, Resources())
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[ClusterNode]:
     """The nodes of the cluster that are alive. Blocks."""
     # Ray's public function adds up all nodes. Where a release has no other one the figure is unknown.
     of_nodes = getattr(ray._private.state, "available_resources_per_node", None)
     free = of_nodes() if of_nodes is not None else {}
     return [
-        Node(
+        ClusterNode(
             each["NodeID"],
             is_head=_HEAD_RESOURCE in each["Resources"],
             hosts_workers=each["Labels"].get(NO_WORKERS_LABEL) != NO_WORKERS,

@@ -21,13 +21,13 @@ from ..control.messages import (
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_by_log
 from ..protocol.ids import SubtaskId
-from ..protocol.joblog import Deployment
+from ..protocol.joblog import DeploymentRecord
 from .context import JobContext
 from .environment import JobEnvironment
 from .events import ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
 from .placement import worker_groups
 from .states import ToDeploying, ToRunning, Transition, end_by, ends_at_once
-from .workers import Worker
+from .workers import LiveWorker
 
 REPORT_TIMEOUT_S = 10.0
 """A worker that is connected and has not reported by then what it runs counts as lost: it may hang in
@@ -125,7 +125,7 @@ class Adopting:
             await self._job.checkpoints.swept()
         return None, verdict
 
-    async def _hear(self, found: asyncio.Task[list[Worker]]) -> ClientCommand | None:
+    async def _hear(self, found: asyncio.Task[list[LiveWorker]]) -> ClientCommand | None:
         """Wait until all workers that were found have reported, or are lost.
 
         Return the command that ends the job, if there was one. The wait is the same in that case,
@@ -152,7 +152,7 @@ class Adopting:
                     )
         return end
 
-    async def _lose_silent(self, found: asyncio.Task[list[Worker]]) -> None:
+    async def _lose_silent(self, found: asyncio.Task[list[LiveWorker]]) -> None:
         workers = await found
         await asyncio.sleep(REPORT_TIMEOUT_S)
         for worker in workers:
@@ -172,10 +172,10 @@ class Adopting:
         }
         return found == self._attempt.executions.placement
 
-    def _all_reported(self, workers: list[Worker]) -> bool:
+    def _all_reported(self, workers: list[LiveWorker]) -> bool:
         return all(w.worker_id in self._reports or w.worker_id in self._lost for w in workers)
 
-    def _plan_of(self, deployment: Deployment) -> PhysicalPlan:
+    def _plan_of(self, deployment: DeploymentRecord) -> PhysicalPlan:
         """Return the plan of the job at the parallelism of a deployment.
 
         Raises:

@@ -19,7 +19,7 @@ from ..protocol.drops import DropLedger
 from ..protocol.failover import RegionId
 from ..protocol.failure_history import RestoreFigures
 from ..protocol.ids import SubtaskId
-from ..protocol.joblog import Deployment
+from ..protocol.joblog import DeploymentRecord
 from ..shipping import ship
 from .environment import JobEnvironment
 from .placement import Executions
@@ -180,7 +180,7 @@ class Attempt:
         log, orphaned_ms = self._env.log, self._env.options.get(ORPHANED_MAX)
         if log is None or not orphaned_ms or self.plan.loops:
             return
-        deployment = Deployment(
+        deployment = DeploymentRecord(
             attempt=self.number,
             workers=tuple(workers),
             plan=self.plan.fingerprint(),

@@ -28,7 +28,7 @@ from .workers import WorkerPool
 
 @final
 @dataclass(slots=True)
-class Rescale:
+class OngoingRescale:
     """A change of parallelism under way; `command` is answered when the job runs again."""
 
     command: ClientCommand
@@ -56,7 +56,7 @@ class Lifecycle:
         """The number of tasks that all restarts together restarted."""
         self.restored_at_ms = 0
         """When an attempt restored state last; 0: none did."""
-        self.rescale: Rescale | None = None
+        self.rescale: OngoingRescale | None = None
         self.rescaled_ms = 0
         """The time in ms for which the last rescale kept the job from working."""
         self.adopted_after_ms = -1

@@ -42,7 +42,7 @@ from .restore import (
     reader_of,
 )
 from .states import ToDeploying, ToFailing, ToRunning, Transition, end_by, ends_at_once
-from .workers import Worker
+from .workers import LiveWorker
 
 PROGRESS_S = 1.0
 """The progress of a restore is announced this often; never, if the restore takes less time."""
@@ -74,7 +74,7 @@ class Deploying:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
 
-    async def _prepare(self) -> list[Worker]:
+    async def _prepare(self) -> list[LiveWorker]:
         job, env, attempt = self._job, self._env, self._attempt
         restored = await job.restore_points.find()
         plan, parallelism = attempt.plan_for(restored)
@@ -96,7 +96,7 @@ class Deploying:
         await attempt.log_deployment([worker.worker_id for worker in workers])
         return workers
 
-    async def _deploy(self, workers: list[Worker], restored: Restored | None) -> None:
+    async def _deploy(self, workers: list[LiveWorker], restored: Restored | None) -> None:
         env, attempt = self._env, self._attempt
         attempt.executions.place([worker.worker_id for worker in workers], env.spec)
         attempt.restored = restored
@@ -104,7 +104,7 @@ class Deploying:
         self._next_progress = env.clock.monotonic() + PROGRESS_S
         await deploy_regions(self._job, restored, workers, everything, partial=False)
 
-    async def _get_workers(self) -> list[Worker]:
+    async def _get_workers(self) -> list[LiveWorker]:
         job, env = self._job, self._env
         needed = worker_groups(self._attempt.plan, env.spec)
         asked = env.clock.monotonic()
@@ -117,9 +117,9 @@ class Deploying:
         job.pool.retire(workers)
         return workers
 
-    async def _await_deployed(self, preparing: asyncio.Task[list[Worker]]) -> Transition:
+    async def _await_deployed(self, preparing: asyncio.Task[list[LiveWorker]]) -> Transition:
         attempt = self._attempt
-        workers: list[Worker] | None = None
+        workers: list[LiveWorker] | None = None
         deployed: set[str] = set()
         lost: dict[str, str] = {}
         while workers is None or not deployed.issuperset(worker.worker_id for worker in workers):
@@ -199,7 +199,7 @@ class Deploying:
 async def deploy_regions(
     job: JobContext,
     restored: Restored | None,
-    workers: Sequence[Worker],
+    workers: Sequence[LiveWorker],
     regions: Collection[RegionId],
     *,
     partial: bool,

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, final
 from ..control.messages import LoopRoundBack
 from ..exchange.partitioners import connections
 from ..plan import ExchangeEdge, PhysicalPlan, is_pointwise
-from ..protocol.failover import Link, RegionFailover, RegionId
+from ..protocol.failover import RegionFailover, RegionId, SubtaskLink
 from ..protocol.ids import SubtaskId
 
 NAMES_SHOWN_MAX: Final = 4
@@ -118,15 +118,17 @@ def _width(plan: PhysicalPlan, vertex: int) -> int:
     return plan.vertices[vertex].parallelism
 
 
-def _links(plan: PhysicalPlan, edge: ExchangeEdge) -> list[Link]:
+def _links(plan: PhysicalPlan, edge: ExchangeEdge) -> list[SubtaskLink]:
     senders, receivers = _width(plan, edge.source), _width(plan, edge.target)
     if is_pointwise(edge.partitioning):
         return [
-            Link((SubtaskId(edge.source, sender),), (SubtaskId(edge.target, receiver),))
+            SubtaskLink((SubtaskId(edge.source, sender),), (SubtaskId(edge.target, receiver),))
             for sender, receiver in connections(edge.partitioning, senders, receivers)
         ]
     everyone = tuple(SubtaskId(edge.source, index) for index in range(senders))
-    return [Link(everyone, tuple(SubtaskId(edge.target, index) for index in range(receivers)))]
+    return [
+        SubtaskLink(everyone, tuple(SubtaskId(edge.target, index) for index in range(receivers)))
+    ]
 
 
 @final

@@ -29,7 +29,7 @@ from .failures import ROOT_CAUSE_S, Failure, failure_of_subtask
 from .placement import worker_groups
 from .reporting import report_restored
 from .states import ToFailing
-from .workers import Worker
+from .workers import LiveWorker
 
 
 @final
@@ -59,7 +59,7 @@ class RegionalRestart:
         self._env = job.env
         self._attempt = job.attempt
         self._decision: RestartDecision | None = None
-        self._task: asyncio.Task[list[Worker]] | None = None
+        self._task: asyncio.Task[list[LiveWorker]] | None = None
         self._waiting: set[str] = set()
         """The workers whose answers are due."""
         self._news: Final = asyncio.Event()
@@ -194,7 +194,7 @@ class RegionalRestart:
 
     # -- the restart --------------------------------------------------------------------------------
 
-    async def _restart(self, at_ms: int) -> list[Worker]:
+    async def _restart(self, at_ms: int) -> list[LiveWorker]:
         """Cancel, wait and deploy; return all workers of the job.
 
         Raises:
@@ -238,7 +238,7 @@ class RegionalRestart:
             for worker_id in self._waiting:
                 pool.lose(worker_id, "it did not cancel its subtasks in time")
 
-    async def _get_workers(self) -> list[Worker]:
+    async def _get_workers(self) -> list[LiveWorker]:
         """Return the workers of all slots, with others in place of those that are lost."""
         job, env, attempt = self._job, self._env, self._attempt
         executions, live = attempt.executions, job.pool.live
@@ -258,7 +258,7 @@ class RegionalRestart:
         job.pool.retire(workers)
         return workers
 
-    def ready(self) -> list[Worker]:
+    def ready(self) -> list[LiveWorker]:
         """End the restart, as the regions are deployed; return all workers of the job.
 
         Raises:

@@ -42,7 +42,7 @@ from ..protocol.loop_rounds import LoopRounds
 from ..protocol.watermark_alignment import Announcement, Member
 from .checkpointing import Outcome
 from .commands import check_keeps_checkpoints, check_rescale, savepoint_target
-from .context import JobContext, Rescale
+from .context import JobContext, OngoingRescale
 from .deploying import is_progress
 from .events import (
     HAND_OVER,
@@ -72,7 +72,7 @@ from .states import (
     end_by,
     ends_at_once,
 )
-from .workers import Worker
+from .workers import LiveWorker
 
 FINAL = "final"
 STOP = "stop"
@@ -87,7 +87,7 @@ class Running:
     """The state in which one attempt is at work."""
 
     def __init__(
-        self, job: JobContext, workers: list[Worker], adopted: Adopted | None = None
+        self, job: JobContext, workers: list[LiveWorker], adopted: Adopted | None = None
     ) -> None:
         self._job = job
         self._env = job.env
@@ -110,7 +110,7 @@ class Running:
         """The addresses of the savepoints that clients have requested, by token."""
         self._tokens = 0
         self._draining = False
-        self._getting_workers: asyncio.Task[list[Worker]] | None = None
+        self._getting_workers: asyncio.Task[list[LiveWorker]] | None = None
         """Gets the workers for another parallelism, before anything stops."""
         self._rescale_to = 0
         self._ending: Transition | None = None
@@ -584,7 +584,7 @@ class Running:
             return None
         after, error = self._rescale_to, getting.exception()
         if error is None:
-            self._job.lifecycle.rescale = Rescale(
+            self._job.lifecycle.rescale = OngoingRescale(
                 command, self._attempt.parallelism, after, self._env.clock.monotonic()
             )
             return self._settle(

@@ -14,8 +14,7 @@ from typing import final
 
 from ...errors import HeadgateError, InternalError
 from ...operators.graph import Node
-from ...operators.source import SourceRun
-from ...operators.source import SourceStorage as Contract
+from ...operators.source import SourceRun, SourceStorage
 from ...operators.splits import History
 from ..control.messages import SubtaskStatistics
 from ..plan import PhysicalPlan, Vertex
@@ -30,8 +29,8 @@ _log = logging.getLogger("headgate.job")
 
 
 @final
-class SourceStorage:
-    """See `operators.source.SourceStorage`."""
+class SourceDirectory:
+    """The part of the job's storage in which a source keeps data of its own; a `SourceStorage`."""
 
     def __init__(self, store: CheckpointStore, address: str, source: str) -> None:
         self._store = store
@@ -65,13 +64,13 @@ class SourceStorage:
 
 def source_run(env: JobEnvironment, node: Node) -> SourceRun:
     """Return what the source `node` knows about the run."""
-    storage: Contract | None = None
+    storage: SourceStorage | None = None
     checkpoint = env.spec.checkpoint
     if env.store is not None and checkpoint is not None:
         address = join_address(checkpoint.storage, names.job_dir(env.spec.name))
         if address.startswith("file:"):
             address = env.store.describe()  # as a path, without escapes
-        storage = SourceStorage(env.store, address, node.name)
+        storage = SourceDirectory(env.store, address, node.name)
     return SourceRun(
         job=env.spec.name,
         run=env.spec.run,

@@ -23,7 +23,7 @@ from ..protocol.joblog import JobStatus
 from ..protocol.restart import RestartDecision
 from .events import HAND_OVER, ClientCommand
 from .failures import Failure
-from .workers import Worker
+from .workers import LiveWorker
 
 
 @final
@@ -43,7 +43,7 @@ class ToDeploying:
 class ToRunning:
     """All subtasks are ready; or they are at work already, if `adopted`."""
 
-    workers: list[Worker]
+    workers: list[LiveWorker]
     adopted: Adopted | None = None
 
 

@@ -220,7 +220,7 @@ class PulseLine:
 
 
 @dataclass(slots=True)
-class Worker:
+class LiveWorker:
     """One live worker as the coordinator sees it."""
 
     worker_id: str
@@ -297,8 +297,8 @@ class WorkerPool:
         self._stillborn: dict[str, str] = {}
         """The reasons why workers were lost before they were live."""
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self.live: dict[str, Worker] = {}
-        self._retired: list[Worker] = []
+        self.live: dict[str, LiveWorker] = {}
+        self._retired: list[LiveWorker] = []
         self.leaving: set[str] = set()
         """Workers whose processes are about to end; they get no more subtasks."""
         self._working: dict[str, str] = {}
@@ -311,7 +311,7 @@ class WorkerPool:
         """The spares of each slot sharing group: a worker of another group cannot replace one of it."""
 
     @property
-    def staying(self) -> dict[str, Worker]:
+    def staying(self) -> dict[str, LiveWorker]:
         """The live workers that are not about to leave."""
         return {key: worker for key, worker in self.live.items() if key not in self.leaving}
 
@@ -326,7 +326,7 @@ class WorkerPool:
             )
         return self._spares[group]
 
-    def _staying_in(self, group: str) -> list[Worker]:
+    def _staying_in(self, group: str) -> list[LiveWorker]:
         """The workers of a group that are not about to leave, the oldest first."""
         found = [worker for worker in self.staying.values() if worker.group == group]
         return sorted(found, key=lambda worker: worker.worker_id)
@@ -334,7 +334,7 @@ class WorkerPool:
     def _greeted_by(self, group: str) -> int:
         return sum(greeting.group == group for greeting in self._greetings.values())
 
-    async def ensure(self, groups: Sequence[str]) -> list[Worker]:
+    async def ensure(self, groups: Sequence[str]) -> list[LiveWorker]:
         """Start workers until there is one for each entry; return these, the oldest of each group.
 
         Args:
@@ -375,7 +375,7 @@ class WorkerPool:
         """Tell workers from now on that this generation leads."""
         self._welcome = msgspec.structs.replace(self._welcome, generation=generation)
 
-    async def find(self, groups: Mapping[str, str]) -> list[Worker]:
+    async def find(self, groups: Mapping[str, str]) -> list[LiveWorker]:
         """Find workers of an earlier coordinator; return those that obey this one from now on.
 
         Args:
@@ -432,7 +432,7 @@ class WorkerPool:
             raise
         finally:
             self._greetings.pop(worker_id, None)
-        self.live[worker_id] = Worker(
+        self.live[worker_id] = LiveWorker(
             worker_id, group, handle, link, hello.pid, hello.address, hello.metrics_url, pulse
         )
         self._monitor.watch(WorkerId(worker_id), self._now_ms())
@@ -570,7 +570,7 @@ class WorkerPool:
             worker.link.close()
             self._forget_pulse(worker.worker_id)
 
-    def retire(self, keep: Collection[Worker]) -> None:
+    def retire(self, keep: Collection[LiveWorker]) -> None:
         """Shut all other workers down, except for spares: the job does not need them."""
         self._working = {worker.worker_id: worker.group for worker in keep}
         kept = set(self._working)
@@ -660,7 +660,7 @@ async def _from_cluster(
         ) from error
 
 
-def busy_steps(workers: Iterable[Worker]) -> list[dict[str, Any]]:
+def busy_steps(workers: Iterable[LiveWorker]) -> list[dict[str, Any]]:
     """Return the steps that have been in one call for more than a second, the longest first."""
     found = [
         {

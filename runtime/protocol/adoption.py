@@ -20,7 +20,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from .joblog import Deployment, LogView
+from .joblog import DeploymentRecord, LogView
 
 NOTICES_MAX = 64
 """The number of checkpoints that are reported as aborted: no more can be in progress."""
@@ -152,7 +152,7 @@ def _wrong_with(report: WorkerReport, attempt: int, plan: str) -> str:
     return "" if report.running else "a worker had not begun"
 
 
-def _settled(view: LogView, deployment: Deployment, reports: list[WorkerReport]) -> Adopted:
+def _settled(view: LogView, deployment: DeploymentRecord, reports: list[WorkerReport]) -> Adopted:
     completed, restored = view.deployment_completed, deployment.restored_checkpoint
     newest = view.newest.checkpoint_id if view.newest is not None else 0
     last = max(view.last_checkpoint_id, restored, *(report.last_checkpoint for report in reports))

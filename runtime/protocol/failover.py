@@ -35,7 +35,7 @@ RegionId = NewType("RegionId", int)
 
 @final
 @dataclass(frozen=True, slots=True)
-class Link:
+class SubtaskLink:
     """An exchange: every producer sends to every consumer.
 
     Attributes:
@@ -62,7 +62,7 @@ class RegionFailover:
     def __init__(
         self,
         subtasks: Collection[SubtaskId],
-        links: Sequence[Link],
+        links: Sequence[SubtaskLink],
         together: Iterable[Collection[SubtaskId]] = (),
     ) -> None:
         check(subtasks, "regions of nothing")

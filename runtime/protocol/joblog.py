@@ -96,7 +96,7 @@ class JobStatus(enum.Enum):
         return "SUSPENDED" if self is JobStatus.STOPPED else self.value
 
 
-class Deployment(Record, frozen=True, kw_only=True):
+class DeploymentRecord(Record, frozen=True, kw_only=True):
     """A deployed attempt: enough for another coordinator to find it, and to check that nothing else
     runs."""
 
@@ -134,7 +134,9 @@ class GenerationStarted(Record, frozen=True, kw_only=True, tag_field="entry", ta
     history: RunHistory = NO_HISTORY
 
 
-class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
+class CheckpointEntry(
+    Record, frozen=True, kw_only=True, tag_field="entry", tag="CheckpointCompleted"
+):
     """A checkpoint is durable: from here on its commits are allowed."""
 
     generation: int
@@ -151,7 +153,7 @@ class CheckpointCompleted(Record, frozen=True, kw_only=True, tag_field="entry", 
 
     0 in entries of before rescaling existed: unchanged.
     """
-    deployment: Deployment | None = None
+    deployment: DeploymentRecord | None = None
     """The running deployment, repeated because its own entry may have been trimmed."""
     history: RunHistory = NO_HISTORY
     old_output: OldOutput = NO_OLD_OUTPUT
@@ -177,7 +179,7 @@ class AttemptDeployed(Record, frozen=True, kw_only=True, tag_field="entry", tag=
 
     generation: int
     writer: str
-    deployment: Deployment
+    deployment: DeploymentRecord
 
 
 class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
@@ -202,7 +204,7 @@ class JobEnded(Record, frozen=True, kw_only=True, tag_field="entry", tag=True):
 
 
 LogEntry: TypeAlias = (
-    GenerationStarted | OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded
+    GenerationStarted | OutputListed | AttemptDeployed | CheckpointEntry | JobEnded
 )
 
 
@@ -286,7 +288,7 @@ class LogView:
     takeovers_ms: tuple[int, ...] = ()
     """When coordinators took this run over since it last completed a checkpoint, or began, in ms.
     """
-    deployment: Deployment | None = None
+    deployment: DeploymentRecord | None = None
     """The newest deployment; it may be long over."""
     deployed_run: str = ""
     """The run it belongs to."""
@@ -380,7 +382,7 @@ def fold(view: LogView, entry: LogEntry) -> LogView:
             # checkpoint's run.
             old_output=view.old_output if takeover or _resumes(view, entry) else NO_OLD_OUTPUT,
         )
-    if isinstance(entry, CheckpointCompleted):
+    if isinstance(entry, CheckpointEntry):
         logged = LoggedCheckpoint(sequence, entry.generation, entry.manifest, entry.is_final)
         return replace(
             base,
@@ -430,7 +432,7 @@ def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
         problem = "an entry is not of the coordinator that started its generation"
     elif view.ended is not None:
         problem = "an entry follows the end of the job in one generation"
-    elif isinstance(entry, CheckpointCompleted) and entry.checkpoint_id <= view.last_checkpoint_id:
+    elif isinstance(entry, CheckpointEntry) and entry.checkpoint_id <= view.last_checkpoint_id:
         problem = "checkpoint ids do not grow"
     if problem:
         raise CorruptError(

@@ -44,7 +44,7 @@ class NodeRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A live node.
 
     Attributes:
@@ -106,7 +106,7 @@ def worker_resources(
     }
 
 
-def demand(rules: NodeRules, nodes: Sequence[Node], group: str = DEFAULT_GROUP) -> Demand:
+def demand(rules: NodeRules, nodes: Sequence[ClusterNode], group: str = DEFAULT_GROUP) -> Demand:
     """Return the request to Ray for a worker of a slot sharing group, on a cluster of these nodes."""
     head = next((node.node_id for node in nodes if node.is_head), "")
     others = [node for node in nodes if node.hosts_workers and not node.is_head]
@@ -115,7 +115,7 @@ def demand(rules: NodeRules, nodes: Sequence[Node], group: str = DEFAULT_GROUP) 
 
 
 def shortage(
-    rules: NodeRules, asked: Demand, nodes: Sequence[Node], *, queued: bool | None = None
+    rules: NodeRules, asked: Demand, nodes: Sequence[ClusterNode], *, queued: bool | None = None
 ) -> Shortage | None:
     """Return why a requested worker does not start; None: the cluster has room, as far as is known.
 

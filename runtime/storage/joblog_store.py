@@ -21,8 +21,8 @@ from ..protocol.joblog import (
     AlreadyAppended,
     Appended,
     AttemptDeployed,
-    CheckpointCompleted,
-    Deployment,
+    CheckpointEntry,
+    DeploymentRecord,
     Doomed,
     Fenced,
     GenerationRecord,
@@ -158,9 +158,7 @@ class JobLog:
         self._run = ""
         self._leader: Leader | None = None
         self._fenced_by: FencedError | None = None
-        self._in_doubt: OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded | None = (
-            None
-        )
+        self._in_doubt: OutputListed | AttemptDeployed | CheckpointEntry | JobEnded | None = None
         self._settled = 0
         self._inherited: tuple[Doomed, ...] = ()
         self._reported: tuple[int, ...] = ()
@@ -323,7 +321,7 @@ class JobLog:
                 last=self._view.last_checkpoint_id,
             )
             await self._append(
-                CheckpointCompleted(
+                CheckpointEntry(
                     generation=self._generation,
                     writer=self._writer,
                     checkpoint_id=manifest.checkpoint_id,
@@ -377,7 +375,7 @@ class JobLog:
             )
         return {sink: unpack(packed) for sink, packed in entry.files.items()}
 
-    async def deploy(self, deployment: Deployment) -> None:
+    async def deploy(self, deployment: DeploymentRecord) -> None:
         """Record the deployment that is about to run: a successor asks its workers for exactly that.
 
         Raises:
@@ -479,7 +477,7 @@ class JobLog:
     # Appending.
 
     async def _append(
-        self, entry: OutputListed | AttemptDeployed | CheckpointCompleted | JobEnded
+        self, entry: OutputListed | AttemptDeployed | CheckpointEntry | JobEnded
     ) -> None:
         self._in_doubt = entry
         decision = await self._try_append(entry)
@@ -553,7 +551,7 @@ class JobLog:
             name = names.log_entry(sequence)
             data = await self._store.read(name)
             entry = None if data is None else self._entry(data, name)
-            if isinstance(entry, CheckpointCompleted):
+            if isinstance(entry, CheckpointEntry):
                 inherited.append(Doomed(sequence, entry.manifest))
             elif (
                 isinstance(entry, OutputListed | AttemptDeployed | JobEnded)

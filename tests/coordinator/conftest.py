@@ -15,7 +15,7 @@ from headgate.runtime.coordinator.events import PublishResult
 from headgate.runtime.observe.spans import NoSpans
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
-from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
+from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
@@ -64,7 +64,7 @@ class DrivenJob:
         self.store = Store(JOB)
         self.elsewhere = Store("elsewhere")
         self.log = JobLog(self.store, "writer", self.clock) if log else None  # type: ignore[arg-type]
-        self.settings = CheckpointSettings(**{"interval_ms": None} | settings)
+        self.settings = CheckpointRules(**{"interval_ms": None} | settings)
         self.retain = retain
         self.sent: list[Any] = []
         self.events: asyncio.Queue[PublishResult] = asyncio.Queue()

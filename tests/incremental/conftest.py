@@ -25,7 +25,7 @@ from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol import joblog
 from headgate.runtime.protocol.checkpoints.manifest import Manifest
-from headgate.runtime.protocol.joblog import CheckpointCompleted
+from headgate.runtime.protocol.joblog import CheckpointEntry
 from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.tests.support.held import Paced
@@ -143,7 +143,7 @@ class Disk:
         return [
             entry.manifest
             for sequence, entry in sorted(self.entries.items())
-            if sequence >= head and isinstance(entry, CheckpointCompleted)
+            if sequence >= head and isinstance(entry, CheckpointEntry)
         ]
 
     def reachable(self) -> set[str]:
@@ -162,7 +162,7 @@ class Disk:
             bases = [
                 entry.manifest
                 for entry in self.entries.values()
-                if isinstance(entry, CheckpointCompleted) and entry.checkpoint_id >= oldest
+                if isinstance(entry, CheckpointEntry) and entry.checkpoint_id >= oldest
             ]
         return self.reachable().union(*(manifest.files() for manifest in bases))
 
@@ -209,7 +209,7 @@ class Disk:
         if entry is None:
             return
         self.entries[int(call.name[4:-5])] = entry
-        if isinstance(entry, CheckpointCompleted):
+        if isinstance(entry, CheckpointEntry):
             self.counts["completed"] += 1
             for handle in entry.manifest.handles():
                 if handle.file is not None:

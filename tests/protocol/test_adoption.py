@@ -18,8 +18,8 @@ from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import (
     ENTRIES,
     AttemptDeployed,
-    CheckpointCompleted,
-    Deployment,
+    CheckpointEntry,
+    DeploymentRecord,
     GenerationStarted,
     JobEnded,
     JobStatus,
@@ -29,7 +29,7 @@ from headgate.runtime.protocol.joblog import (
 )
 
 SUBTASKS = [(0, 0), (0, 1), (1, 0), (1, 1)]
-DEPLOYMENT = Deployment(
+DEPLOYMENT = DeploymentRecord(
     attempt=65537, workers=("a", "b"), plan="shape", parallelism=2, max_parallelism=8
 )
 
@@ -46,15 +46,15 @@ def started(generation: int, run: str = "run", parallelism: int = 2) -> Generati
     )
 
 
-def deployed(deployment: Deployment = DEPLOYMENT) -> AttemptDeployed:
+def deployed(deployment: DeploymentRecord = DEPLOYMENT) -> AttemptDeployed:
     return AttemptDeployed(generation=1, writer="w1", deployment=deployment)
 
 
-def completed(id_: int, **changes: Any) -> CheckpointCompleted:
+def completed(id_: int, **changes: Any) -> CheckpointEntry:
     manifest = Manifest(
         checkpoint_id=id_, trigger_ms=1, completed_ms=2, duration_ms=1, max_parallelism=8
     )
-    entry = CheckpointCompleted(
+    entry = CheckpointEntry(
         generation=1,
         writer="w1",
         checkpoint_id=id_,

@@ -12,7 +12,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Publish,
     Trigger,
 )
-from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
+from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 
@@ -24,7 +24,7 @@ class Harness:
 
     def __init__(self, *, base: int = 0, next_id: int = 1, **settings: Any) -> None:
         defaults = {"interval_ms": None, "max_concurrent": 3, "tolerable_failures": 9}
-        self.coordinator = CheckpointCoordinator[str](CheckpointSettings(**defaults | settings))
+        self.coordinator = CheckpointCoordinator[str](CheckpointRules(**defaults | settings))
         self.start([A, B], next_id, 0, base=base)
 
     def __getattr__(self, event: str) -> Any:

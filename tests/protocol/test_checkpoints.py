@@ -19,7 +19,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Trigger,
     WakeAt,
 )
-from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
+from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 
@@ -33,7 +33,7 @@ class Harness:
 
     def __init__(self, *, start: bool = True, **settings: int | bool | None) -> None:
         settings = {"interval_ms": 100, "timeout_ms": 1000, "incremental": False} | settings
-        self.coordinator = CheckpointCoordinator[str](CheckpointSettings(**settings))
+        self.coordinator = CheckpointCoordinator[str](CheckpointRules(**settings))
         if start:
             self.start([A, B], 1, 0)
 
@@ -482,7 +482,7 @@ def test_a_job_that_fails_after_its_last_checkpoint_can_start_again() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: int) -> None:
     with pytest.raises(OptionError, match=f"setting=`{name}` value=`{value}`"):
-        CheckpointSettings(**({"interval_ms": 100} | {name: value}))
+        CheckpointRules(**({"interval_ms": 100} | {name: value}))
 
 
 # -- backlogs -------------------------------------------------------------------------------------
@@ -546,8 +546,8 @@ def test_without_an_interval_of_its_own_a_backlog_changes_nothing() -> None:
 @pytest.mark.parametrize("interval_ms", [None, 501])
 def test_checkpoints_are_not_more_frequent_in_a_backlog(interval_ms: int | None) -> None:
     with pytest.raises(OptionError, match="more frequent in a backlog"):
-        CheckpointSettings(interval_ms, interval_during_backlog_ms=500)
-    CheckpointSettings(interval_ms, interval_during_backlog_ms=0)
+        CheckpointRules(interval_ms, interval_during_backlog_ms=500)
+    CheckpointRules(interval_ms, interval_during_backlog_ms=0)
 
 
 def test_a_backlog_may_end_while_the_job_is_down() -> None:

@@ -24,7 +24,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     RequestFailed,
     Trigger,
 )
-from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
+from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 
@@ -43,7 +43,7 @@ class World:
         self.unaligned = unaligned
         self.savepoints_max = savepoints_max
         self.savepoints_asked = 0
-        settings = CheckpointSettings(
+        settings = CheckpointRules(
             None, 1000, 0, max_concurrent, tolerable_failures, unaligned=unaligned
         )
         self.coordinator = CheckpointCoordinator[str](settings)

@@ -18,7 +18,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Trigger,
     WakeAt,
 )
-from headgate.runtime.protocol.checkpoints.settings import CheckpointSettings
+from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import SubtaskId
 
@@ -35,7 +35,7 @@ class Harness:
 
     def __init__(self, **settings: Any) -> None:
         defaults = {"interval_ms": 100, "timeout_ms": 1000, "incremental": False, "unaligned": True}
-        self.coordinator = CheckpointCoordinator[str](CheckpointSettings(**defaults | settings))
+        self.coordinator = CheckpointCoordinator[str](CheckpointRules(**defaults | settings))
         self.start([A, B], 1, 0)
 
     def __getattr__(self, event: str) -> Any:
@@ -196,12 +196,12 @@ def test_what_does_not_go_together_is_refused_with_both_keys(
     settings: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        CheckpointSettings(100, unaligned=True, **settings)
+        CheckpointRules(100, unaligned=True, **settings)
     assert "execution.checkpointing.unaligned.enabled=`true`" in str(caught.value)
     assert key in str(caught.value)
-    CheckpointSettings(100, unaligned=False, **settings)
+    CheckpointRules(100, unaligned=False, **settings)
 
 
 def test_a_timeout_is_not_negative() -> None:
     with pytest.raises(OptionError, match="setting=`aligned_timeout_ms` value=`-1`"):
-        CheckpointSettings(100, unaligned=True, aligned_timeout_ms=-1)
+        CheckpointRules(100, unaligned=True, aligned_timeout_ms=-1)

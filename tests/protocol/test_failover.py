@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from headgate.runtime.protocol.failover import Link, RegionFailover, RegionId
+from headgate.runtime.protocol.failover import RegionFailover, RegionId, SubtaskLink
 from headgate.runtime.protocol.ids import SubtaskId
 
 
-def drawn(seed: int) -> tuple[list[SubtaskId], list[Link]]:
+def drawn(seed: int) -> tuple[list[SubtaskId], list[SubtaskLink]]:
     """A graph of a few vertices; links are pointwise, or all to all, and some are kept."""
     rng = random.Random(seed)
     widths = [rng.randint(1, 4) for _ in range(rng.randint(1, 6))]
@@ -24,15 +24,17 @@ def drawn(seed: int) -> tuple[list[SubtaskId], list[Link]]:
         if rng.random() < 0.6:
             for index in range(min(widths[source], widths[target])):
                 pair = (SubtaskId(source, index),), (SubtaskId(target, index),)
-                links.append(Link(*pair, kept))
+                links.append(SubtaskLink(*pair, kept))
         else:
             producers = tuple(SubtaskId(source, i) for i in range(widths[source]))
             consumers = tuple(SubtaskId(target, i) for i in range(widths[target]))
-            links.append(Link(producers, consumers, kept))
+            links.append(SubtaskLink(producers, consumers, kept))
     return subtasks, links
 
 
-def together(subtasks: list[SubtaskId], links: list[Link]) -> dict[SubtaskId, set[SubtaskId]]:
+def together(
+    subtasks: list[SubtaskId], links: list[SubtaskLink]
+) -> dict[SubtaskId, set[SubtaskId]]:
     """The model of regions: whom each subtask reaches over pipelined edges, either way."""
     pairs = [
         (p, c) for link in links if not link.kept for p in link.producers for c in link.consumers
@@ -46,7 +48,7 @@ def together(subtasks: list[SubtaskId], links: list[Link]) -> dict[SubtaskId, se
 
 
 def restarted(
-    subtasks: list[SubtaskId], links: list[Link], failed: SubtaskId, gone: set[SubtaskId]
+    subtasks: list[SubtaskId], links: list[SubtaskLink], failed: SubtaskId, gone: set[SubtaskId]
 ) -> set[SubtaskId]:
     """The model of the rules, subtask by subtask, until nothing is added any more."""
     region = together(subtasks, links)
@@ -83,7 +85,9 @@ def test_regions_and_restarts_are_those_of_the_model(first: int) -> None:
 
 def test_a_lost_result_takes_its_producer_along_and_an_available_one_does_not() -> None:
     a, b, c = SubtaskId(0, 0), SubtaskId(1, 0), SubtaskId(2, 0)
-    failover = RegionFailover([a, b, c], [Link((a,), (b,), kept=True), Link((b,), (c,), kept=True)])
+    failover = RegionFailover(
+        [a, b, c], [SubtaskLink((a,), (b,), kept=True), SubtaskLink((b,), (c,), kept=True)]
+    )
     assert failover.restart([RegionId(1)]) == {1, 2}
     assert failover.restart([RegionId(1)], gone={a}) == {0, 1, 2}
     assert failover.restart([RegionId(2)]) == {2}

@@ -9,18 +9,18 @@ from headgate.runtime.protocol.worker_nodes import (
     ALLOWED,
     IF_ALONE,
     NEVER,
+    ClusterNode,
     Demand,
-    Node,
     NodeRules,
     demand,
     shortage,
     worker_resources,
 )
 
-HEAD = Node("head", is_head=True, resources={"CPU": 4.0})
-SMALL = Node("small", resources={"slot": 1.0})
-LARGE = Node("large", resources={"slot": 4.0})
-COORDINATOR = Node("coordinator", hosts_workers=False)
+HEAD = ClusterNode("head", is_head=True, resources={"CPU": 4.0})
+SMALL = ClusterNode("small", resources={"slot": 1.0})
+LARGE = ClusterNode("large", resources={"slot": 4.0})
+COORDINATOR = ClusterNode("coordinator", hosts_workers=False)
 
 
 def slots(count: int) -> NodeRules:
@@ -42,7 +42,7 @@ def slots(count: int) -> NodeRules:
         (IF_ALONE, [HEAD, COORDINATOR, SMALL], "head"),
     ],
 )
-def test_which_node_is_avoided(on_head: str, nodes: list[Node], avoided: str) -> None:
+def test_which_node_is_avoided(on_head: str, nodes: list[ClusterNode], avoided: str) -> None:
     assert demand(NodeRules(on_head=on_head), nodes) == Demand({}, avoided)
 
 
@@ -60,9 +60,9 @@ def test_without_a_resource_any_node_that_is_not_avoided_will_do() -> None:
         assert "headgate.ray.workers-on-head=allowed" in found.fix
 
 
-def node(name: str, slots: float, free: float | None, *, is_head: bool = False) -> Node:
+def node(name: str, slots: float, free: float | None, *, is_head: bool = False) -> ClusterNode:
     free_slots = None if free is None else {"slot": free}
-    return Node(name, is_head, resources={"slot": slots}, free=free_slots)
+    return ClusterNode(name, is_head, resources={"slot": slots}, free=free_slots)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def node(name: str, slots: float, free: float | None, *, is_head: bool = False) 
         (2, [HEAD, node("a", 2, 1), node("b", 4, 1)], "one_node=`2` free=`2` of=`6`"),
         (1, [node("h", 8, 8, is_head=True), node("a", 1, 0)], "one_node=`1` free=`0` of=`1`"),
         (2, [HEAD, SMALL, SMALL], "largest_node=`1` nodes=`2`"),
-        (1, [HEAD, Node("bare")], "largest_node=`0` nodes=`1`"),
-        (1, [node("h", 8, 8, is_head=True), Node("bare")], "largest_node=`0` nodes=`1`"),
+        (1, [HEAD, ClusterNode("bare")], "largest_node=`0` nodes=`1`"),
+        (1, [node("h", 8, 8, is_head=True), ClusterNode("bare")], "largest_node=`0` nodes=`1`"),
     ],
 )
-def test_what_is_missing_is_named(count: int, nodes: list[Node], text: str) -> None:
+def test_what_is_missing_is_named(count: int, nodes: list[ClusterNode], text: str) -> None:
     rules = slots(count)
     found = shortage(rules, demand(rules, nodes), nodes)
     assert (found is None) == (not text)
@@ -119,7 +119,7 @@ CARDS = {"CPU": 1.0, "GPU": 4.0, "memory": float(8 << 30)}
 def test_groups_ask_for_resources_of_their_own() -> None:
     assert demand(GPU_RULES, [HEAD], "default") == Demand({}, "")
     assert demand(GPU_RULES, [HEAD], "gpu").resources == GPU_RULES.resources["gpu"]
-    bare = [Node("a")]
+    bare = [ClusterNode("a")]
     assert shortage(GPU_RULES, demand(GPU_RULES, bare, "default"), bare) is None
 
 
@@ -143,7 +143,7 @@ def test_groups_ask_for_resources_of_their_own() -> None:
     ],
 )
 def test_no_node_is_large_enough(nodes: list[dict[str, float]], text: str, fix: str) -> None:
-    there = [Node(str(number), resources=each) for number, each in enumerate(nodes)]
+    there = [ClusterNode(str(number), resources=each) for number, each in enumerate(nodes)]
     found = shortage(GPU_RULES, demand(GPU_RULES, there, "gpu"), there)
     assert (found is None) == (not text)
     if found is not None:
@@ -155,7 +155,7 @@ def test_what_is_free_must_be_free_on_one_node() -> None:
     large = CPUS | {"GPU": 1.0}
     without_cards, without_cpus = large | {"GPU": 0.0}, large | {"CPU": 1.0}
     nodes = [
-        Node(name, resources=large, free=free)
+        ClusterNode(name, resources=large, free=free)
         for name, free in (("a", without_cards), ("b", without_cpus))
     ]
     found = shortage(GPU_RULES, demand(GPU_RULES, nodes, "gpu"), nodes)

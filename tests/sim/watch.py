@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headgate.runtime.protocol import joblog
 from headgate.runtime.protocol.joblog import (
     AttemptDeployed,
-    CheckpointCompleted,
+    CheckpointEntry,
     GenerationStarted,
     JobEnded,
 )
@@ -99,7 +99,7 @@ class Watch:
         if run == self._run and parallelism != self._parallelism:
             self._world.violated(f"a {what} at {parallelism}, the log says {self._parallelism}")
 
-    def _completed(self, entry: CheckpointCompleted) -> None:
+    def _completed(self, entry: CheckpointEntry) -> None:
         id_, world = entry.checkpoint_id, self._world
         self._parallelism = entry.parallelism or self._parallelism
         if world.completed and id_ <= max(world.completed):

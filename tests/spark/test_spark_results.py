@@ -37,7 +37,7 @@ from headgate.errors import (
 )
 from headgate.operators.clock import SystemClock
 from headgate.operators.source import SourceRun
-from headgate.runtime.coordinator.sources import SourceStorage, source_run
+from headgate.runtime.coordinator.sources import SourceDirectory, source_run
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.runtime.options.registry import Options
@@ -64,7 +64,7 @@ async def running(storage: str, run: str = "r1") -> Any:
     said: list[str] = []
     store = LocalStore(Path(storage, "j"))
     await store.open()
-    place = SourceStorage(store, str(store.describe()), "history")
+    place = SourceDirectory(store, str(store.describe()), "history")
     try:
         yield SourceRun("j", run, "history", "job.py:7", {}, place, said.append), said
     finally:

@@ -21,7 +21,7 @@ from headgate.runtime.protocol.checkpoints.manifest import (
 from headgate.runtime.protocol.joblog import (
     AlreadyAppended,
     Appended,
-    CheckpointCompleted,
+    CheckpointEntry,
     Fenced,
     GenerationRecord,
     GenerationStarted,
@@ -80,7 +80,7 @@ def start(generation, writer):
 
 
 def done(generation, writer, checkpoint_id):
-    return CheckpointCompleted(
+    return CheckpointEntry(
         generation=generation,
         writer=writer,
         checkpoint_id=checkpoint_id,
@@ -108,7 +108,7 @@ def view_of(*entries, head=1):
     "record",
     [
         start(1, "a"),
-        CheckpointCompleted(
+        CheckpointEntry(
             generation=1,
             writer="a",
             checkpoint_id=3,

@@ -16,7 +16,7 @@ from headgate.runtime.protocol.checkpoints.manifest import (
     ManifestSubtask,
 )
 from headgate.runtime.protocol.job_result import JobFailure
-from headgate.runtime.protocol.joblog import Deployment, JobStatus, Leader
+from headgate.runtime.protocol.joblog import DeploymentRecord, JobStatus, Leader
 from headgate.runtime.savepoint import store as savepoints
 from headgate.runtime.savepoint.store import savepoint_of
 from headgate.runtime.storage.joblog_store import JobLog
@@ -48,7 +48,7 @@ LEADER = Leader(host="here", pid=1, started_ms=5, addresses=("unix:/run/x", "tcp
 
 async def _write(store: MemoryStore) -> None:
     """Two generations, a trimmed log, each kind of entry, and a savepoint beside it."""
-    deployment = Deployment(
+    deployment = DeploymentRecord(
         attempt=1, workers=("a", "b"), plan="p", parallelism=2, max_parallelism=64
     )
     for generation in range(2):

@@ -42,7 +42,7 @@ from .decisions import (
     Trigger,
     WakeAt,
 )
-from .settings import CheckpointSchedule, CheckpointSettings
+from .settings import CheckpointRules, CheckpointSchedule
 
 
 @unique
@@ -181,7 +181,7 @@ class CheckpointCoordinator(Generic[Payload]):
     are then deleted.
     """
 
-    def __init__(self, settings: CheckpointSettings) -> None:
+    def __init__(self, settings: CheckpointRules) -> None:
         self._settings = settings
         self._phase = Phase.IDLE
         self._now_ms = 0

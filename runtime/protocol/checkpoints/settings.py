@@ -27,7 +27,7 @@ INTERVAL_MS_MIN = 10
 
 @final
 @dataclass(frozen=True, slots=True)
-class CheckpointSettings:
+class CheckpointRules:
     """When checkpoints are taken, how, and how many may fail.
 
     Attributes:
@@ -141,7 +141,7 @@ class CheckpointSchedule:
     the backlog ends, if the normal interval has passed by then.
     """
 
-    def __init__(self, settings: CheckpointSettings) -> None:
+    def __init__(self, settings: CheckpointRules) -> None:
         self._settings = settings
         self._since_ms: int | None = None
         self._completion_ms: int | None = None
