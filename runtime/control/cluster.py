@@ -1,4 +1,4 @@
-"""The interface of a cluster: start a worker, learn that it died, kill it. headgate needs no more."""
+"""The interface of a cluster: it starts workers, reports their deaths, and kills them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ControlEndpoint(Protocol):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses to try in order: `unix:<path>` for the same host, then `tcp:<host>:<port>`."""
+        """The addresses to try in order: `unix:<path>` for the same host, then `tcp:<host>:<port>`."""
         ...
 
     @property
@@ -21,7 +21,7 @@ class ControlEndpoint(Protocol):
         ...
 
     def accept(self, link: Link) -> None:
-        """Take over a link that was made within this process."""
+        """Serve a link that was made within this process."""
         ...
 
 
@@ -36,10 +36,10 @@ class WorkerHandle(Protocol):
         ...
 
     def kill(self, pid: int = 0) -> None:
-        """Kill it without asking (`kill -9`); `died` returns then. Safe to call twice.
+        """Kill it at once (`kill -9`); `died` returns then. Safe to call twice.
 
         Args:
-            pid: its process id, if it runs on this host: also a stopped process dies of it.
+            pid: its process id, if it runs on this host; with it a stopped process is killed too.
         """
         ...
 
@@ -58,12 +58,12 @@ class Cluster(Protocol):
         ...
 
     async def find_worker(self, worker_id: str, control: ControlEndpoint) -> WorkerHandle | None:
-        """Have a worker that another coordinator started connect to `control` as well, and say Hello.
+        """Let a worker that another coordinator started connect to `control` as well, and send Hello.
 
-        None if there is no such worker, or it cannot be asked.
+        Return None if there is no such worker, or it cannot be asked.
         """
         ...
 
     async def close(self) -> None:
-        """Stop everything this cluster started; leave nothing behind."""
+        """Stop everything that this cluster started, and leave nothing behind."""
         ...

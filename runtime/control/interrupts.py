@@ -1,9 +1,8 @@
-"""Ctrl-C: the first asks the job to stop with a final checkpoint, the second cancels it.
+"""Ctrl-C: the first one stops the job with a final checkpoint, the second cancels it.
 
-Before the cluster is there the first cancels, since nothing has begun.
-
-A third ends this process, whatever it is doing. SIGTERM counts as one Ctrl-C, and never as the second; but
-it does not end a run whose id comes from outside: that takes a checkpoint, and is left to its next start.
+A third one ends this process. Before the cluster is available the first one cancels, since nothing has
+begun. SIGTERM counts as one Ctrl-C, and never as the second. It does not end a run whose id comes from
+outside: that takes a checkpoint, and is left to its next start.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ class Interrupts:
             task.cancel()
 
     def connected(self) -> None:
-        """The cluster is there, and the job begins: from now on the first Ctrl-C asks it to stop."""
+        """Let the first Ctrl-C stop the job from now on: the cluster is available, and the job begins."""
         self._begun = True
 
     def listening(self, connect: Connect) -> None:
-        """The coordinator can be reached here from now on; it hears what was asked before."""
+        """Connect to the coordinator, which also gets the requests from before."""
         for number in self._before:  # Ray puts a SIGTERM handler of its own into this process
             signal.signal(number, self._on_signal)
         self._connect = connect

@@ -18,11 +18,11 @@ from ...errors import HeadgateError, JobError
 from ..protocol.job_result import JobFailure, JobOutcome
 
 BEGUN: Final = frozenset({"start", "status"})
-"""Kinds of events that a coordinator announces only once the job is its own."""
+"""The kinds of events that a coordinator publishes only once it leads."""
 WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
 """Kinds of events that are logged as warnings."""
 FENCED: Final = "fenced"
-"""Reason of the end that a coordinator announces which another one has replaced."""
+"""The reason in the last event of a coordinator that another one has replaced."""
 
 
 class HungUp(JobError):
@@ -45,12 +45,12 @@ class JobClient(Protocol):
     """One coordinator, for one client."""
 
     async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer, however long it takes.
+        """Send a request and wait for the answer, however long it takes.
 
         Args:
-            verb: `status`, `checkpoints`, `subtasks`, `config`, `plan` and `metrics` look; `stop`,
-                `cancel`, `checkpoint`, `savepoint`, `rescale`, `dispose` and `hand-over` do.
-            arguments: of the verb; JSON values.
+            verb: `status`, `checkpoints`, `subtasks`, `config`, `plan` and `metrics` only read; `stop`,
+                `cancel`, `checkpoint`, `savepoint`, `rescale`, `dispose` and `hand-over` are commands.
+            arguments: the arguments of the verb; JSON values.
 
         Raises:
             HungUp: the coordinator went away.
@@ -62,12 +62,12 @@ class JobClient(Protocol):
         """Yield the events that are remembered, then each new one, until the coordinator goes away.
 
         Raises:
-            HungUp: it went away without a word.
+            HungUp: it went away before the job ended.
         """
         ...
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         ...
 
 
@@ -76,13 +76,13 @@ Connect: TypeAlias = Callable[[], Awaitable[JobClient]]
 
 
 class ConnectListener(Protocol):
-    """Is called with what connects to a coordinator, each time that one begins to listen."""
+    """Is called with a function that connects, each time a coordinator begins to listen."""
 
     def __call__(self, connect: Connect, /) -> None: ...
 
 
 async def ask_once(connect: Connect, verb: str, **arguments: Any) -> dict[str, Any]:
-    """Connect, ask for one thing, wait for the answer, and hang up. Raises as `JobClient.request`."""
+    """Connect, send one request, wait for the answer, and close. Raises as `JobClient.request`."""
     client = await connect()
     try:
         return await client.request(verb, **arguments)
@@ -104,7 +104,7 @@ async def watch(client: JobClient, on_event: EventListener | None = None) -> Job
 
 
 def outcome_of(event: Event) -> JobOutcome:
-    """The outcome of the job, from an `ended` event."""
+    """Return the outcome of the job from an `ended` event."""
     body = json.loads(event.body)
     return JobOutcome.of_json(body, _error_of(body))
 
@@ -116,7 +116,7 @@ def _error_of(body: Mapping[str, Any]) -> HeadgateError | None:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a subscriber may want to show; `body` is JSON."""
+    """Something that a subscriber may want to show; `body` is JSON."""
 
     kind: str
     text: str
@@ -179,7 +179,7 @@ class EventQueue:
         self._arrived.set()
 
     async def next(self) -> Event | None:
-        """The next event; None: there will be none."""
+        """Return the next event; None: there will be none."""
         while not self._waiting:
             if self.overrun or self._closed:
                 return None

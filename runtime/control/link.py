@@ -20,9 +20,9 @@ from ..options.network import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
 from .messages import Messages, decode, encode
 
 MESSAGE_BYTES_MAX = MESSAGE_SIZE_MAX.default
-"""A larger message is refused where no options are known, as by clients."""
+"""The largest message where no options are known, as in clients."""
 UNSENT_BYTES_MAX = UNSENT_SIZE_MAX.default
-"""The bound of unsent bytes where no options are known."""
+"""The most unsent bytes where no options are known."""
 CONNECT_S = 10.0
 """An address that does not answer within this time is given up."""
 _LENGTH = struct.Struct("<I")
@@ -38,15 +38,15 @@ class Link(Protocol):
         ...
 
     async def receive(self) -> Messages | None:
-        """The next message; None once the peer is gone. Cancel it only to give the link up."""
+        """Return the next message; None once the peer is gone. Cancel it only to give the link up."""
         ...
 
     async def drain(self) -> None:
-        """Wait until what was sent has left this process, or the link is closed."""
+        """Wait until all sent messages have left this process, or the link is closed."""
         ...
 
     def close(self) -> None:
-        """Hang up; the peer's `receive` returns None after what was already sent."""
+        """Close the link; the peer's `receive` returns None after all that was sent before."""
         ...
 
 
@@ -60,7 +60,7 @@ class MemoryLink:
 
     @staticmethod
     def pair() -> tuple[MemoryLink, MemoryLink]:
-        """Two connected ends."""
+        """Return two connected ends."""
         one, other = MemoryLink(), MemoryLink()
         one._peer, other._peer = other, one
         return one, other
@@ -102,11 +102,10 @@ class StreamLink:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         unsent_bytes_max: int = UNSENT_BYTES_MAX,
     ) -> None:
-        """An open connection.
-
+        """
         Args:
-            reader: the peer's side of it.
-            writer: this side.
+            reader: the stream from the peer.
+            writer: the stream to the peer.
             message_bytes_max: the connection is closed if the peer sends a larger message.
             unsent_bytes_max: it is closed if more than this waits for the peer in front of a message.
         """
@@ -116,11 +115,11 @@ class StreamLink:
         self._unsent_bytes_max = unsent_bytes_max
 
     def trust(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-        """The peer has shown the token: from now on it may send messages up to that size."""
+        """Allow messages up to this size: the peer has shown the token."""
         self._message_bytes_max = message_bytes_max
 
     def abort(self) -> None:
-        """Close at once, whatever has not been sent yet."""
+        """Close at once, and drop what has not been sent yet."""
         self._writer.transport.abort()
 
     def send(self, message: Messages) -> None:
@@ -152,7 +151,7 @@ class StreamLink:
 
 
 def is_local(address: str) -> bool:
-    """True for an address that means another place on another machine."""
+    """Return True for an address that means another place on another machine."""
     return address.startswith(("unix:", "tcp:127.", "tcp:localhost:", "tcp:::1:", "tcp:[::1]:"))
 
 
@@ -191,7 +190,7 @@ class BlockingLink:
         """Connect to the first address that answers.
 
         Raises:
-            OSError: none does.
+            OSError: no address answers.
         """
         problem = OSError("no address to connect to")
         for address in addresses:
@@ -205,16 +204,16 @@ class BlockingLink:
         """Send a message.
 
         Raises:
-            OSError: the peer is gone, or takes nothing.
+            OSError: the peer is gone, or reads nothing.
         """
         data = encode(message)
         self._sock.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, timeout_s: float) -> Messages | None:
-        """The next message; None if none comes in time.
+        """Return the next message; None if none comes in time.
 
         Raises:
-            OSError: the peer is gone, or says what is no message.
+            OSError: the peer is gone, or sends something that is no message.
         """
         while (message := self._next()) is None:
             readable, _, _ = select.select([self._sock], [], [], max(0.0, timeout_s))
@@ -227,7 +226,7 @@ class BlockingLink:
         return message
 
     def _next(self) -> Messages | None:
-        """The first whole message of what was read."""
+        """Return the first complete message of the bytes that were read."""
         if len(self._unread) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._unread)
@@ -244,7 +243,7 @@ class BlockingLink:
             raise ConnectionError(f"the peer sent no message: {error}") from error
 
     def close(self) -> None:
-        """Hang up; a thread that waits in `receive` gets None."""
+        """Close the link; a thread that waits in `receive` gets None."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -1,8 +1,8 @@
-"""Everything the coordinator and its workers say to each other.
+"""All messages between the coordinator and its workers.
 
-Ray's actor calls are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so control
-travels on a connection of our own: in order, framed, msgpack. Messages that concern an attempt carry its
-number; a message of another attempt is ignored.
+Calls of Ray's actors are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so
+control messages travel on a connection of our own: in order, framed, msgpack. Messages that concern an
+attempt carry its number; a message of another attempt is ignored.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     backpressured_ms_per_second: int
     watermark: int
     records_written: int = 0
-    """Records that the sinks in this subtask took."""
+    """The number of records that the sinks in this subtask took."""
     times: tuple[StepTime, ...] = ()
     """The times of its event-time steps."""
     waits_for: WaitsFor = WaitsFor.NOTHING
-    """At the moment."""
+    """What it waits for at the moment."""
     queued: int = 0
     """The number of buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()
@@ -62,7 +62,7 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     dropped: tuple[Dropped, ...] = ()
     """The event time of its steps."""
     full_ms_per_second: int = 0
-    """It had as many calls under way as it may."""
+    """Whether it had as many calls under way as it may."""
     committed: int = 0
     """The newest checkpoint whose output of this subtask is visible."""
 
@@ -75,10 +75,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True
 
 
 class Hello(Message, frozen=True):
-    """First message on a link: who is there.
+    """The first message on a link: it introduces the sender.
 
-    `role` is `worker` or `pulse`: the second link of a worker, that of the thread that says it
-    is alive.
+    `role` is `worker` or `pulse`: the second link of a worker, that of its watch thread, which sends
+    heartbeats.
     """
 
     token: str
@@ -97,13 +97,13 @@ class Watching(msgspec.Struct, frozen=True):
     """Settings of the watch that a worker keeps over its own calls."""
 
     unreachable_after: int = 2
-    """Failed connections of its thread in a row after which the coordinator counts as gone."""
+    """After this number of failed connections in a row its watch thread takes the coordinator for gone."""
     stuck_after_ms: int = 60_000
-    """A call longer than that is warned of; 0: none is."""
+    """A warning is logged for a call longer than this; 0: for none."""
     cancellation_interval_ms: int = 30_000
-    """Time between warnings of an attempt that does not let itself be cancelled."""
+    """The time between two warnings about an attempt that does not stop after its cancellation."""
     cancellation_timeout_ms: int = 180_000
-    """A worker without a coordinator whose attempt does not end by then kills itself."""
+    """A worker without a coordinator kills itself if its attempt has not ended within this time."""
 
 
 class Welcome(Message, frozen=True):
@@ -124,13 +124,13 @@ class BusyStep(msgspec.Struct, frozen=True):
     index: int
     task_name: str
     operator: str
-    """The step whose call it is; empty if that is not known."""
+    """The step that made the call; empty if that is not known."""
     busy_ms: int
     attempt: int
 
 
 class Heartbeat(Message, frozen=True):
-    """I am alive. From the thread of a worker also: who has been in one call for more than a second."""
+    """A sign of life; from a watch thread also the steps that have been in one call for over a second."""
 
     steps: tuple[BusyStep, ...] = ()
 
@@ -139,31 +139,31 @@ class Heartbeat(Message, frozen=True):
 
 
 class Deploy(Message, frozen=True):
-    """Prepare subtasks: make gates and operators, open them, restore state. Answer: Deployed."""
+    """Prepare subtasks: make gates and operators, open them, restore state. The answer is Deployed."""
 
     attempt: int
     generation: int
     plan: str
-    """Fingerprint of `job`."""
+    """The fingerprint of `job`."""
     job: bytes
-    """cloudpickle of the PhysicalPlan; by value, so that the user's modules need not be installed."""
+    """The PhysicalPlan, by cloudpickle; by value, so that the modules of the user need not be installed."""
     subtasks: tuple[bytes, ...]
-    """msgpack of SubtaskAssignment."""
+    """SubtaskAssignments, each as msgpack."""
     peers: dict[str, bytes]
-    """Exchange address of each worker of the attempt, msgpack."""
+    """The exchange address of each worker of the attempt, as msgpack."""
     placement: dict[str, str]
-    """`vertex:index` to worker id, of all subtasks."""
+    """The worker id of each subtask `vertex:index`."""
     settings: dict[str, str]
     partial: bool = False
-    """True if only the regions of `subtasks` begin again, of which nothing runs here; all others go on."""
+    """True if only the regions of `subtasks` begin again, which do not run here; all others go on."""
     storage: str = ""
     restored_checkpoint: int = 0
     state_root: str = ""
-    """Address of the directory that restored state files lie in; empty: the job's own below `storage`."""
+    """The address of the files of restored state; empty: they are in the job's own storage."""
 
 
 class Warm(Message, frozen=True):
-    """Tells a worker without subtasks to import, connect and make what a Deploy of this job will need."""
+    """Let a worker without subtasks import, connect and make what a Deploy of this job will need."""
 
     job: bytes
     settings: dict[str, str]
@@ -171,42 +171,44 @@ class Warm(Message, frozen=True):
 
 
 class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One subtask to run, with the state it gets back. Sources get splits or split positions."""
+    """One subtask to run, with the state that it restores. Sources get splits or split positions."""
 
     vertex: int
     index: int
     region: int = 0
     """The region, which fails and restarts as a whole; see `protocol/failover.py`."""
     state: tuple[OperatorSnapshot, ...] = ()
-    """One snapshot per operator and old subtask: handles of different subtasks are never in one."""
+    """One snapshot per operator and old subtask: a snapshot never has handles of different subtasks."""
     splits: tuple[bytes, ...] | None = None
     """Fresh splits of the head, if it is a source and the job was not restored."""
     finished: bool = False
-    """The subtask had already finished in the restored checkpoint."""
+    """Whether the subtask had already finished in the restored checkpoint."""
     in_flight: tuple[StateHandle, ...] = ()
-    """Records that were on their way to it, in the order in which they are to be read."""
+    """The in-flight records that it restores, in the order in which it reads them."""
     in_flight_parallelism: int = 0
-    """Of the vertex when they were on their way. If it is another one now, other subtasks get the same
-    records: each keeps those that its partitioner gives it."""
+    """The parallelism of the vertex in that checkpoint. If it is another one now, other subtasks get the
+    same records, and each keeps those that its partitioner gives to it.
+    """
 
 
 class Start(Message, frozen=True):
-    """All workers have deployed: connect and process."""
+    """Connect and process: all workers have deployed."""
 
     attempt: int
     orphaned_ms: int = 0
-    """So long a worker goes on without a coordinator; 0: the log does not have the attempt, so that no
-    successor would know of it."""
+    """For how long a worker goes on without a coordinator; 0: it does not, because the attempt is not in
+    the log, so that no other coordinator would know it.
+    """
 
 
 class Adopt(Message, frozen=True):
-    """Says that the coordinator that now leads goes on with the attempt unchanged."""
+    """Go on with the attempt unchanged: another coordinator leads it now."""
 
     attempt: int
 
 
 class TriggerCheckpoint(Message, frozen=True):
-    """Sources: inject a barrier now."""
+    """Inject a barrier now; for sources."""
 
     attempt: int
     checkpoint_id: int
@@ -215,7 +217,7 @@ class TriggerCheckpoint(Message, frozen=True):
 
 
 class CheckpointCompleted(Message, frozen=True):
-    """The checkpoint is in the job log: commit what was pre-committed."""
+    """Commit what was pre-committed: the checkpoint is in the job log."""
 
     attempt: int
     checkpoint_id: int
@@ -223,27 +225,27 @@ class CheckpointCompleted(Message, frozen=True):
 
 
 class CheckpointAborted(Message, frozen=True):
-    """The checkpoint will never complete."""
+    """Forget the checkpoint: it will never complete."""
 
     attempt: int
     checkpoint_id: int
 
 
 class Cancel(Message, frozen=True):
-    """Tells a worker to drop regions, whatever attempts of them run; None: all. The answer is Cancelled."""
+    """Drop regions, whatever attempt they are in; None: all. The answer is Cancelled."""
 
     attempt: int
     regions: tuple[int, ...] | None = None
 
 
 class Terminate(Message, frozen=True):
-    """All is done and committed: close the subtasks in good order. Answer: SubtaskTerminated each."""
+    """Close all subtasks in good order: everything is committed. Each answers SubtaskTerminated."""
 
     attempt: int
 
 
 class WatermarkLimit(Message, frozen=True):
-    """Sources: splits of this alignment group with a watermark above `limit` (ms) are to wait."""
+    """Let splits of this alignment group wait while their watermark is above `limit` (ms); for sources."""
 
     attempt: int
     group: str
@@ -251,7 +253,7 @@ class WatermarkLimit(Message, frozen=True):
 
 
 class LoopRoundOver(Message, frozen=True):
-    """Heads of a loop: probe `number` is back at all of you, and `records` came back in all."""
+    """All heads of a loop have probe `number` back, and `records` came back in total; for these heads."""
 
     attempt: int
     loop: str
@@ -260,14 +262,14 @@ class LoopRoundOver(Message, frozen=True):
 
 
 class HistoryOver(Message, frozen=True):
-    """Subtasks of a source with a history: all of you have read it, so go live."""
+    """Go live: all subtasks of this source have read their history."""
 
     attempt: int
     vertex: int
 
 
 class FinishSources(Message, frozen=True):
-    """Sources: end as if the data had ended (stop with drain)."""
+    """End as if the data had ended (stop with drain); for sources."""
 
     attempt: int
 
@@ -282,21 +284,21 @@ class Shutdown(Message, frozen=True):
 class Deployed(Message, frozen=True):
     """All subtasks of the attempt on this worker are prepared.
 
-    Times are of the slowest one: from the beginning until it had its state, and from then until its
-    operators had taken it over.
+    The times are those of the slowest one: from the beginning until it had its state, and from then until
+    its operators had restored it.
     """
 
     attempt: int
     fetching_ms: int = 0
     opening_ms: int = 0
     local_bytes: int = 0
-    """The part of `read_bytes` that came from copies on this machine."""
+    """The part of `read_bytes` that was read from copies on this machine."""
     read_bytes: int = 0
-    """State in files; what came with the manifest does not count."""
+    """The bytes of state in files; state in the manifest does not count."""
 
 
 class RestoreProgress(Message, frozen=True):
-    """Tells how much of the restored state this worker has read; sent now and then until Deployed."""
+    """The progress of this worker's restore; sent from time to time until Deployed."""
 
     attempt: int
     done_bytes: int
@@ -305,30 +307,30 @@ class RestoreProgress(Message, frozen=True):
 
 
 class Inventory(Message, frozen=True):
-    """Tells what a worker runs: its first message to a coordinator that takes over."""
+    """The list of what a worker runs: its first message to a coordinator that takes over."""
 
     report: WorkerReport
 
 
 class Superseded(Message, frozen=True):
-    """The last message to a coordinator that is none any more: the worker obeys a newer one."""
+    """The worker obeys a newer coordinator: this is its last message to the former one."""
 
     generation: int
 
 
 class Leaving(Message, frozen=True):
-    """This worker's process was asked to end (SIGTERM), and will: its subtasks are to go elsewhere."""
+    """This worker's process was asked to end (SIGTERM), and will: its subtasks have to go elsewhere."""
 
 
 class Cancelled(Message, frozen=True):
-    """Nothing of what was to be cancelled runs here any more; the numbers are those of Cancel."""
+    """Nothing that was to be cancelled runs here any more; the numbers are those of Cancel."""
 
     attempt: int
     regions: tuple[int, ...] | None = None
 
 
 class StepStuck(Message, frozen=True):
-    """A call does not return; said again each time it has taken twice as long."""
+    """A call does not return; repeated each time it has taken twice as long."""
 
     step: BusyStep
     stack: str
@@ -349,7 +351,7 @@ class SubtaskFailed(Message, frozen=True):
     """The value of a FailureKind."""
     detail: str = ""
     region: int = -1
-    """The region of a failure that is not of one subtask; -1: all regions of the attempt."""
+    """The region of a failure that is not of one subtask; -1: the failure is of all regions."""
 
 
 class CheckpointAcked(Message, frozen=True):
@@ -367,13 +369,13 @@ class CheckpointAcked(Message, frozen=True):
     start_delay_ms: float = 0.0
     unaligned: bool = False
     written_bytes: int = 0
-    """The size of what is new in the store; the rest is shared with older checkpoints."""
+    """The size of the new files; the others are shared with older checkpoints."""
     in_flight_bytes: int = 0
-    """The bytes among them that are records which barriers overtook."""
+    """The part of these bytes that are records which barriers overtook."""
     processed_bytes: int = 0
-    """Records processed during the alignment."""
+    """The bytes of records that were processed during the alignment."""
     wrote: tuple[str, ...] = ()
-    """Names of the sinks here that have taken records in front of the barrier, in this attempt."""
+    """The names of the sinks here that took records before the barrier, in this attempt."""
 
 
 class CheckpointDeclined(Message, frozen=True):
@@ -388,7 +390,7 @@ class CheckpointDeclined(Message, frozen=True):
 
 
 class SubtaskFinished(Message, frozen=True):
-    """All inputs ended and the subtask flushed; it stays for the final checkpoint."""
+    """All inputs have ended and the subtask has flushed; it stays for the final checkpoint."""
 
     attempt: int
     vertex: int
@@ -396,7 +398,7 @@ class SubtaskFinished(Message, frozen=True):
 
 
 class LoopRoundBack(Message, frozen=True):
-    """Probe `number` is back at head `index` of a loop, and `records` came back in front of it."""
+    """Probe `number` is back at head `index` of a loop, and `records` came back before it."""
 
     attempt: int
     loop: str
@@ -414,7 +416,7 @@ class SubtaskTerminated(Message, frozen=True):
 
 
 class WatermarkReached(Message, frozen=True):
-    """Tells how far an event-time step of an alignment group has come in one subtask."""
+    """The progress of an event-time step of an alignment group in one subtask."""
 
     attempt: int
     vertex: int
@@ -422,11 +424,11 @@ class WatermarkReached(Message, frozen=True):
     step: str
     group: str
     watermark: int | None
-    """In ms; None: it is idle, and no other is to wait for it."""
+    """In ms; None: it is idle, so no other subtask has to wait for it."""
 
 
 class Statistics(Message, frozen=True):
-    """Periodic; for progress and `list`."""
+    """The statistics of subtasks; sent periodically."""
 
     attempt: int
     subtasks: tuple[SubtaskStatistics, ...]
@@ -471,15 +473,15 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)
 
 
 def encode(message: Messages) -> bytes:
-    """One message as bytes."""
+    """Encode one message."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes | memoryview) -> Messages:
-    """The message in `data`.
+    """Decode the message in `data`.
 
     Raises:
-        msgspec.DecodeError: not one of ours.
+        msgspec.DecodeError: it is not one of these messages.
     """
     decoded: Messages = _decoder.decode(data)
     return decoded

@@ -25,7 +25,7 @@ from ..options.network import CONTROL_TOKEN_FILE
 from ..options.registry import Options
 
 ENDED_MAX: Final = 100
-"""Jobs whose failures are kept after their end."""
+"""The number of jobs whose failures are kept after their end."""
 TOKEN_CHARACTERS_MIN = 16
 
 
@@ -41,7 +41,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_dir() -> Path:
-    """The directory of the records and of the coordinators' Unix sockets; made if it is not there.
+    """Return the directory of the records and of the coordinators' Unix sockets; make it if necessary.
 
     Raises:
         StorageError: it cannot be made, or it belongs to another user.
@@ -63,12 +63,12 @@ def run_dir() -> Path:
 
 
 def socket_path(name: str, pid: int) -> str:
-    """A Unix socket path for workers of a coordinator; short whatever the job is called."""
+    """Return the path of a Unix socket for workers; it is short whatever the name of the job."""
     return _socket(name, pid, "sock")
 
 
 def rest_socket_path(name: str, pid: int) -> str:
-    """A Unix socket path for the REST API of a coordinator."""
+    """Return the path of a Unix socket for the REST API of a coordinator."""
     return _socket(name, pid, "rest")
 
 
@@ -93,7 +93,7 @@ def register(record: JobRecord) -> None:
 
 
 def leave_failures(name: str, failures: list[dict[str, Any]]) -> None:
-    """Keep the failures of a job that has ended here, for `headgate history`; none: forget older ones."""
+    """Keep the failures of a job that has ended here, for `headgate history`, instead of older ones."""
     target = _ended(name)
     if not failures:
         target.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def leave_failures(name: str, failures: list[dict[str, Any]]) -> None:
 
 
 def left_failures(name: str) -> list[dict[str, Any]] | None:
-    """The failures of the last run of a job that ended here; None: they are not known."""
+    """Return the failures of the last run of a job that ended here; None: they are not known."""
     try:
         found: list[dict[str, Any]] = msgspec.json.decode(_ended(name).read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
@@ -129,17 +129,17 @@ def unregister(name: str, pid: int) -> None:
 
 
 def forget(record: JobRecord) -> None:
-    """Remove what a coordinator that was killed has left: its record, and its Unix sockets."""
+    """Remove the record and the Unix sockets of a coordinator that was killed."""
     unregister(record.name, record.pid)
     for path in (socket_path(record.name, record.pid), rest_socket_path(record.name, record.pid)):
         Path(path).unlink(missing_ok=True)
 
 
 def is_alive(record: JobRecord) -> bool:
-    """False if the coordinator's process is gone, or its addresses show that nothing can listen there.
+    """Return False if the coordinator's process is gone, or nothing can listen at its addresses.
 
-    Process ids mean something on the machine of the record only, which is this one: it is in its run
-    directory. Another process may have got the number; then the Unix socket is gone all the same.
+    Process ids are valid only on the machine of the record, which is this one, because the record is in its
+    run directory. If another process has got the number, the Unix socket is gone all the same.
     """
     try:
         os.kill(record.pid, 0)
@@ -152,12 +152,12 @@ def is_alive(record: JobRecord) -> bool:
 
 
 def find(name: str) -> JobRecord | None:
-    """The record of a job."""
+    """Return the record of the job."""
     return _read(_file(name))
 
 
 def records() -> list[JobRecord]:
-    """All records, by name."""
+    """Return all records, by name."""
     found = [_read(path) for path in run_dir().glob("job-*.json")]
     return sorted((record for record in found if record is not None), key=lambda r: r.name)
 
@@ -170,7 +170,7 @@ def _read(path: Path) -> JobRecord | None:
 
 
 def make_token(options: Options) -> str:
-    """The token for a job that begins: that of its file, or a random one.
+    """Return the token for a job that begins: that of its file, or a random one.
 
     Raises:
         UsageError: the file has none.
@@ -180,10 +180,10 @@ def make_token(options: Options) -> str:
 
 
 def read_token_file(path: Path) -> str:
-    """The token in a file, without white space around it.
+    """Return the token in a file, without surrounding white space.
 
     Raises:
-        UsageError: the file cannot be read, or what is in it is too short for a secret.
+        UsageError: the file cannot be read, or its content is too short for a secret.
     """
     try:
         token = path.expanduser().read_text().strip()

@@ -1,14 +1,16 @@
-"""Does another run of the job still run? A new run must not end it without the user's word.
+"""Whether another run of the job still runs: a new run must not end it unless the user says so.
 
-The job log keeps two runs apart whatever happens: the older one is fenced. This is about the user, who may
-not know that the job runs already. So a new run looks whether the coordinator of the former one listens:
+Whatever happens, the job log keeps two runs apart, because it fences the older one. This module is for
+the user, who may not know that the job runs already. So a new run checks whether the coordinator of the
+former one still listens:
 
-* It answers: the new run is refused, unless the user has asked for the takeover.
-* Nobody listens where it listened: it is dead, and the new run goes on at once.
-* It cannot be reached, on another machine say: the new run watches the job log for a while. If an entry
-  appears there, the former run lives; if none does, the new run goes on.
+* It answers: the new run is refused, unless the user wants the takeover.
+* Its address is known, and nothing listens there: it is dead, and the new run goes on at once.
+* It cannot be reached, for example on another machine: the new run watches the job log for a while. If an
+  entry appears there, the former run lives; if none does, the new run goes on.
 
-A coordinator that is restarted within its run (by Ray, or as the standby) is no new run, and not asked.
+A coordinator that is restarted within its run (by Ray, or as the standby) is not a new run, so this does
+not concern it.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ ANSWERS_FOR_S: Final = 5.0
 """A coordinator whose process is about to die may still answer for a moment."""
 LOOK_EVERY_S: Final = 0.5
 _BEGAN_MS: Final = time.time_ns() // 1_000_000
-"""No coordinator of this process has begun earlier."""
+"""A time before which no coordinator of this process began."""
 
 
 class Reach(enum.Enum):
-    """The answer of the address where a coordinator listened."""
+    """The result of connecting to the address at which a coordinator listened."""
 
     ANSWERS = "it answers"
     GONE = "nobody listens"
@@ -48,7 +50,7 @@ Ask = Callable[[Leader], Awaitable[Reach]]
 
 
 def this_leader(addresses: list[str], now_ms: int, rest: tuple[str, ...] = ()) -> Leader:
-    """This process, for those who come later."""
+    """Return the record of this process, for coordinators that come later."""
     return Leader(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -59,25 +61,25 @@ def this_leader(addresses: list[str], now_ms: int, rest: tuple[str, ...] = ()) -
 
 
 def is_other_run(view: LogView, run: str) -> bool:
-    """True if the log ends with another run than `run`, and that one has not ended."""
+    """Return True if the log ends with another run than `run` that has not ended."""
     return not view.empty and view.run != run and view.ended is None
 
 
 async def check_former(
     log: JobLog, run: str, *, take_over: bool, watch_ms: int, now_ms: int, ask: Ask
 ) -> str:
-    """See whether another run of the job goes on.
+    """Check whether another run of the job goes on.
 
     Args:
-        log: as it was loaded; nothing is claimed yet.
+        log: the log, as it was loaded; nothing is claimed yet.
         run: the new run.
         take_over: the user wants the new run in any case.
         watch_ms: how long the log of a coordinator that cannot be reached is watched.
-        now_ms: the time, to say since when it has run.
-        ask: looks whether a coordinator listens.
+        now_ms: the present time, from which the age of the former run is counted.
+        ask: checks whether a coordinator listens.
 
     Returns:
-        What became of the former run, for the user; empty: there is nothing to say.
+        A text for the user about the end of the former run; empty if there was none.
 
     Raises:
         UsageError: the job runs already.
@@ -105,7 +107,7 @@ async def check_former(
 
 
 def already_runs(who: str) -> UsageError:
-    """The refusal of a second run."""
+    """Return the error with which a second run is refused."""
     return UsageError(
         f"the job runs already: {who}",
         fix="stop that run first (headgate stop), or end it and go on from its newest checkpoint with "
@@ -114,7 +116,7 @@ def already_runs(who: str) -> UsageError:
 
 
 def describe(leader: Leader, view: LogView, now_ms: int) -> str:
-    """A text for the user: which process leads a run, since when, and its last checkpoint."""
+    """Describe for the user which process leads a run, since when, and its last checkpoint."""
     since = datetime.fromtimestamp(leader.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     age = format_duration(max(0, now_ms - leader.started_ms) // 1000 * 1000)
     newest = view.newest
@@ -132,7 +134,7 @@ async def _reach(leader: Leader, ask: Ask) -> Reach:
 
 
 async def _watch(log: JobLog, watch_ms: int) -> bool:
-    """True if the log grows."""
+    """Return True if the log grows."""
     for _ in range(max(1, int(watch_ms / 1000 / LOOK_EVERY_S))):
         if await log.has_grown():
             return True
@@ -141,12 +143,12 @@ async def _watch(log: JobLog, watch_ms: int) -> bool:
 
 
 async def ask_leader(leader: Leader, own: Collection[str] = ()) -> Reach:
-    """Look whether the process listens. An address that means another machine's own is left out.
+    """Check whether a process listens. Addresses that are valid on its own machine only are left out.
 
     Args:
         leader: the process.
-        own: where this process listens. A leader that listened there before this process began has gone:
-            pods are given the addresses, the host names and even the process numbers of pods before them.
+        own: the addresses of this process. A leader that listened there before this process began is gone:
+            pods get the addresses, the host names and even the process numbers of earlier pods.
     """
     if leader.started_ms < _BEGAN_MS and not set(leader.addresses).isdisjoint(own):
         return Reach.GONE
@@ -169,7 +171,7 @@ async def ask_leader(leader: Leader, own: Collection[str] = ()) -> Reach:
 
 
 def _by_pid(leader: Leader) -> Reach:
-    """Judge a coordinator that listens nowhere, as in tests, by its process alone."""
+    """Decide by its process alone whether a coordinator lives that listens nowhere, as in tests."""
     if leader.pid == os.getpid():
         return Reach.GONE
     try:

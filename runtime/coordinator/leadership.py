@@ -1,7 +1,8 @@
-"""Does this coordinator still lead? One that does not must harm nothing that its successor has.
+"""Whether this coordinator still leads; one that does not must not harm what its successor has.
 
-The job log refuses what it appends, and workers that obey a newer one hang up with Superseded. What neither
-sees is the killing of processes: before that it looks into the log.
+The job log refuses entries of a coordinator that does not lead, and workers that obey a newer one close
+their links with Superseded. Neither prevents a process from being killed, so before that the coordinator
+checks the log.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from ..storage.joblog_store import JobLog
 T = TypeVar("T")
 _log = logging.getLogger("headgate.coordinator")
 RETRY_S = 1.0
-"""A log that cannot be read is asked again after this pause."""
+"""The pause before a log that could not be read is read again, in s."""
 LOOK_S = 5.0
-"""A coordinator that ends waits no longer for a log that does not answer."""
+"""A coordinator that ends waits no longer than this for a log that does not answer, in s."""
 
 
 def check_not_followed(run: str, claimed: int, view: LogView) -> None:
-    """A run that has led, and was followed by another, leads no more, whoever makes its process again.
+    """Refuse a run that has led and was followed by another one: it never leads again.
 
     Args:
-        run: of the coordinator that is about to lead.
+        run: the run of the coordinator that is about to lead.
         claimed: the newest generation that was claimed for it before; 0: none.
-        view: of the log.
+        view: the log.
 
     Raises:
-        FencedError: that is so.
+        FencedError: another run has followed.
     """
     if view.run != run and 0 < claimed < view.generation:
         raise FencedError(
@@ -43,15 +44,15 @@ def check_not_followed(run: str, claimed: int, view: LogView) -> None:
 
 
 async def patiently(begin: Callable[[], Awaitable[T]], clock: Clock, patience_ms: int) -> T:
-    """Begin to lead, again and again while the store does not answer.
+    """Begin to lead; try again while the store does not answer.
 
     Args:
         begin: reads the log and claims a generation.
-        clock: time.
-        patience_ms: the last try begins so long after the first at most.
+        clock: the clock.
+        patience_ms: the last try begins at most this long after the first.
 
     Raises:
-        StorageError: of the last try.
+        StorageError: the error of the last try.
     """
     until = clock.monotonic() + patience_ms / 1000
     while True:
@@ -79,7 +80,7 @@ class Leadership:
         return self._lost is not None
 
     def lose(self, error: FencedError) -> None:
-        """A newer coordinator leads."""
+        """Note that a newer coordinator leads."""
         self._lost = self._lost or error
         self._end_term()
 
@@ -88,7 +89,7 @@ class Leadership:
             self._term.reschedule(asyncio.get_running_loop().time())
 
     def superseded(self, worker_id: str, generation: int) -> None:
-        """A worker obeys a newer coordinator."""
+        """Note that a worker obeys a newer coordinator."""
         self.lose(
             FencedError(
                 f"a newer coordinator owns the job generation=`{generation}` worker=`{worker_id}`",
@@ -97,7 +98,7 @@ class Leadership:
         )
 
     async def confirmed(self) -> bool:
-        """Look into the log, until it can be read; False if another leads."""
+        """Check the log, again until it can be read; return False if another coordinator leads."""
         while self.log is not None and not self.lost:
             try:
                 await self.log.confirm()
@@ -110,7 +111,7 @@ class Leadership:
         return not self.lost
 
     async def not_lost(self) -> bool:
-        """Look into the log once; only False says for sure who leads."""
+        """Check the log once; only the result False is certain."""
         if self.log is not None and not self.lost:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -118,17 +119,17 @@ class Leadership:
             except FencedError as error:
                 self.lose(error)
             except (StorageError, TimeoutError):
-                pass  # whoever leads: our workers obey us, or have hung up
+                pass  # in any case the workers obey this coordinator, or have closed their links
         return not self.lost
 
     async def while_leading(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`, but not beyond the end of this leadership.
+        """Do `work`, but stop it when this leadership ends.
 
         Raises:
             FencedError: a newer coordinator leads.
         """
         try:
-            # In this very task: whoever cancels it wants the work to end at once.
+            # It runs in this task, so that a cancellation of the task ends the work at once.
             async with asyncio.timeout(None) as self._term:
                 self._end_term()
                 return await work

@@ -1,4 +1,4 @@
-"""The coordinator's listener: workers and clients connect, show the token, and say who they are."""
+"""The port of the coordinator: workers connect to it, show the token and introduce themselves."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ class ControlServer:
         limits: ListenerLimits | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Nothing is open yet.
-
+        """
         Args:
             token: the secret that a peer must show.
             on_hello: serves a peer that has shown it, until the link ends.
-            limits: of what peers get before that.
+            limits: the limits for peers that have not shown it yet.
             listener: the TCP port and its hosts; None: any free port.
         """
         self._listener = listener or Listener()
@@ -46,20 +45,20 @@ class ControlServer:
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses to try in order."""
+        """The addresses of this listener, in the order in which peers try them."""
         return self._addresses
 
     @property
     def token(self) -> str:
-        """The secret to show in Hello."""
+        """The secret that a Hello must have."""
         return self._token
 
     async def listen(self, unix_path: str | None, node_host: str = LOOPBACK) -> None:
-        """Open the listeners. The Unix socket is reachable by this user only.
+        """Open the listeners. Only this user can reach the Unix socket.
 
         Args:
-            unix_path: of the Unix socket; None: TCP only.
-            node_host: the address of this machine among the peers.
+            unix_path: the path of the Unix socket; None: TCP only.
+            node_host: the address of this machine for the peers.
 
         Raises:
             JobError: the TCP port is taken, or cannot be bound.
@@ -108,7 +107,7 @@ class ControlServer:
             self._admission.leave(link)
 
     async def _greeting(self, link: Link) -> Hello | None:
-        """The first message, if it comes in time and shows the token."""
+        """Return the first message, if it comes in time and has the token."""
         try:
             async with asyncio.timeout(self._admission.limits.handshake_timeout_s):
                 hello = await link.receive()
@@ -123,7 +122,7 @@ class ControlServer:
         return hello
 
     async def close(self) -> None:
-        """Stop listening and hang up all links."""
+        """Stop listening and close all links."""
         for server in self._servers:
             server.close()
         for link in list(self._links):
