@@ -66,7 +66,7 @@ async def ray_cluster(address: str, namespace: str, timeout_ms: int) -> AsyncIte
 
 
 async def _check_listening(address: str) -> None:
-    """Connect to the port of the address, and hang up."""
+    """Connect to the port of the address, and close the connection."""
     if "://" not in address and ":" not in address:
         return  # `auto`: only Ray knows where that is
     host, port = _host_and_port(address)
@@ -144,7 +144,7 @@ class _Connection:
         self._connected = False
 
     def init(self) -> HeadgateError | None:
-        """Connect; returns why that failed."""
+        """Connect; return why that failed."""
         try:
             ray.init(
                 address=self._address,
@@ -167,7 +167,7 @@ class _Connection:
         return None
 
     def abandon(self) -> None:
-        """Give the call up: disconnect, now or as soon as it is connected."""
+        """Give the call up: disconnect now, or as soon as it is connected."""
         with self._lock:
             self._abandoned = True
             if self._connected:

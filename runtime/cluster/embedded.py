@@ -27,9 +27,9 @@ from ..worker.local_directories import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 OBJECT_STORE_BYTES = 80 << 20
-"""Ray's object store; records never pass through it."""
+"""The size of Ray's object store; records never pass through it."""
 CPUS = 64
-"""Pretended, so that Ray never queues an actor: ours ask for no CPUs."""
+"""The number of CPUs that Ray is told, so that it never queues an actor: our actors ask for no CPUs."""
 
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -110,7 +110,7 @@ def _hush() -> None:
 
 
 async def while_ray_lives(doing: Coroutine[None, None, _T]) -> _T:
-    """The result of `doing`.
+    """Return the result of `doing`.
 
     Raises:
         JobError: a process of the embedded Ray died meanwhile.
@@ -131,9 +131,9 @@ async def while_ray_lives(doing: Coroutine[None, None, _T]) -> _T:
 
 
 def _dead() -> str:
-    """The sort of a process that Ray started for this one and that is gone; empty if none is.
+    """Return the name of a process that Ray started for this one and that is gone; empty if none is.
 
-    Ray has no public way to ask: where a release lacks the private one, a death is not noticed.
+    Ray has no public function for this. Where a release lacks the private one, a death is not noticed.
     """
     node: Any = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
     if not hasattr(node, "dead_processes"):

@@ -1,4 +1,4 @@
-"""Hosts a coordinator in this process: listens, makes itself findable, runs the job to its end."""
+"""Hosts a coordinator in this process: it listens, can be found, and runs the job to its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..rest.server import RestServer, needs_port
 from ..storage.base import StoreOpener
 
 DISMISS_S: Final = 5.0
-"""A new coordinator waits no longer for the one it has taken over."""
+"""A new coordinator waits at most this long for the one that it has taken over from, in s."""
 REST_RETRY_S: Final = 1.0
 """The pause between attempts of a coordinator that takes over to open the port of the REST API."""
 _log = logging.getLogger("headgate.cluster")
@@ -40,10 +40,10 @@ class CoordinatorPlace:
     """Where and when a coordinator runs.
 
     Attributes:
-        clock: time.
-        cluster_name: shown by `headgate list`.
-        host: the address of this machine among the peers.
-        takes_over: another coordinator has led this run: it is no mistake of the user if the store is away.
+        clock: the clock.
+        cluster_name: the name that `headgate list` shows.
+        host: the address of this machine for the peers.
+        takes_over: another coordinator has led this run, so a store that is away is no mistake of the user.
     """
 
     clock: Clock
@@ -149,7 +149,7 @@ async def _open_port(
 async def _rest_api(
     rest: RestServer, coordinator: JobCoordinator, options: Options, place: CoordinatorPlace
 ) -> AsyncIterator[None]:
-    """Open the REST API; what keeps trying to open its port ends with the block."""
+    """Open the REST API for the time of the block; a task that tries to open its port ends with it."""
     await rest.listen_unix(registry.rest_socket_path(coordinator.spec.name, os.getpid()))
     coordinator.rest_addresses = rest.addresses
     opening: asyncio.Task[None] | None = None
@@ -163,10 +163,10 @@ async def _rest_api(
 
 
 async def _dismiss(former: registry.JobRecord) -> None:
-    """Have a coordinator that was taken over look into the log: else it finds out with its next checkpoint.
+    """Let a coordinator that was taken over look into the log, before it would with its next checkpoint.
 
     It is asked to cancel its job. Before it deletes anything it writes the end to the log, where it finds
-    our entry: it is fenced, and stops.
+    the entry of the new coordinator: it is fenced, and stops.
     """
     try:
         async with asyncio.timeout(DISMISS_S):

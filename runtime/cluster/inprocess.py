@@ -36,7 +36,7 @@ class InProcessWorker:
 
     @property
     def alive(self) -> bool:
-        """False once its task has ended."""
+        """True until its task has ended."""
         return not self._task.done()
 
     async def died(self) -> str:
@@ -47,13 +47,13 @@ class InProcessWorker:
         return "exited" if error is None else f"{type(error).__name__}: {error}"
 
     def reconnect(self, control: ControlEndpoint) -> None:
-        """Have it greet another coordinator."""
+        """Connect it to another coordinator."""
         near, far = MemoryLink.pair()
         self._worker.reconnect(near)
         control.accept(far)
 
     def kill(self, pid: int = 0) -> None:
-        """End the task at once; its link breaks as a dead process's would."""
+        """End the task at once; its link breaks as that of a dead process would."""
         self._link.close()
         if not self._task.cancelling():  # a second cancellation would interrupt its clean-up
             self._task.cancel()
@@ -82,13 +82,13 @@ class InProcessCluster:
 
     @property
     def workers(self) -> list[InProcessWorker]:
-        """All workers ever started, for tests that kill some."""
+        """All workers that were ever started, for tests that kill some."""
         return self._workers
 
     async def start_worker(
         self, worker_id: str, control: ControlEndpoint, group: str
     ) -> InProcessWorker:
-        """Start a worker, whatever its group takes; it greets the coordinator over an in-memory link."""
+        """Start a worker, whatever its group requires; it connects over an in-memory link."""
         near, far = MemoryLink.pair()
         hub = ExchangeHub(worker_id, control.token, limits=self._limits, listener=self._listener)
         worker = Worker(
@@ -112,7 +112,7 @@ class InProcessCluster:
         return handle
 
     async def find_worker(self, worker_id: str, control: ControlEndpoint) -> InProcessWorker | None:
-        """Have a worker that still runs greet the coordinator over another in-memory link."""
+        """Let a worker that still runs connect to the coordinator over another in-memory link."""
         found = [w for w in self._workers if w.alive and w.worker_id == worker_id]
         for worker in found:
             worker.reconnect(control)

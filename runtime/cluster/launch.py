@@ -105,12 +105,12 @@ def _note_resources(spec: JobSpec, on_event: EventListener | None) -> None:
 
 
 def is_shared(cluster: str) -> bool:
-    """True for the address of a Ray cluster that runs already."""
+    """Return True for the address of a Ray cluster that runs already."""
     return ":" in cluster or cluster == "auto"
 
 
 def unknown_cluster(cluster: str) -> UsageError:
-    """The refusal of a text that is neither a way to run a job nor an address."""
+    """Return the error for a text that is neither a way to run a job nor an address."""
     return UsageError(
         f"unknown cluster cluster=`{cluster}`",
         fix="use `local`, `in-process`, `auto`, or the address of a Ray cluster (ray://host:port)",

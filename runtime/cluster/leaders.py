@@ -16,14 +16,14 @@ from .connect import ray_cluster
 from .ray_actors import NAMESPACE, STANDBY_SUFFIX, Lead, actor_names
 
 FIND_TIMEOUT_S = 60.0
-"""Commands that look for a job they did not start wait no longer for one that leads."""
+"""Commands for a job that they did not start wait at most this long for a coordinator that leads, in s."""
 ANSWER_TIMEOUT_S = 5.0
-"""A process that does not answer by then is left out."""
+"""A process that does not answer within this time is left out."""
 SEARCH_EVERY_S = 0.05
 LOOK_EVERY_S = 1.0
-"""While one leads, whether another does by now."""
+"""The pause between two checks, while one leads, whether another does by now."""
 CLOSE_TIMEOUT_S = 5.0
-"""A coordinator that has not closed its server by then, after its job has ended, is killed."""
+"""A coordinator that has not closed its server within this time after the end of its job is killed."""
 _T = TypeVar("_T")
 _PREFIX = actor_names("")[0]
 
@@ -68,7 +68,7 @@ class Leaders:
         raise problem or _nobody_left()
 
     async def while_leading(self, lead: Lead, watching: Coroutine[Any, Any, _T]) -> _T | None:
-        """Return the result of `watching`; None if another leads, and this one does not know, or hangs."""
+        """Return the result of `watching`; None if another one leads, unknown to this one, or it hangs."""
         task = asyncio.get_running_loop().create_task(watching)
         try:
             while not task.done():
@@ -97,10 +97,10 @@ class Leaders:
 
 
 async def _seek(actor: Any, but: Lead | None) -> Lead | JobOutcome | HeadgateError | None:
-    """Wait until this actor leads, or is through with the job.
+    """Wait until this actor leads, or is done with the job.
 
-    Returns how the job ended, if the actor knows; why the actor will never lead; or None if another process
-    has led the job to its end.
+    Return how the job ended, if the actor knows that; why the actor will never lead; or None if another
+    process has led the job to its end.
     """
     while True:
         # This is asked first: a job may end between two answers, so only what an actor says after it was
@@ -224,7 +224,7 @@ async def _find(actors: list[Any]) -> tuple[tuple[str, ...], str]:
 
 
 def _names() -> list[str]:
-    """The jobs that have a coordinator's actor. Workers of a job called `headgate-...` are none."""
+    """Return the jobs with an actor for a coordinator; workers of a job `headgate-...` have other names."""
     names = [
         actor["name"]
         for actor in ray.util.list_named_actors(all_namespaces=True)

@@ -1,6 +1,6 @@
-"""The two Ray actors: a worker and a coordinator. Each is a process with an event loop of our own.
+"""The two Ray actors: a worker and a coordinator, each a process with an event loop of our own.
 
-Ray starts them, kills them and says that they died; everything else travels on our own connections,
+Ray starts them, kills them and reports their deaths. Everything else travels on our own connections,
 because calls to a busy actor are slow and not ordered (ARCHITECTURE.md, decision 3).
 """
 
@@ -54,7 +54,7 @@ NAMESPACE = "headgate"
 """The Ray namespace of all actors."""
 STANDBY_SUFFIX = ":standby"
 WORKER_CALLS = 8
-"""Calls that an actor takes at once: its run, and coordinators that wait for its end or reconnect."""
+"""The number of calls that an actor takes at once: its run, and coordinators that wait or reconnect."""
 WAIT_S = 20.0
 """The longest time that one call waits for a worker's end, since it holds a thread."""
 ANSWER_S = 5.0
@@ -74,7 +74,7 @@ class ProcessSetup:
     """The settings that a process of the cluster takes over from the one that started the job."""
 
     directory: str
-    """Working directory, so that relative paths mean the same everywhere; skipped if not there."""
+    """The working directory, so that relative paths mean the same everywhere; may not exist."""
     python_path: tuple[str, ...]
     console: str | None
     """The pipes to which a worker sends what it prints (`process.py`); None: Ray keeps it."""
@@ -101,7 +101,7 @@ class ProcessSetup:
         return self.host or str(ray.util.get_node_ip_address())
 
     def enter(self) -> None:
-        """Make this process look like the user's."""
+        """Give this process the settings of the process of the user."""
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
         for path in self.python_path:
@@ -111,9 +111,9 @@ class ProcessSetup:
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=WORKER_CALLS)
 class WorkerActor:
-    """Hosts one worker; `run` returns when the worker is to exit.
+    """Hosts one worker; `run` returns when the worker has to exit.
 
-    It is detached: it does not die with the coordinator that started it, so it ends by itself.
+    The actor is detached: it does not die with the coordinator that started it, so it ends by itself.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class WorkerActor:
         on_sigterm(self._hosted.leave)
 
     def run(self, worker_id: str, addresses: list[str], token: str, setup: ProcessSetup) -> None:
-        """Connect to the coordinator and serve it. Never retried: the coordinator makes new ones."""
+        """Connect to the coordinator and serve it. Ray never retries this call."""
         setup.enter()
         self._hosted.grace_s = setup.grace_s
         self._hosted.limits = setup.limits
@@ -142,21 +142,21 @@ class WorkerActor:
             last.start()
 
     def wait(self, seconds: float) -> bool:
-        """True if `run` is over within that time."""
+        """Return True if `run` is over within that time."""
         return self._hosted.over.wait(seconds)
 
     def reconnect(self, addresses: list[str]) -> None:
-        """Have the worker greet another coordinator."""
+        """Connect the worker to another coordinator."""
         self._hosted.reconnect(addresses)
 
 
 class HostedWorker:
-    """The worker of this process, for those who ask from other threads."""
+    """The worker of this process, for calls from other threads."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
         self.leaving = False
-        """This process was asked to end."""
+        """True once this process was asked to end."""
         self.grace_s = 0.0
         """The longest time that it then waits for its coordinator."""
         self.limits = ListenerLimits()
@@ -170,12 +170,12 @@ class HostedWorker:
         self._loop, self._worker, self._token = asyncio.get_running_loop(), worker, token
 
     def reconnect(self, addresses: list[str]) -> None:
-        """Have it greet another coordinator, if it has begun."""
+        """Connect it to another coordinator, if it has begun."""
         if self._worker is not None and self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._connect(self._worker, addresses), self._loop)
 
     def leave(self) -> None:
-        """Have the coordinator move what runs here, and end this process when nothing does, or in time."""
+        """Let the coordinator move the subtasks; end this process when none runs here, or in time."""
         self.leaving = True
         if self._worker is None or self._loop is None or self.over.is_set():
             os._exit(0)
@@ -269,7 +269,10 @@ class RayWorker:
 
 
 def _one_line(error: Exception) -> str:
-    """Why a worker ended. Ray wraps an error of ours in a text that begins with the name of the actor."""
+    """Return why a worker ended.
+
+    Ray wraps an error of ours in a text that begins with the name of the actor.
+    """
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeadgateError):
         return f"{cause.message} (fix: {cause.fix})" if cause.fix else cause.message
@@ -283,7 +286,7 @@ class RayCluster:
         self._setup = setup
         self._workers: list[RayWorker] = []
         self.notify: Callable[[str], None] = _log.warning
-        """Told what workers wait for that have no room."""
+        """Is told what workers wait for that have no room."""
 
     async def start_worker(self, worker_id: str, control: ControlEndpoint, group: str) -> RayWorker:
         """Start a worker actor; on an existing cluster, wait until Ray has room for it.
@@ -311,7 +314,7 @@ class RayCluster:
         return worker
 
     async def find_worker(self, worker_id: str, control: ControlEndpoint) -> RayWorker | None:
-        """Look for the actor of that name, and have it greet this coordinator too."""
+        """Look for the actor of that name, and connect it to this coordinator too."""
         try:
             actor = await asyncio.to_thread(ray.get_actor, worker_id, NAMESPACE)
         except ValueError:
@@ -375,9 +378,9 @@ class Pair:
     """Two processes that take turns with one job."""
 
     other: str
-    """Name of the other actor."""
+    """The name of the other actor."""
     first: bool
-    """This is the one that the job begins with."""
+    """Whether this is the one that the job begins with."""
 
     async def ask(self) -> Answer:
         """Return what the other process does."""
@@ -399,14 +402,14 @@ class Lead:
     addresses: tuple[str, ...]
     pid: int
     generation: int
-    """0: it has none yet."""
+    """The generation that it leads; 0: it has none yet."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4)
 class CoordinatorActor:
     """Hosts one coordinator in a thread. If the process dies Ray makes a new one, which goes on.
 
-    It holds no truth, so its constructor's arguments and the job log are all it needs.
+    It holds no state of its own, so the arguments of its constructor and the job log are all it needs.
     """
 
     def __init__(
@@ -449,7 +452,7 @@ class CoordinatorActor:
                 self._leave_later()
 
     def _leave_later(self) -> None:
-        """End this process, once everybody has had the time to hear how the job ended."""
+        """End this process, once clients have had the time to hear how the job ended."""
         last = threading.Timer(LEAVE_S, ray.kill, (self._self,), {"no_restart": True})
         last.daemon = True
         last.start()
@@ -503,7 +506,7 @@ class CoordinatorActor:
         return Answer(turn, listening.result().rest_addresses if listens else ())
 
     def lead(self) -> Lead | None:
-        """Return where this coordinator is found; None: it is not its turn, or it does not listen yet.
+        """Return where this coordinator can be found; None: it is not its turn, or it does not listen yet.
 
         Raises:
             HeadgateError: it could not start, or failed.
@@ -527,5 +530,5 @@ class CoordinatorActor:
         return self._token
 
     def alive(self) -> bool:
-        """False once the coordinator's thread has ended."""
+        """Return False once the coordinator's thread has ended."""
         return self._thread.is_alive()

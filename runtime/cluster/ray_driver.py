@@ -183,7 +183,7 @@ async def _beginning(client: JobClient) -> JobOutcome | Literal["begun"] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Coordinators:
-    """The actors of a job's coordinator; `made` by this process, or found."""
+    """The actors of a coordinator; `made` by this process, or found."""
 
     actors: list[Any]
     token: str
@@ -191,11 +191,11 @@ class _Coordinators:
 
     @property
     def leaders(self) -> Leaders:
-        """Return what finds out which one leads."""
+        """Return an object that finds out which one leads."""
         return Leaders(self.actors)
 
     def kill(self) -> None:
-        """End the actors, whatever they do."""
+        """End the actors at once."""
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
 
@@ -250,7 +250,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
 def _make_coordinators(
     spec: JobSpec, token: str, setup: ProcessSetup, address: str | None
 ) -> list[Any]:
-    """The coordinator's actor, and perhaps one that stands by."""
+    """The actor of a coordinator, and perhaps one that stands by."""
     names = actor_names(spec.name)
     # Without a job log nothing would keep two of them apart.
     alone = spec.checkpoint is None or not Options(spec.options).get(STANDBY_COORDINATORS)

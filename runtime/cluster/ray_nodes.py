@@ -1,4 +1,4 @@
-"""Places worker actors on the nodes of an existing Ray cluster, and says what they wait for."""
+"""Places worker actors on the nodes of an existing Ray cluster, and reports what they wait for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ..protocol.worker_nodes import (
 
 _log = logging.getLogger("headgate.cluster")
 LOOK_EVERY_S = 10.0
-"""The time between two looks at a worker that has not started yet."""
+"""The time between two checks of a worker that has not started yet."""
 _HEAD_RESOURCE = "node:__internal_head__"
 _NODE_LABEL = "ray.io/node-id"
 
@@ -61,7 +61,7 @@ def _of_slot(spec: JobSpec, group: str) -> Resources:
 
 
 def live_nodes() -> list[ClusterNode]:
-    """The nodes of the cluster that are alive. Blocks."""
+    """Return the nodes of the cluster that are alive. Blocks."""
     # Ray's public function adds up all nodes. Where a release has no other one the figure is unknown.
     of_nodes = getattr(ray._private.state, "available_resources_per_node", None)
     free = of_nodes() if of_nodes is not None else {}
@@ -79,7 +79,7 @@ def live_nodes() -> list[ClusterNode]:
 
 
 def is_queued(asked: Demand) -> bool | None:
-    """True if Ray looks for room for such a worker; None: unknown. Blocks."""
+    """Return True if Ray looks for room for such a worker; None: unknown. Blocks."""
     try:
         from ray.autoscaler.v2.sdk import get_cluster_status
     except ImportError:  # it is no public function, and another release may have none
@@ -101,7 +101,7 @@ _OPTION_OF = {CPU: "num_cpus", GPU: "num_gpus", MEMORY: "memory"}
 
 
 def actor_options(asked: Demand) -> dict[str, Any]:
-    """The same demand as options of an actor, which Ray spreads over the nodes that fit."""
+    """Return the same demand as options of an actor, which Ray spreads over the nodes that fit."""
     labels = {NO_WORKERS_LABEL: f"!{NO_WORKERS}"}
     if asked.not_on:
         labels[_NODE_LABEL] = f"!{asked.not_on}"

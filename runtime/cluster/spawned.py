@@ -1,4 +1,4 @@
-"""A job in a process of its own, which outlives the one that starts it."""
+"""A job in a process of its own, which outlives the process that starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAIN: Final = f"{__name__.split('.')[0]}.runtime.cli.detached_main"
 """The module that the process runs: `headgate run`, with a job that is handed over."""
 ACCEPTED: Final = b"accepted"
 LOGS_KEPT: Final = 100
-"""Log files of processes in the directory of logs; older ones are deleted."""
+"""The number of log files of processes that are kept; older ones are deleted."""
 TAIL_CHARACTERS: Final = 2_000
 
 
@@ -57,7 +57,7 @@ def default_log_file(job: str, run: str) -> Path:
 
 
 async def spawn(spec: JobSpec, cluster: str, log_file: Path, *, log_level: int) -> int:
-    """Start the job in a process of its own; returns its process id once the job has begun.
+    """Start the job in a process of its own; return its process id once the job has begun.
 
     Raises:
         HeadgateError: the job could not begin, as `launch` raises it.

@@ -21,7 +21,7 @@ from ..protocol.standby import (
 from ..rest.client import RestClient
 
 ASK_EVERY_S = 0.1
-"""While the other neither leads nor is gone."""
+"""The pause between two questions, while the other process neither leads nor is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Standby:
         return self._step is Step.WATCH
 
     async def wait(self) -> bool:
-        """Wait for our turn, and return True; False: there is nothing left to do."""
+        """Wait for the turn of this process, and return True; False: there is nothing left to do."""
         silent_since = self._clock.monotonic()
         while self._step not in (Step.LEAD, Step.LEAVE):
             answer = await self._ask()
@@ -120,7 +120,7 @@ class Standby:
             await client.close()
 
     async def _ask_on(self, client: JobClient) -> Turn:
-        """Ask a leader whether it lives until it does not answer in time, or has hung up."""
+        """Ask a leader whether it lives, until it does not answer in time, or has closed the connection."""
         try:
             while True:
                 async with asyncio.timeout(self._silent_max_ms / 1000):

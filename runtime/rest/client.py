@@ -19,9 +19,9 @@ from .routes import ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 10.0
-"""An address that does not answer by then is none."""
+"""An address that does not answer within this time is left out, in s."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""A longer answer is refused."""
+"""The largest answer that is accepted."""
 EVENT_BYTES_MAX: Final = 16 << 20
 A = TypeVar("A")
 Json: TypeAlias = dict[str, Any]
@@ -30,10 +30,10 @@ _VERBS: Final = {body: verb for verb, body in VERBS.items()}
 
 
 class RestClient:
-    """One job's REST API. Use it in `async with`, or close what `connect` returns. It is a `JobClient`.
+    """The REST API of one job, as a `JobClient`. Use it in `async with`, or close what `connect` returns.
 
-    All methods raise HungUp, a JobError, if there is no answer in time. Else they raise the error that the
-    API reports, of the type that the same request raises in the CLI.
+    All methods raise HungUp, a JobError, if there is no answer in time. Otherwise they raise the error that
+    the API reports, of the type that the same request raises in the CLI.
     """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -104,7 +104,7 @@ class RestClient:
         await self.close()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -112,39 +112,39 @@ class RestClient:
     # -- looking ------------------------------------------------------------------------------------
 
     async def healthy(self) -> bool:
-        """True if the coordinator's event loop answers."""
+        """Return True if the coordinator's event loop answers."""
         return await self._answers("healthz")
 
     async def ready(self) -> bool:
-        """True if the job is RUNNING or FINISHED."""
+        """Return True if the job is RUNNING or FINISHED."""
         return await self._answers("readyz")
 
     async def status(self) -> answers.StatusAnswer:
-        """The status of the job with all parts."""
+        """Return the status of the job with all parts."""
         return await self._get("status", answers.StatusAnswer)
 
     async def job(self) -> answers.JobAnswer:
-        """The status of the job."""
+        """Return the status of the job."""
         return await self._get("job", answers.JobAnswer)
 
     async def vertices(self) -> list[answers.VertexAnswer]:
-        """The vertices, with the figures of their subtasks."""
+        """Return the vertices, with the figures of their subtasks."""
         return (await self._get("vertices", answers.VerticesAnswer)).vertices
 
     async def subtasks(self, vertex: int) -> list[answers.SubtaskAnswer]:
-        """The subtasks of a vertex, by its id."""
+        """Return the subtasks of a vertex, by its id."""
         return (await self._get("subtasks", answers.SubtasksAnswer, vertex=vertex)).subtasks
 
     async def checkpoints(self) -> answers.CheckpointsAnswer:
-        """The last checkpoints."""
+        """Return the last checkpoints."""
         return await self._get("checkpoints", answers.CheckpointsAnswer)
 
     async def checkpoint_detail(self, number: int) -> answers.CheckpointDetail:
-        """One checkpoint, with all its subtasks."""
+        """Return one checkpoint, with all its subtasks."""
         return await self._get("checkpoint_detail", answers.CheckpointDetail, checkpoint=number)
 
     async def watermarks(self) -> list[answers.StepTimeAnswer]:
-        """Event time of each step that makes watermarks."""
+        """Return the event time of each step that makes watermarks."""
         return (await self._get("watermarks", answers.WatermarksAnswer)).event_time
 
     async def backpressure(self) -> list[answers.Cause]:
@@ -152,19 +152,19 @@ class RestClient:
         return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure
 
     async def exceptions(self) -> answers.ExceptionsAnswer:
-        """The last failures, and calls that do not return."""
+        """Return the last failures, and calls that do not return."""
         return await self._get("exceptions", answers.ExceptionsAnswer)
 
     async def config(self) -> answers.ConfigAnswer:
-        """The options in effect."""
+        """Return the options in effect."""
         return await self._get("config", answers.ConfigAnswer)
 
     async def plan(self) -> answers.PlanAnswer:
-        """The plan that runs."""
+        """Return the plan that runs."""
         return await self._get("plan", answers.PlanAnswer)
 
     async def metrics(self) -> answers.MetricsAnswer:
-        """The metrics of the coordinator's process."""
+        """Return the metrics of the coordinator's process."""
         return await self._get("metrics", answers.MetricsAnswer)
 
     # -- doing --------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class RestClient:
         return await self._get("operation", OperationAnswer, wait_s=wait_s, trigger_id=trigger_id)
 
     async def operations(self) -> list[OperationAnswer]:
-        """The operations that the coordinator remembers, oldest first."""
+        """Return the operations that the coordinator remembers, oldest first."""
         return (await self._get("operations", answers.OperationsAnswer)).operations
 
     async def carry_out(self, command: Command) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class RestClient:
         return operation.result or {}
 
     async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Ask by the name of a verb, as in `JobClient`."""
+        """Send a request by the name of a verb, as in `JobClient`."""
         if verb in VERBS:
             given = {**arguments, "triggerId": secrets.token_hex(16)}
             try:
@@ -289,7 +289,7 @@ class RestClient:
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
-    """Raise the error that a refusal tells."""
+    """Raise the error that a refusal describes."""
     if response.status < 300:
         return
     data = await _read(response)

@@ -21,7 +21,7 @@ _SCHEMAS: Final = {int: {"type": "integer", "minimum": 0}, str: {"type": "string
 
 @lru_cache(maxsize=1)
 def document() -> dict[str, Any]:
-    """The whole document; not to be changed."""
+    """Return the whole document; it must not be changed."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -97,7 +97,7 @@ def _in_query(name: str, text: str) -> dict[str, Any]:
 
 
 def _types() -> list[type[Answer | Command | Problem]]:
-    """Every type that a route names, once."""
+    """Yield every type that a route names, once."""
     found: dict[Any, None] = {Problem: None}
     for route in ROUTES:
         found.update(dict.fromkeys(t for t in (route.answer, route.body) if t is not None))

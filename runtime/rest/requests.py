@@ -54,12 +54,12 @@ def check_names(host: str | None, origin: str | None, allowed: Iterable[str]) ->
 
 
 def allowed_names(texts: str | None) -> frozenset[str]:
-    """The names of the option `rest.address`."""
+    """Return the names of the option `rest.address`."""
     return frozenset(name.strip().lower() for name in (texts or "").split(",") if name.strip())
 
 
 def _host_name(host: str) -> str | None:
-    """The name or address of a Host header, without its port; None: it is none."""
+    """Return the name or address of a Host header, without its port; None: it has none."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
@@ -117,15 +117,15 @@ class Operations:
         return answer, True
 
     def complete(self, trigger_id: str, result: dict[str, Any], now_ms: int) -> None:
-        """The operation is done."""
+        """Note that the operation is done."""
         self._end(trigger_id, now_ms, status=OperationStatus.COMPLETED, result=result)
 
     def fail(self, trigger_id: str, problem: Problem, now_ms: int) -> None:
-        """The operation was refused, or failed."""
+        """Note that the operation was refused, or failed."""
         self._end(trigger_id, now_ms, status=OperationStatus.FAILED, problem=problem)
 
     def find(self, trigger_id: str) -> OperationAnswer:
-        """The operation of this id.
+        """Return the operation of this id.
 
         Raises:
             RequestProblem: none is remembered (404).
@@ -141,7 +141,7 @@ class Operations:
 
     @property
     def all(self) -> list[OperationAnswer]:
-        """All operations that are remembered, oldest first."""
+        """Return all operations that are remembered, oldest first."""
         return [entry.answer for entry in self._entries.values()]
 
     def _end(self, trigger_id: str, now_ms: int, **changes: Any) -> None:

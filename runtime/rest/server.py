@@ -49,7 +49,7 @@ from .requests import Operations, allowed_names, check_names, check_token
 from .routes import ROUTES, WAIT_S_MAX, Route
 
 ANY_PORT = range(1)
-"""The operating system chooses."""
+"""The ports with which the operating system chooses one."""
 READY: Final = frozenset({"RUNNING", "FINISHED"})
 NAMED: Final = frozenset({"savepoint", "rescale"})
 """Verbs for which a request that is sent again to the next coordinator would be another operation."""
@@ -103,19 +103,19 @@ class Connection(asyncio.Protocol):
         self._http.connection_lost(exc)
 
     def authenticate(self) -> None:
-        """A request on this connection has shown the token."""
+        """Note that a request on this connection has shown the token."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._listener.admission.authenticate(self)
 
     def abort(self) -> None:
-        """Close at once, whatever has not been sent yet."""
+        """Close at once, and drop what has not been sent yet."""
         if self._transport is not None:
             self._transport.abort()
 
 
 def needs_port(options: Options, node_host: str) -> bool:
-    """True if clients are to reach the API over TCP: the user says so, or peers are on other machines."""
+    """Return True if clients use the API over TCP: the user says so, or peers are on other machines."""
     return options.get(REST_PORT) is not None or node_host != LOOPBACK
 
 
@@ -172,7 +172,7 @@ class RestListener:
         return told, port
 
     def stop_listening(self) -> None:
-        """Take no further connections; those that are open go on."""
+        """Take no further connections; open ones go on."""
         for server in self._servers:
             server.close()
         if self._unix_path:
@@ -191,7 +191,7 @@ class Coordinator(Protocol):
 
 
 class RestServer:
-    """Serves one job."""
+    """Serves the REST API of one job."""
 
     def __init__(
         self, coordinator: Coordinator, token: str, options: Options, clock: Clock
@@ -228,7 +228,7 @@ class RestServer:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses for `RestClient.connect`, to be tried in order."""
+        """The addresses for `RestClient.connect`, in the order in which it tries them."""
         unix = (f"unix:{self._unix_path}",) if self._unix_path else ()
         return (*unix, *((f"tcp:{self.url.removeprefix('http://')}",) if self.url else ()))
 
@@ -282,7 +282,7 @@ class RestServer:
         return self._runner.server
 
     async def close(self) -> None:
-        """Answer what is under way, as far as that takes little time, and stop."""
+        """Answer requests under way, as far as that takes little time, and stop."""
         self._listener.stop_listening()
         for watcher in self._watchers:
             watcher.close()
@@ -314,7 +314,7 @@ class RestServer:
             return _refusal(problem_of(broken), close=True)
 
     def _admit(self, request: web.Request) -> bool:
-        """Raise RequestProblem for a stranger; False for one whose request needs no token."""
+        """Raise RequestProblem for a stranger; return False for a request that needs no token."""
         check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
         if request.method == "GET" and request.path in _PUBLIC:
             return False
@@ -381,10 +381,10 @@ class RestServer:
         )
 
     async def _read(self, request: web.Request, body: type[Command]) -> Command:
-        """The body of a request.
+        """Return the body of a request.
 
         Raises:
-            RequestProblem: it is not as it should be (400), or does not come (408).
+            RequestProblem: it is not valid (400), or does not arrive in time (408).
         """
         if (request.content_length or 0) > self._options.get(REST_BODY_MAX):
             raise web.HTTPRequestEntityTooLarge(self._options.get(REST_BODY_MAX))
@@ -451,7 +451,7 @@ class RestServer:
     async def _stream(
         self, request: web.Request, response: web.StreamResponse, events: EventQueue
     ) -> None:
-        """Write events until there are no more, or the client takes none."""
+        """Write events until there are no more, or the client accepts none."""
         patience_s = self._listener.admission.limits.handshake_timeout_s
         while True:
             try:
@@ -495,7 +495,7 @@ def _answer(
 
 
 def _refusal(found: Problem, *, close: bool) -> web.Response:
-    """A refusal. Connections without a token are not kept."""
+    """Return a refusal. Connections without a token are not kept."""
     headers = {**HEADERS, **({"WWW-Authenticate": "Bearer"} if found.status == 401 else {})}
     response = web.Response(
         body=msgspec.json.encode(found),
