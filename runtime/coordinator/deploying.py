@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 import msgspec
@@ -90,7 +90,8 @@ class Deploying:
                 check_in_flight(restored.manifest, plan)
         attempt.use(plan, parallelism)
         job.warm_spares()
-        workers = await self._get_workers()
+        await ensure_workers(job)
+        workers = choose_workers(job, job.pool.staying)
         await job.checkpoints.swept()
         await self._deploy(workers, restored)
         await attempt.log_deployment([worker.worker_id for worker in workers])
@@ -103,19 +104,6 @@ class Deploying:
         everything = attempt.executions.failover.everything
         self._next_progress = env.clock.monotonic() + PROGRESS_S
         await deploy_regions(self._job, restored, workers, everything, partial=False)
-
-    async def _get_workers(self) -> list[LiveWorker]:
-        job, env = self._job, self._env
-        needed = worker_groups(self._attempt.plan, env.spec)
-        asked = env.clock.monotonic()
-        await job.pool.ensure(needed)
-        self._attempt.figures.workers_ms = round(1000 * (env.clock.monotonic() - asked))
-        live = dict(sorted(job.pool.staying.items()))
-        hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
-        groups = {worker_id: worker.group for worker_id, worker in live.items()}
-        workers = [live[worker_id] for worker_id in job.affinity.order(hosts, groups, needed)]
-        job.pool.retire(workers)
-        return workers
 
     async def _await_deployed(self, preparing: asyncio.Task[list[LiveWorker]]) -> Transition:
         attempt = self._attempt
@@ -194,6 +182,29 @@ class Deploying:
         self._job.record(failure)
         self._env.publish("fallback", fallback)
         return ToDeploying()
+
+
+async def ensure_workers(job: JobContext) -> None:
+    """Start workers until the present plan has enough, and measure the time that this takes.
+
+    Raises:
+        ClusterError: a worker could not be started.
+    """
+    asked = job.env.clock.monotonic()
+    await job.pool.ensure(worker_groups(job.attempt.plan, job.env.spec))
+    spent = job.env.clock.monotonic() - asked
+    job.attempt.figures.workers_ms = round(1000 * spent)
+
+
+def choose_workers(job: JobContext, among: Mapping[str, LiveWorker]) -> list[LiveWorker]:
+    """Choose workers for all slots of the present plan, in their order; the others leave."""
+    live = dict(sorted(among.items()))
+    hosts = {worker_id: worker.host_id for worker_id, worker in live.items()}
+    groups = {worker_id: worker.group for worker_id, worker in live.items()}
+    needed = worker_groups(job.attempt.plan, job.env.spec)
+    workers = [live[worker_id] for worker_id in job.affinity.order(hosts, groups, needed)]
+    job.pool.retire(workers)
+    return workers
 
 
 async def deploy_regions(

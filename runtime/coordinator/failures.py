@@ -23,8 +23,7 @@ from ..options.recovery import (
 from ..options.registry import Options
 from ..protocol.failure_history import FailureEntry, FailureHistory, FailureRecord
 from ..protocol.failures import FailureKind
-from ..protocol.poison import PoisonCounter, RepeatCounter
-from ..protocol.restart import RestartStrategy, restart_strategy
+from ..protocol.restart import PoisonCounter, RepeatCounter, RestartStrategy, restart_strategy
 
 _log = logging.getLogger("headgate.job")
 SILENT = "no heartbeat"

@@ -23,11 +23,11 @@ from ..protocol.failures import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
 from .context import JobContext
-from .deploying import deploy_regions
+from .deploying import choose_workers, deploy_regions, ensure_workers
 from .events import RegionsReady, Suspected
 from .failures import ROOT_CAUSE_S, Failure, failure_of_subtask
 from .placement import worker_groups
-from .reporting import report_restored
+from .reporting import announce_restart, report_restored
 from .states import ToFailing
 from .workers import LiveWorker
 
@@ -133,28 +133,11 @@ class RegionalRestart:
         job.lifecycle.restarted_tasks += len(new)
         ready = RegionsReady(attempt.begin_regions(restart.regions))
         job.pool.prepare(worker_groups(attempt.plan, self._env.spec))
-        self._announce(restart.decision)
+        announce_restart(job, restart.decision, attempt.restarting)
         self._task = asyncio.get_running_loop().create_task(
             self._restart(restart.decision.at_ms), name="restart regions"
         )
         self._task.add_done_callback(lambda _: self._env.events.put_nowait(ready))
-
-    def _announce(self, decision: Restart) -> None:
-        executions, regions = self._attempt.executions, self._attempt.restarting
-        delay_ms = max(0, decision.at_ms - self._env.steady_clock.now_ms())
-        total = len(executions.placement)
-        tasks = executions.tasks(regions)
-        text = f"restart {decision.number} in {delay_ms} ms: {executions.describe(regions)}"
-        self._job.failures.history.decided(text, tasks, total)
-        self._job.set_status("RESTARTING")
-        self._env.publish(
-            "restart",
-            text,
-            number=decision.number,
-            delay_ms=delay_ms,
-            tasks=len(tasks),
-            tasks_total=total,
-        )
 
     # -- messages of workers ------------------------------------------------------------------------
 
@@ -240,22 +223,15 @@ class RegionalRestart:
 
     async def _get_workers(self) -> list[LiveWorker]:
         """Return the workers of all slots, with others in place of those that are lost."""
-        job, env, attempt = self._job, self._env, self._attempt
+        job, attempt = self._job, self._attempt
         executions, live = attempt.executions, job.pool.live
-        asked = env.clock.monotonic()
-        groups = worker_groups(attempt.plan, env.spec)
-        await job.pool.ensure(groups)
-        attempt.figures.workers_ms = round(1000 * (env.clock.monotonic() - asked))
+        await ensure_workers(job)
         gone = [worker_id for worker_id in executions.slots if worker_id not in live]
         if any(executions.regions_on(worker_id) - attempt.restarting for worker_id in gone):
             # Its loss is still in the queue of events: it concerns further regions, and begins again.
             await asyncio.get_running_loop().create_future()
-        hosts = {worker_id: live[worker_id].host_id for worker_id in sorted(live)}
-        own = {worker_id: worker.group for worker_id, worker in live.items()}
-        slots = job.affinity.order(hosts, own, groups)
-        executions.place(slots, env.spec)
-        workers = [live[worker_id] for worker_id in slots]
-        job.pool.retire(workers)
+        workers = choose_workers(job, live)
+        executions.place([worker.worker_id for worker in workers], self._env.spec)
         return workers
 
     def ready(self) -> list[LiveWorker]:

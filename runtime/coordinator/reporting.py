@@ -15,8 +15,10 @@ from ..job_spec import checkpoint_rules
 from ..observe.catalogue import STATUSES
 from ..observe.metrics import MetricsGroup, Scope
 from ..protocol.checkpoints.statistics import CheckpointRecord
+from ..protocol.failover import RegionId
 from ..protocol.failure_history import FailureRecord
 from ..protocol.failures import FailureCategory
+from ..protocol.restart import Restart
 from .checkpointing import CheckpointDriver
 from .context import JobContext
 
@@ -142,6 +144,31 @@ def _of_last_checkpoint(
     """Return a figure of the last checkpoint that this coordinator has seen complete."""
     record = checkpoints.history.last_completed
     return None if record is None else read(record)
+
+
+def announce_restart(
+    job: JobContext, restart: Restart, regions: frozenset[RegionId], why: str = ""
+) -> tuple[int, int]:
+    """Publish that some regions, or all, restart; return the pause before it, in ms, and the tasks.
+
+    `why` is the reason why the whole job restarts and not only a part of it, if it has parts.
+    """
+    executions = job.attempt.executions
+    tasks, total = executions.tasks(regions), sum(map(len, executions.failover.regions))
+    delay_ms = max(0, restart.at_ms - job.env.steady_clock.now_ms())
+    text = f"restart {restart.number} in {delay_ms} ms: {executions.describe(regions)}"
+    text += f", since {why}" if why else ""
+    job.failures.history.decided(text, tasks, total)
+    job.set_status("RESTARTING")
+    job.env.publish(
+        "restart",
+        text,
+        number=restart.number,
+        delay_ms=delay_ms,
+        tasks=len(tasks),
+        tasks_total=total,
+    )
+    return delay_ms, len(tasks)
 
 
 def report_restored(job: JobContext) -> None:

@@ -10,11 +10,12 @@ from ..control.messages import Cancel, Cancelled, CheckpointAcked, SubtaskFailed
 from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
-from ..protocol.restart import GiveUp, Restart
+from ..protocol.restart import GiveUp
 from .context import JobContext
 from .events import ClientCommand, FromWorker, JobEvent, PublishResult, WorkerLost
 from .failures import ROOT_CAUSE_S, failure_of_subtask, failure_of_worker
 from .placement import worker_groups
+from .reporting import announce_restart
 from .states import End, ToDeploying, ToFailing, Transition, end_by, ends_at_once
 
 
@@ -63,31 +64,12 @@ class Failing:
         if not self._merged:
             job.count_restart()
         job.pool.prepare(worker_groups(self._attempt.plan, self._env.spec))
-        delay_ms = self._announce(decision)
+        everything = self._attempt.executions.failover.everything
+        delay_ms, tasks = announce_restart(job, decision, everything, self._why)
+        job.lifecycle.restarted_tasks += tasks
         await self._sleep(delay_ms / 1000)
         history.waited(self._env.clock.now_ms())
         return ToDeploying() if self._command is None else end_by(self._command)
-
-    def _announce(self, decision: Restart) -> int:
-        """Publish the restart; return the pause before it, in ms."""
-        job, executions = self._job, self._attempt.executions
-        everything = executions.failover.everything
-        tasks = executions.tasks(everything)
-        job.lifecycle.restarted_tasks += len(tasks)
-        delay_ms = max(0, decision.at_ms - self._env.steady_clock.now_ms())
-        job.set_status("RESTARTING")
-        text = f"restart {decision.number} in {delay_ms} ms: {executions.describe(everything)}"
-        text += f", since {self._why}" if self._why else ""
-        job.failures.history.decided(text, tasks, len(tasks))
-        self._env.publish(
-            "restart",
-            text,
-            number=decision.number,
-            delay_ms=delay_ms,
-            tasks=len(tasks),
-            tasks_total=len(tasks),
-        )
-        return delay_ms
 
     async def _find_root_cause(self) -> None:
         """Wait a moment for the loss of a worker: its peers see their connections break before that."""

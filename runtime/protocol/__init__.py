@@ -7,7 +7,7 @@ values, and the caller carries them out. So each can be tested with every order 
   snapshot.
 * `joblog`, `job_result`, `old_output`, `adoption`: the job log, and what another coordinator
   concludes from it; `names`: the names of all objects in storage.
-* `failures`, `failure_history`, `failover`, `restart`, `poison`, `liveness`, `standby`: what
+* `failures`, `failure_history`, `failover`, `restart`, `liveness`, `standby`: what
   failed, what restarts for it and when.
 * `backpressure`, `debloating`, `drops`, `watermark_alignment`, `loop_rounds`, `redistribution`,
   `worker_nodes`: one decision each.

@@ -11,7 +11,7 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import HeadgateError, InternalError, JobError
 from headgate.operators.functions.user_code import Several, record_id
-from headgate.runtime.protocol.poison import FORGET_MS, KEPT_MAX, PoisonCounter, RepeatCounter
+from headgate.runtime.protocol.restart import FORGET_MS, KEPT_MAX, PoisonCounter, RepeatCounter
 
 
 class Plain:
