@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ...errors import JobError, UsageError
 from ..job_spec import JobSpec
 from ..options.state import SAVEPOINT_DIR
-from ..plan import PhysicalPlan
+from ..plan import PhysicalPlan, Vertex
 from ..savepoint import store
 from ..savepoint.locate import savepoint_address
 from .attempt import Attempt
@@ -108,7 +108,7 @@ def _savepoint_address(env: JobEnvironment, arguments: Mapping[str, Any], token:
     return address
 
 
-def check_rescale(attempt: Attempt, spec: JobSpec, wanted: Any) -> tuple[int, PhysicalPlan]:
+def check_rescale(attempt: Attempt, spec: JobSpec, wanted: object) -> tuple[int, PhysicalPlan]:
     """Return the parallelism to rescale to, and the plan at that parallelism.
 
     Raises:
@@ -118,7 +118,7 @@ def check_rescale(attempt: Attempt, spec: JobSpec, wanted: Any) -> tuple[int, Ph
         raise UsageError(f"not a parallelism value=`{wanted}`", fix="give a whole number from 1 on")
     plan = spec.replan(wanted, attempt.plan.max_parallelism)
 
-    def widths(vertices: Any) -> list[tuple[str, int]]:
+    def widths(vertices: Iterable[Vertex]) -> list[tuple[str, int]]:
         return [(node.name, v.parallelism) for v in vertices for node in v.nodes]
 
     if sorted(widths(plan.vertices)) == sorted(widths(attempt.plan.vertices)):
@@ -129,7 +129,7 @@ def check_rescale(attempt: Attempt, spec: JobSpec, wanted: Any) -> tuple[int, Ph
     return wanted, plan
 
 
-async def dispose_savepoint(env: JobEnvironment, path: Any) -> dict[str, Any]:
+async def dispose_savepoint(env: JobEnvironment, path: object) -> dict[str, Any]:
     """Delete a savepoint and all its files, with the job's access to storages.
 
     Raises:

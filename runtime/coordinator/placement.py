@@ -8,9 +8,9 @@ of a worker in a list determines what it hosts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
-from ..control.messages import LoopRoundBack
+from ..control.messages import LoopRoundBack, Messages
 from ..exchange.partitioners import connections
 from ..plan import ExchangeEdge, PhysicalPlan, is_pointwise
 from ..protocol.failover import RegionFailover, RegionId, SubtaskLink
@@ -169,7 +169,7 @@ class Executions:
         """Return the attempt of a subtask; None before it has one."""
         return self._attempts.get(self.failover.region_of(subtask))
 
-    def is_current(self, message: Any) -> bool:
+    def is_current(self, message: Messages) -> bool:
         """Return False for a message of an attempt that is over."""
         attempt = getattr(message, "attempt", None)
         vertex, index = getattr(message, "vertex", -1), getattr(message, "index", -1)

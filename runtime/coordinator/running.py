@@ -50,6 +50,7 @@ from .events import (
     ClientCommand,
     FromWorker,
     GraceOver,
+    JobEvent,
     PublishResult,
     RegionsReady,
     RetryFinal,
@@ -190,7 +191,7 @@ class Running:
             self._job.broadcast(HistoryOver(attempt=self._attempt.number, vertex=vertex))
         return self._checkpoints.backlog(backlog)
 
-    def _handle(self, event: Any) -> Transition | None:
+    def _handle(self, event: JobEvent) -> Transition | None:
         if isinstance(event, FromWorker) and self._attempt.deployment_events is not None:
             self._attempt.deployment_events += is_progress(self._attempt, event)
         match event:
@@ -228,7 +229,7 @@ class Running:
                 return self._handle_command(event)
         return None
 
-    def _handle_message(self, message: Any, worker_id: str) -> Transition | None:
+    def _handle_message(self, message: Messages, worker_id: str) -> Transition | None:
         checkpoints = self._job.checkpoints
         match message:
             case RestoreProgress(region=region):
