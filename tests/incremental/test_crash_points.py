@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from headgate.runtime.protocol.joblog import CheckpointEntry
+
 BEFORE_STRIKES = 3
 """Completed checkpoints: there are chains, and what lies before them is being trimmed."""
 
@@ -33,7 +35,7 @@ def logs(moment: str) -> Callable[[Any, Any], bool]:
     """The entry that completes a checkpoint."""
 
     def when(disk: Any, call: Any) -> bool:
-        completes = type(call.entry).__name__ == "CheckpointCompleted"
+        completes = isinstance(call.entry, CheckpointEntry)
         return completes and call.moment == moment and disk.counts["completed"] >= BEFORE_STRIKES
 
     return when
