@@ -1,4 +1,4 @@
-"""Where records come from and go to: sources and sinks, one file or folder per system."""
+"""Sources and sinks: one file or folder per system that records come from or go to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A sink that keeps all records for the program that ran the job to look at; for tests and small results.
+"""A sink that keeps all records for the program that ran the job, for tests and small results.
 
-Records go to a list in this process, or, with a path, to files, so that they are found again when the job
-ran in other processes. Records arrive in *portions*, each with a name; keeping a portion twice changes
-nothing, so commits can be repeated.
+Records go to a list in this process or, with a path, to files, where the program finds them even if the
+job ran in other processes. Records arrive in *portions*, each with a name; keeping a portion twice
+changes nothing, so commits can be repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .files.drafts import delete_files, files_in
 _SUFFIX: Final = ".pickle"
 _ids = itertools.count(1)
 _memory: dict[int, dict[str, list[Any]]] = {}
-"""Portions by name, per sink of this process."""
+"""The portions of each sink of this process, by name."""
 
 
 class _Store(Protocol):
@@ -46,11 +46,11 @@ class _Store(Protocol):
         ...
 
     def portions(self) -> list[list[Any]]:
-        """All portions, in the order they were kept."""
+        """Return all portions, in the order in which they were kept."""
         ...
 
     def names(self) -> list[str]:
-        """The names of all portions."""
+        """Return the names of all portions."""
         ...
 
 
@@ -89,7 +89,7 @@ class _Files(msgspec.Struct, frozen=True):
         return [file.name.removesuffix(_SUFFIX) for file in self.files()]
 
     def files(self) -> list[OutputFile]:
-        """The file of each portion."""
+        """Return the file of each portion."""
         found = files_in(self.path)
         return [f for f in found if f.name.endswith(_SUFFIX) and not f.name.startswith(".")]
 
@@ -100,7 +100,7 @@ class _Portion(msgspec.Struct):
 
 
 class CollectSink(Sink):
-    """Keeps records; `rows` has them."""
+    """A sink whose records are in `rows`."""
 
     guarantees = frozenset(Guarantee)
 
@@ -115,7 +115,7 @@ class CollectSink(Sink):
 
     @property
     def rows(self) -> list[Any]:
-        """What has arrived so far: objects, or a dict per row of columns."""
+        """The records that have arrived so far: objects, or a dict per row of columns."""
         return [record for portion in self._store.portions() for record in portion]
 
     def list_output(self, run: SinkRun) -> list[OutputFile] | None:
@@ -137,7 +137,7 @@ class CollectSink(Sink):
 
 
 class CollectWriter(SinkWriter):
-    """Makes a portion of what comes between two barriers, or, without exactly-once, of each batch."""
+    """Makes a portion of the records between two barriers or, without exactly-once, of each batch."""
 
     def __init__(self, store: _Store, guarantee: Guarantee) -> None:
         self._store = store
@@ -147,14 +147,14 @@ class CollectWriter(SinkWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        # A job that begins with another's savepoint counts its attempts anew, and still holds portions
-        # of that job: the number of what it began with tells them apart.
+        # A job that begins with the savepoint of another job counts its attempts from 1 again, and still
+        # holds portions of that job. The number of the restored checkpoint tells them apart.
         attempt, subtask = f"{context.attempt:06}", f"{context.subtask_index:05}"
         self._prefix = f"{attempt}-{subtask}-{context.restored_checkpoint:08}"
 
     def prepare(self) -> None:
-        # Runs in other storages, or without any, count their attempts in the same way: what they left
-        # must be neither replaced nor confused with portions of this run.
+        # Runs in other storages, or without any, count their attempts in the same way. Their portions
+        # must be neither replaced nor confused with those of this run.
         names = [name.rpartition(".") for name in self._store.names()]
         taken = [int(number) for prefix, _, number in names if prefix == self._prefix]
         self._number = itertools.count(max(taken, default=-1) + 1)
@@ -186,12 +186,12 @@ def collect(
     guarantee: GuaranteeLike = "at_least_once",
     if_exists: IfExistsLike = "error",
 ) -> CollectSink:
-    """Keep all records; read them from `.rows` of what this returns.
+    """Keep all records, which can then be read from `.rows` of the returned sink.
 
     Args:
-        path: a directory that all processes of the job reach. Without it records are kept in memory, and
-            only a job that runs in this process can be collected.
-        guarantee: with `exactly_once` records show up when their checkpoint is complete.
+        path: a directory that all processes of the job can reach. Without it records are kept in memory,
+            and only a job that runs in this process can be collected.
+        guarantee: with `exactly_once` records appear when their checkpoint is complete.
         if_exists: what happens to the files of earlier runs at `path` when a run starts without state:
             `error` refuses the run, `append` keeps them, `overwrite` deletes them as soon as the run has
             committed records of its own. In memory such a run begins with no rows, except with `append`.

@@ -1,4 +1,4 @@
-"""A list in the job itself as a source, for tests and first steps, with markers for tests in it."""
+"""A list in the job as a source, for tests and first steps. The list may contain markers for tests."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class MarkerCrash(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """In a list: hold the records behind it back for a while."""
+    """A marker in a list that holds back the records behind it for a while."""
 
     duration: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """In a list: fail the job when it comes here, in its attempts up to number `attempts`."""
+    """A marker in a list that fails the job when it comes here, in its attempts up to number `attempts`."""
 
     attempts: int = 1
 
 
 class _Split(msgspec.Struct):
-    """Items `index`, `index + of`, ...; `position` counts items of this split, markers included."""
+    """The items `index`, `index + of`, ...; `position` counts items of this split, including markers."""
 
     index: int
     of: int
@@ -51,12 +51,12 @@ class _Split(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What event time knows it by."""
+        """The name of the split in event time."""
         return f"split {self.index}"
 
 
 class ListSource(Source[Record_co]):
-    """The items of a list."""
+    """A source of the items of a list."""
 
     bounded = True
 
@@ -102,7 +102,7 @@ class ListSource(Source[Record_co]):
         return f"from_list({len(self.items)} items)"
 
     def batch(self, records: list[Any]) -> Batch:
-        """These records as the batch the stream expects."""
+        """Return these records as the batch that the stream expects."""
         if self.schema is None:
             return ObjectBatch(records)
         try:
@@ -159,7 +159,7 @@ class _ListReader(SourceReader):
         return [msgspec.msgpack.encode(split) for split in self._splits]
 
     def lag_records(self) -> dict[str, int]:
-        """Markers count as records."""
+        """See the base class; markers count as records."""
         return {s.name: max(0, self._size(s) - s.position) for s in list(self._splits)}
 
     def _item(self, split: _Split, position: int) -> Any:
@@ -175,7 +175,7 @@ class _ListReader(SourceReader):
         self._splits = [split for split in self._splits if split.position < self._size(split)]
 
     def _read(self, split: _Split) -> Batch:
-        """The records up to the next marker, at most a batch of them."""
+        """Return the records up to the next marker, at most a batch of them."""
         rows = self._source.batch_rows
         if self.rows_wanted is not None:
             rows = min(rows, self.rows_wanted)
@@ -206,7 +206,7 @@ class _ListReader(SourceReader):
 
 
 def _check_items(items: list[Any], schema: pa.Schema) -> None:
-    """Raise UsageError if an item does not fit the columns: it never will."""
+    """Raise UsageError if an item does not fit the columns."""
     try:
         to_columns(items, schema)
     except RowMismatch as error:
@@ -241,14 +241,14 @@ def from_list(
     batch_rows: int = 1024,
     splits: int = 1,
 ) -> ListSource:
-    """A bounded source of the items of a list, in order if there is one split.
+    """Return a bounded source of the items of a list. They keep their order if there is one split.
 
     Args:
         items: Python objects; with `schema` mappings or instances of the class. For tests, the markers
             `Pause("1s")` and `Crash()` may stand between them.
         schema: gives a stream of columns instead of objects.
-        batch_rows: records per batch; 1 makes every record a place to take a checkpoint.
-        splits: deal the items to so many splits, item i to split i mod `splits`.
+        batch_rows: records per batch; with 1 a checkpoint can be taken behind every record.
+        splits: the number of splits to which the items are dealt, item i to split i mod `splits`.
 
     Raises:
         UsageError: a number is below 1.

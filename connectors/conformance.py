@@ -1,4 +1,4 @@
-"""Checks that a source or sink keeps its promises; for ours, and for yours.
+"""Checks that a source or sink keeps its promises, for the built-in connectors and for your own.
 
     def test_my_source() -> None:
         asyncio.run(check_source(my_source(batch_rows=1)))
@@ -6,7 +6,7 @@
     def test_my_sink(tmp_path) -> None:
         asyncio.run(check_sink(lambda: my_sink(tmp_path), batches, lambda: my_rows(tmp_path), reset))
 
-A check raises AssertionError and says which promise was broken, and where.
+A check raises AssertionError, which names the broken promise and the place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..state.snapshot import CommitPermit, RestoredState
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
 POLLS_MAX = 100_000
-"""A reader that has not ended after so many polls is taken to hang."""
+"""A reader that has not ended after this many polls is assumed to hang."""
 
 
 class CheckMetrics:
@@ -71,7 +71,7 @@ class _Unheard:
 
 
 class CheckTimers:
-    """Timers that run when told to."""
+    """Timers that run only when `fire` is called."""
 
     def __init__(self) -> None:
         self.due: dict[int, tuple[int, Callable[[], None]]] = {}
@@ -88,7 +88,7 @@ class CheckTimers:
         return cancel
 
     def fire(self) -> None:
-        """Run all timers there are."""
+        """Run all pending timers."""
         due, self.due = self.due, {}
         for _, callback in due.values():
             callback()
@@ -106,7 +106,7 @@ def make_context(
     timers: CheckTimers | None = None,
     metrics: Metrics | None = None,
 ) -> OperatorContext:
-    """A context outside of any job. Threads are those of the running event loop."""
+    """Return a context outside of any job. Its threads are those of the running event loop."""
 
     def run_in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(None, call)
@@ -130,7 +130,7 @@ def make_context(
 
 
 def records_of(batch: Batch) -> list[Any]:
-    """Records of a batch in a form that compares: objects, or a dict per row."""
+    """Return the records of a batch in a form that can be compared: objects, or a dict per row."""
     return batch.data.to_pylist() if isinstance(batch, ColumnBatch) else list(batch.records)
 
 
@@ -140,7 +140,7 @@ def open_reader(
     context: OperatorContext | None = None,
     reject: Callable[[Batch], None] = lambda batch: None,
 ) -> SourceReader:
-    """A reader of these splits, as a subtask makes it."""
+    """Return a reader of these splits, made as a subtask makes it."""
     reader = source.reader()
     reader.open(context or make_context(), reject)
     reader.add_splits(splits)
@@ -148,7 +148,7 @@ def open_reader(
 
 
 async def read_batches(reader: SourceReader, count: int | None = None) -> list[Batch]:
-    """The next `count` batches, or all that are left."""
+    """Return the next `count` batches, or all remaining ones."""
     batches: list[Batch] = []
     for _ in range(POLLS_MAX):
         if reader.finished or (count is not None and len(batches) >= count):
@@ -162,7 +162,7 @@ async def read_batches(reader: SourceReader, count: int | None = None) -> list[B
 
 
 async def read_all(source: Source, parallelism: int = 1) -> list[Any]:
-    """All records, subtask after subtask."""
+    """Return all records, subtask by subtask."""
     splits = source.splits(parallelism)
     records = []
     for subtask in range(parallelism):
@@ -174,14 +174,14 @@ async def read_all(source: Source, parallelism: int = 1) -> list[Any]:
 
 
 async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> None:
-    """Check a bounded source. With one record per batch, each offset is a place to stop at.
+    """Check a bounded source. With one record per batch, every offset is tried as a place to stop.
 
     * It survives pickling, and can be read again with the same result.
     * Stopped behind any batch and restored, another reader goes on with exactly the next record.
     * Taking a snapshot changes nothing; restoring one without reading gives the same positions.
     * Any parallelism yields the same records.
-    * If the reader tells event time of its splits, it tells of all: each is opened once and ended once, and
-      every batch is of one that is open.
+    * If the reader reports its splits to event time, it reports all of them: each is opened once and
+      ended once, and every batch belongs to an open one.
     """
     _expect(source.bounded, "only bounded sources can be checked")
     source = cloudpickle.loads(cloudpickle.dumps(source))
@@ -205,7 +205,7 @@ async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> 
 
 
 class _Told:
-    """The splits a reader tells of."""
+    """The splits that a reader reports."""
 
     def __init__(self) -> None:
         self.open: set[str] = set()
@@ -266,7 +266,7 @@ async def _check_stop(
 
 
 class CrashPoint(Enum):
-    """Where an attempt dies, in the life of one checkpoint."""
+    """The point in the life of a checkpoint at which an attempt dies."""
 
     WHILE_WRITING = "behind the records, before the barrier"
     BEFORE_PREPARE = "behind the barrier, before the pre-commit"
@@ -277,11 +277,11 @@ class CrashPoint(Enum):
 
 @dataclass(slots=True)
 class _Log:
-    """What is durable: the last completed checkpoint."""
+    """The durable state: the last completed checkpoint."""
 
     checkpoint_id: int = 0
     epoch: int = 0
-    """The first epoch the checkpoint does not contain."""
+    """The first epoch that the checkpoint does not contain."""
     items: dict[str, list[bytes]] = field(default_factory=dict)
     attempt: int = 0
     next_id: int = 0
@@ -302,7 +302,7 @@ class _SinkJob:
         self.log = _Log()
 
     async def start(self) -> SinkOperator:
-        """A new attempt, restored from the last completed checkpoint."""
+        """Start a new attempt, restored from the last completed checkpoint."""
         self.log.attempt += 1
         sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
         operator = SinkOperator(sink)
@@ -317,7 +317,9 @@ class _SinkJob:
         return operator
 
     async def run(self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None) -> bool:
-        """From where the log stands to the end, or to the crash: then True. Closes the operator."""
+        """Run from the last completed checkpoint to the end or to the crash; return True for the crash.
+        Closes the operator.
+        """
         try:
             for epoch in range(self.log.epoch, len(self._batches)):
                 point = crash[1] if crash is not None and crash[0] == epoch else None
@@ -335,7 +337,7 @@ class _SinkJob:
     async def checkpoint(
         self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
     ) -> bool:
-        """Take a checkpoint; True if it came to the crash point."""
+        """Take a checkpoint; return True if it reached the crash point."""
         items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
         if items is None or point is CrashPoint.AFTER_PREPARE:
             return True
@@ -348,7 +350,7 @@ class _SinkJob:
     async def prepare(
         self, operator: SinkOperator, crash: bool = False
     ) -> dict[str, list[bytes]] | None:
-        """The snapshot of the next checkpoint, with the pre-commit done in a thread."""
+        """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
         self.log.next_id += 1
         snapshot = operator.snapshot(self.log.next_id)
         if crash or snapshot is None:
@@ -360,7 +362,7 @@ class _SinkJob:
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
-    """Tell a sink that a checkpoint is complete, and wait until it has committed."""
+    """Notify a sink that a checkpoint is complete, and wait until it has committed."""
     await _wait(operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id)))
 
 
@@ -379,17 +381,17 @@ async def check_sink(
 ) -> None:
     """Check that a sink is exactly-once.
 
-    * Records show up when their checkpoint is complete and committed, and not before.
+    * Records appear when their checkpoint is complete and committed, and not before.
     * After a crash at any point of any checkpoint, and at any two, each record is there once.
-    * A checkpoint that was given up loses nothing; committing twice, also by an attempt that does not
-      know it is dead, changes nothing.
+    * An aborted checkpoint loses nothing. Committing twice changes nothing, even if an attempt does it
+      that does not know that it is dead.
 
     Args:
-        make: a new sink with guarantee `exactly_once`, always writing to the same place.
-        batches: what to write, one batch per checkpoint; all records different.
-        read: the records visible in that place, in any order, as `records_of` gives them.
-        reset: empties the place; called before each scenario.
-        options: options of the job.
+        make: returns a new sink with guarantee `exactly_once` that always writes to the same place.
+        batches: the batches to write, one per checkpoint; all records must be different.
+        read: returns the records visible in that place, in any order, in the form of `records_of`.
+        reset: empties the place; it is called before each scenario.
+        options: the options of the job.
         crash_twice: also try all pairs of crash points; several hundred runs of the sink.
     """
     expected = [records_of(batch) for batch in batches]
@@ -444,7 +446,7 @@ async def _with_crashes(
 
 
 async def _aborted_checkpoint(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
-    """Checkpoint 1 is prepared but never complete; the next one must contain its records."""
+    """Prepare checkpoint 1 but never complete it; the next one must contain its records."""
     operator = await job.start()
     operator.process(batches[0], 0)
     await job.prepare(operator)
@@ -459,7 +461,9 @@ async def _aborted_checkpoint(job: _SinkJob, expect: Expect, batches: Sequence[B
 
 
 async def _committed_twice(job: _SinkJob, expect: Expect, batches: Sequence[Batch]) -> None:
-    """An attempt that is dead without knowing commits what its successors have committed already."""
+    """Let an attempt that does not know that it is dead commit what its successors have committed
+    already.
+    """
     zombie = await job.start()
     zombie.process(batches[0], 0)
     await job.checkpoint(zombie, 1, CrashPoint.BEFORE_COMMIT)

@@ -19,12 +19,12 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def stream_seed(seed: int, name: str) -> int:
-    """The seed of a named stream of draws, so that leaving one out does not change the others."""
+    """Return the seed of a named stream of draws, so that leaving one out does not change the others."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())
 
 
 def draws(seed: int, first: int, count: int) -> Uint64s:
-    """Draws `first` to `first + count - 1` of the stream (splitmix64 of the counter)."""
+    """Return draws `first` to `first + count - 1` of the stream (splitmix64 of the counter)."""
     x = np.arange(first, first + count, dtype=np.uint64)
     x *= _GOLDEN
     x += np.uint64(seed)
@@ -37,12 +37,14 @@ def draws(seed: int, first: int, count: int) -> Uint64s:
 
 
 def uniform(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
-    """The same draws as floats in [0, 1)."""
+    """Return the same draws as floats in [0, 1)."""
     return (draws(seed, first, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(seed: int, first: int, count: int, bound: int) -> npt.NDArray[np.int64]:
-    """The same draws as whole numbers in [0, bound); bias is below bound / 2^32 for bound < 2^32."""
+    """Return the same draws as whole numbers in [0, bound); for bound < 2^32 the bias is below bound /
+    2^32.
+    """
     values = draws(seed, first, count)
     if bound < 1 << 32:
         return ((values >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)

@@ -8,9 +8,9 @@ from ..operators.source import SourceReader
 
 
 class ForwardingReader(SourceReader):
-    """Hands on to another reader everything that it does not do itself.
+    """Forwards calls to another reader.
 
-    A subclass does `open`, `add_splits`, `poll`, `wait`, `finished` and `snapshot`.
+    A subclass implements `open`, `add_splits`, `poll`, `wait`, `finished` and `snapshot`.
     """
 
     def __init__(self, reader: SourceReader) -> None:

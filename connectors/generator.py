@@ -1,4 +1,4 @@
-"""Made-up data: deterministic, seekable, at any rate (features.md SRC-07, SRC-08).
+"""Generated data: deterministic, seekable, at any rate.
 
 Row i is a pure function of (seed, i), so a restored job reads exactly the rows it would have read, and
 the rows do not depend on the parallelism.
@@ -48,12 +48,12 @@ class _Field(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
         raise NotImplementedError
 
     def column(self, seed: int, first: int, count: int) -> pa.Array:
-        """Rows `first` to `first + count - 1`; `seed` is this column's own."""
+        """Return rows `first` to `first + count - 1`; `seed` is that of this column."""
         raise NotImplementedError
 
 
 class RowSequence(_Field, frozen=True, tag="sequence"):
-    """start, start + step, ..."""
+    """The numbers start, start + step, ..."""
 
     start: int = 0
     step: int = 1
@@ -137,7 +137,7 @@ class Constant(_Field, frozen=True, tag="constant"):
 
 
 class EventTime(_Field, frozen=True, tag="timestamp"):
-    """A timestamp that advances by `every` per row, minus a random delay of up to `jitter`."""
+    """Timestamps that advance by `every` per row, minus a random delay of up to `jitter`."""
 
     start: datetime.datetime = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
     every: str = "1ms"
@@ -164,7 +164,9 @@ class EventTime(_Field, frozen=True, tag="timestamp"):
 
 
 class Pattern(_Field, frozen=True, tag="pattern"):
-    """The text `prefix` + a number in [0, distinct) + `suffix`; distinct=None: the row number."""
+    """Texts `prefix` + number + `suffix`; the number is random in [0, distinct), or the row number if
+    that is None.
+    """
 
     prefix: str = ""
     suffix: str = ""
@@ -296,7 +298,7 @@ class Numbers(RowSource[int]):
 
 
 class GeneratorOptions(TypedDict, total=False):
-    """Keyword arguments of `generator`, which says what they mean."""
+    """The keyword arguments of `generator`, which documents them."""
 
     rows: int | None
     rate: float | None
@@ -326,21 +328,21 @@ def generator(
     splits: int = DEFAULT_SPLITS,
     seed: int = 0,
 ) -> RowSource:
-    """A source of made-up records: the same ones each time, at any parallelism.
+    """Return a source of generated records, which are the same each time, at any parallelism.
 
     Args:
-        fields: the columns: a mapping from name to field (`sequence()`, `random_int(0, 10)`, ...), to its
-            form in a manifest (`{"kind": "int", "high": 10}` or just `"sequence"`); or a schema, whose
-            columns then get random values of their type.
-        function: instead of `fields`: makes record i, a Python object. Must be pure.
-        rows: how many; None for an unbounded source.
+        fields: the columns, as a mapping from name to field (`sequence()`, `random_int(0, 10)`, ...) or
+            to its form in a manifest (`{"kind": "int", "high": 10}` or just `"sequence"`); or a schema,
+            whose columns then get random values of their type.
+        function: takes the place of `fields` and makes record i, a Python object. It must be pure.
+        rows: the number of rows; None for an unbounded source.
         rate: rows per second over all subtasks; None for no limit.
         batch_rows: rows per batch.
-        splits: into how many parts the rows are dealt: the highest useful parallelism.
-        seed: another seed, other data.
+        splits: the number of parts to which the rows are dealt, which is the highest useful parallelism.
+        seed: the data depend on it.
 
     Raises:
-        UsageError: both or none of `fields` and `function`, or a field that does not parse.
+        UsageError: both or none of `fields` and `function` are given, or a field does not parse.
     """
     if (fields is None) == (function is None):
         raise UsageError(
@@ -367,7 +369,7 @@ def numbers(
     batch_rows: int = 1024,
     splits: int = DEFAULT_SPLITS,
 ) -> RowSource[int]:
-    """The numbers 0 to rows - 1 (or without end) as Python ints."""
+    """Return a source of the numbers 0 to rows - 1 (or without end) as Python ints."""
     return Numbers(rows, rate, batch_rows, splits)
 
 
@@ -389,7 +391,7 @@ def _parse_field(name: str, value: Any) -> Field:
 
 
 def _default_field(column: pa.Field) -> Field:
-    """A field for a column of a schema: random values of its type."""
+    """Return a field with random values for a column of a schema."""
     if pa.types.is_int64(column.type):
         return RandomInt()
     if pa.types.is_float64(column.type):

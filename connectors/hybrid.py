@@ -1,10 +1,10 @@
-"""A history, and what is live from its end on, as one source (features.md SRC-05).
+"""The hybrid source: a history and then a live source, as one.
 
-The splits of both are made before the job starts, those of the live source at a position that follows from
-the splits of the history, if the user says how. So nothing has to be decided while the job runs: where each
-subtask stands is in the positions of its splits, and the order of the two is kept by the reader. A live
-split is not begun before the history is over in all subtasks; that is no state, and found out again after
-a restore (`runtime/coordinator/sources.py`).
+The splits of both are made before the job starts, those of the live source at a position that follows
+from the splits of the history, if the user gives a function for it. So nothing has to be decided while
+the job runs: the positions of its splits say how far each subtask is, and the reader keeps the order of
+the two sources. A live split is not begun before the history is over in all subtasks. That is not part of
+the state; it is found out again after a restore (`runtime/coordinator/sources.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from ..operators.suggestions import suggest
 from .forwarding import ForwardingReader
 
 LiveFrom: TypeAlias = Callable[[int | None], Source]
-"""Makes the live source, given the highest event time of the history in ms; None: it has no records."""
+"""Makes the live source from the highest event time of the history in ms, which is None without records."""
 
 
 class _Split(msgspec.Struct):
-    """A split of one of the two sources. `since`: what a function makes its live source from."""
+    """A split of one of the two sources. `since` is the argument of the function that makes the live
+    source.
+    """
 
     split: bytes
     live: bool = False
@@ -41,7 +43,7 @@ class _Split(msgspec.Struct):
 
 
 class HybridSource(Source[Record_co]):
-    """Reads all of one source, then another."""
+    """Reads all of one source, and then another."""
 
     has_history = True
 
@@ -52,7 +54,7 @@ class HybridSource(Source[Record_co]):
         self._options: Mapping[str, str] = {}
         self._run: SourceRun | None = None
         self._columns: list[str] | None = None
-        """What is read of both; None: all."""
+        """The columns that are read of both; None: all."""
         self.needs_storage = history.needs_storage
         self.whole = history.schema
         """The columns of both sources, of which `schema` may be a part."""
@@ -85,13 +87,13 @@ class HybridSource(Source[Record_co]):
         await self._history.discard(run)
 
     def splits(self, parallelism: int) -> list[bytes]:
-        """Those of the history, then those of the live source."""
+        """Return the splits of the history, then those of the live source."""
         history = self._history.splits(parallelism)
         since = None
         if isinstance(self._live, Source):
             live = self._live
         else:
-            assert self._time_column is not None  # as `hybrid_source` has seen
+            assert self._time_column is not None  # `hybrid_source` has checked it
             since = self._history.latest(history, self._time_column)
             live = _prepared(self.live_from(since).configure(self._options), self._run)
         return [
@@ -103,7 +105,7 @@ class HybridSource(Source[Record_co]):
         ]
 
     def live_from(self, since: int | None) -> Source:
-        """The live source, with all its columns; the user's function is asked again each time."""
+        """Return the live source with all its columns. The user's function is called each time."""
         if isinstance(self._live, Source):
             return self._live
         live = self._live(since)
@@ -122,18 +124,18 @@ class HybridSource(Source[Record_co]):
         return live
 
     def narrow(self, source: Source) -> Source:
-        """One of the two, reading only what is wanted of it."""
+        """Return one of the two sources, narrowed to the columns that are read."""
         return source if self._columns is None else source.with_columns(self._columns)
 
     def reader(self) -> SourceReader:
         return HybridReader(self, self.narrow(self._history))
 
     def with_columns(self, columns: Sequence[str]) -> HybridSource:
-        """Reads only these columns of both."""
+        """Return a source that reads only these columns of both."""
         if self.whole is None:
             return self
         wanted = set(columns)
-        # One column stays in any case, the same of both.
+        # At least one column stays, the same one of both.
         kept = [field for field in self.whole if field.name in wanted] or [self.whole.field(0)]
         narrow = copy.copy(self)
         narrow._columns = [field.name for field in kept]
@@ -157,15 +159,17 @@ class HybridSource(Source[Record_co]):
 
 
 class HybridReader(ForwardingReader):
-    """The reader of the history, until it has ended; then, when it may, that of the live source."""
+    """The reader of the history until that has ended, and then, as soon as it may go on, that of the live
+    source.
+    """
 
     def __init__(self, source: HybridSource, history: Source) -> None:
         super().__init__(history.reader())
         self._source = source
         self._live: _Split | None = None
-        """One of the splits that are being read; None: they are of the history."""
+        """One of the splits that are being read; None: they belong to the history."""
         self._waiting: list[_Split] = []
-        """Live splits that have not been begun."""
+        """The live splits that have not been begun."""
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
@@ -179,7 +183,7 @@ class HybridReader(ForwardingReader):
         self._look()
 
     def _look(self) -> None:
-        """Note the end of the history. What `poll` did is seen by event time before a live split opens."""
+        """Note the end of the history. Event time sees the effects of `poll` before a live split opens."""
         splits = self.context.splits
         if splits.history is History.BEING_READ and self._reader.finished:
             splits.history = History.OVER if self._waiting else History.NONE
@@ -195,7 +199,7 @@ class HybridReader(ForwardingReader):
         self._look()
         schema = self._source.schema
         if isinstance(batch, ColumnBatch) and batch.data.schema != schema:
-            columns = batch.data.columns  # the same, but for what the schema says of nulls
+            columns = batch.data.columns  # the same columns; only their nullability may differ
             data = pa.RecordBatch.from_arrays(columns, schema=schema)
             return ColumnBatch(data, batch.timestamps, batch.positions)
         return batch
@@ -216,7 +220,9 @@ class HybridReader(ForwardingReader):
         if splits.history is not History.OVER:
             await self._reader.wait()
         elif not splits.may_go_live:
-            await asyncio.get_running_loop().create_future()  # the subtask cancels it when it may
+            await (
+                asyncio.get_running_loop().create_future()
+            )  # the subtask cancels this when the reader may go on
 
     @property
     def finished(self) -> bool:
@@ -237,7 +243,7 @@ def _decoded(split: bytes) -> _Split:
     except msgspec.DecodeError as error:
         raise StateError(
             "the restored positions are not those of a hybrid source: it was another source before",
-            fix="give it another name, so that it begins anew; or start the job fresh",
+            fix="give it another name, so that it begins from the start; or start the job fresh",
         ) from error
 
 
@@ -247,19 +253,19 @@ def hybrid_source(
     *,
     time_column: str | None = None,
 ) -> HybridSource[Record]:
-    """Reads a history to its end, and then goes on with what is live.
+    """Return a source that reads a history to its end, and then goes on with a live source.
 
     No subtask begins with the live source before all have read their part of the history. Until then the
     source is in a backlog: see `execution.checkpointing.interval-during-backlog`.
 
     Args:
         history: a bounded source, such as `spark_source` or `parquet_source`.
-        live: what comes behind it, with the same columns: a source; or a function that is given the highest
-            event time of the history, in ms since 1970, rounded down (None: it has no records), and
-            returns the source. It is asked when the splits are made, before the job starts, and by each
-            subtask that goes live: of the same time it must make the same source.
-        time_column: the column of the history that a function is given the highest of: a timestamp, a
-            date, or int64 milliseconds.
+        live: the source that follows, with the same columns; or a function that takes the highest event
+            time of the history, in ms since 1970, rounded down (None: it has no records), and returns the
+            source. The function is called when the splits are made, before the job starts, and by each
+            subtask that goes live: for the same time it must make the same source.
+        time_column: the column of the history whose highest value is given to the function: a timestamp,
+            a date, or int64 milliseconds.
 
     Raises:
         UsageError: the two do not fit together.
@@ -282,7 +288,7 @@ def hybrid_source(
         _check_live(live)
     else:
         raise UsageError(
-            f"nobody asks for the end of the history time_column=`{time_column}`",
+            f"the end of the history is not asked for time_column=`{time_column}`",
             fix="leave time_column out, or give a function that makes the live source",
         )
     return HybridSource(history, live, time_column)
@@ -307,7 +313,7 @@ def _check_time_column(history: Source, column: str | None) -> None:
         )
     if column is None or column not in history.schema.names:
         raise UsageError(
-            f"the live source is to begin where the history ends, but by which column? "
+            f"the live source begins where the history ends, and the history has no such column "
             f"time_column=`{column}`",
             fix=suggest(column or "", history.schema.names, "columns"),
         )
@@ -315,7 +321,7 @@ def _check_time_column(history: Source, column: str | None) -> None:
 
 
 def _check_alike(history: Source, live: Source) -> pa.Schema | None:
-    """The columns of both; where one allows nulls, so does the whole."""
+    """Return the columns of both. A column allows nulls if it does so in one of them."""
     ours, theirs = history.rejected_schema, live.rejected_schema
     if ours is not None and theirs is not None and ours != theirs:
         raise UsageError("history and live source reject records in different forms")
@@ -331,7 +337,7 @@ def _check_alike(history: Source, live: Source) -> pa.Schema | None:
         columns = [{f"{field.name}: {field.type}" for field in each} for each in (ours, theirs)]
         odd = sorted(columns[0] ^ columns[1]) or ours.names
         raise UsageError(
-            f"history and live source have other columns, or in another order "
+            f"history and live source have different columns, or have them in a different order "
             f"columns=`{', '.join(odd)}`",
             fix="give both the same schema",
         )
@@ -340,7 +346,7 @@ def _check_alike(history: Source, live: Source) -> pa.Schema | None:
 
 
 def _prepared(source: Source, run: SourceRun | None) -> Source:
-    """A live source that a function made, ready for `splits`: one that has nothing to make first."""
+    """Return a live source from a function, ready for `splits`. It must have nothing to prepare."""
     if run is None:
         return source
     preparing = source.prepare(run)

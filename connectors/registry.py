@@ -42,7 +42,7 @@ from .throttle import throttle
 
 
 def hybrid_connector(others: Mapping[str, SourceConnector]) -> SourceConnector:
-    """The connector `hybrid` of these."""
+    """Return the connector `hybrid` of these connectors."""
     fields = {name: Field(each.fields, f"read with {name}") for name, each in others.items()}
 
     def make(values: Mapping[str, Any], spec: SourceSpec) -> Source:
@@ -83,7 +83,7 @@ def hybrid_connector(others: Mapping[str, SourceConnector]) -> SourceConnector:
 def _part(
     what: str, table: Table, spec: SourceSpec, others: Mapping[str, SourceConnector]
 ) -> Source:
-    """The source that stands in `history` or `live`; what is beside `hybrid` holds for both."""
+    """Return the source in `history` or `live`. The fields beside `hybrid` hold for both."""
     chosen = table.present(list(others))
     if len(chosen) != 1:
         raise UsageError(
@@ -97,7 +97,7 @@ def _part(
             fix="schema: {column: type, ...}, beside hybrid",
         )
     fields = table.values[chosen[0]].values
-    # Generated rows say themselves what their columns are; they are compared later.
+    # Generated rows define their columns themselves; these are compared later.
     takes_schema = connector.schema != "refused" and not {"fields", "function"} & fields.keys()
     own = replace(
         spec,
@@ -128,7 +128,7 @@ _TEXT_FILES = {**_FILES, "splitBytes": Field(size(), "size of the parts a file i
 
 
 def _arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a manifest as keyword arguments: `batchRows` is `batch_rows`."""
+    """Return fields of a manifest as keyword arguments: `batchRows` becomes `batch_rows`."""
     return {
         re.sub(r"[A-Z]", lambda letter: f"_{letter[0].lower()}", name): (
             value.values if isinstance(value, Table) else value

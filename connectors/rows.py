@@ -1,4 +1,6 @@
-"""Sources whose record number i is a pure function of i: seekable, and paced by the injected clock."""
+"""Sources whose record number i is a pure function of i. They are seekable, and paced by the job's
+clock.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from ..operators.source import Record_co, Source, SourceReader
 
 DEFAULT_SPLITS = 8
 _PACE_HZ = 50  # a rate-limited source makes about this many batches a second, not one per row
-_CLOCK_GRAIN_S = 1e-6  # a sleep may end a hair early by the clock
+_CLOCK_GRAIN_S = 1e-6  # a sleep may end slightly early by the clock
 MakeRows = Callable[[int, int], Batch]
 """Makes `count` rows from row number `first` on."""
 
 
 class _Split(msgspec.Struct):
-    """Blocks `index`, `index + of`, ... of `block` rows each; `position` counts rows of this split."""
+    """The blocks `index`, `index + of`, ... of `block` rows each; `position` counts rows of this split."""
 
     index: int
     of: int
@@ -31,7 +33,7 @@ class _Split(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What event time knows it by."""
+        """The name of the split in event time."""
         return f"split {self.index}"
 
     @property
@@ -45,7 +47,7 @@ class _Split(msgspec.Struct):
         return self.block - self.position % self.block
 
     def below(self, row: int) -> int:
-        """How many rows of the split have a number below `row`."""
+        """Return how many rows of the split have a number below `row`."""
         rounds, rest = divmod(row, self.block * self.of)
         return rounds * self.block + min(max(rest - self.index * self.block, 0), self.block)
 
@@ -63,13 +65,14 @@ def check_rate(rate: object, fix: str = "") -> None:
 
 
 class RowSource(Source[Record_co]):
-    """Base of generated sources: rows 0, 1, 2, ... in blocks that are dealt to a fixed number of splits.
+    """The base of generated sources: rows 0, 1, 2, ... in blocks that are dealt to a fixed number of
+    splits.
 
     Args:
-        rows: how many rows there are; None: without end.
+        rows: the number of rows; None: without end.
         rate: rows per second over the whole source; None: as fast as possible.
         batch_rows: rows per batch, and per block.
-        splits: into how many splits the rows are dealt; the upper bound of useful parallelism.
+        splits: the number of splits to which the rows are dealt, which is the highest useful parallelism.
     """
 
     def __init__(
@@ -93,10 +96,10 @@ class RowSource(Source[Record_co]):
         self.at_rest = rows is not None and rate is None
 
     def splits(self, parallelism: int) -> list[bytes]:
-        """The same splits at any parallelism."""
+        """Return the splits, which are the same at any parallelism."""
         block = self.batch_rows
         if self.rate:
-            # Small blocks, or slow sources would hand their turn on after minutes only.
+            # Blocks must be small, or slow sources would pass on their turn only after minutes.
             block = max(1, min(block, int(self.rate / _PACE_HZ)))
         return [
             msgspec.msgpack.encode(_Split(index, self.split_count, block))
@@ -107,7 +110,7 @@ class RowSource(Source[Record_co]):
         return RowReader(self.make, self.rows, self.rate)
 
     def make(self, first: int, count: int) -> Batch:
-        """Rows `first` to `first + count - 1`."""
+        """Return rows `first` to `first + count - 1`."""
         raise NotImplementedError
 
 
@@ -132,7 +135,7 @@ class RowReader(SourceReader):
         for split in unread:
             self.context.splits.opened(split.name)
         if self._rate and self._splits and self._started_s is None:
-            # Restart the pace at the first row still to come, or a restore would race to catch up.
+            # Restart the pace at the next row, or after a restore the source would race to catch up.
             first = min(split.next_row for split in self._splits)
             self._started_s = self.context.clock.monotonic() - first / self._rate
 
@@ -170,7 +173,7 @@ class RowReader(SourceReader):
         return [msgspec.msgpack.encode(split) for split in self._splits]
 
     def lag_records(self) -> Mapping[str, int] | None:
-        """With a rate, the rows that are due; else what is left."""
+        """Return how many rows are due or, without a rate, how many are left."""
         end = self._end
         if self._rate is not None and self._started_s is not None:
             due = int((self.context.clock.monotonic() - self._started_s) * self._rate) + 1
@@ -189,7 +192,7 @@ class RowReader(SourceReader):
         self._paused = splits
 
     def _next(self) -> _Split | None:
-        """The split with the least row number of those that may be read."""
+        """Return the split with the least row number of those that may be read."""
         free = (split for split in self._splits if split.name not in self._paused)
         return min(free, key=lambda split: split.next_row, default=None)
 
@@ -197,14 +200,14 @@ class RowReader(SourceReader):
         return self._end is not None and split.next_row >= self._end
 
     def _available(self, split: _Split) -> int:
-        """Rows up to the end of the block, or of the source, but no more than wanted."""
+        """Return how many rows are left in the block and the source, but not more than are wanted."""
         count = split.left_in_block
         if self.rows_wanted is not None:
             count = min(count, self.rows_wanted)
         return count if self._end is None else min(count, self._end - split.next_row)
 
     def _due_in_s(self, row: int) -> float:
-        """Seconds until `row` may be read; negative if it is overdue."""
+        """Return the seconds until `row` may be read; negative if it is overdue."""
         if self._started_s is None or self._rate is None:
             return 0.0
         return self._started_s + row / self._rate - self.context.clock.monotonic()

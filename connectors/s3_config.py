@@ -1,4 +1,4 @@
-"""The settings of every client of S3, whether it reads, writes or keeps checkpoints."""
+"""The settings of all clients of S3, those that read or write files and those that keep checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ S3_OPTIONS: Final = (
     S3_ATTEMPTS,
     S3_UPLOAD_PARTS,
 )
-"""All that says how S3 is reached; `runtime/options/state.py` explains them."""
+"""All options that say how S3 is reached; `runtime/options/state.py` explains them."""
 CONNECTIONS_MAX: Final = 32
 CONNECT_TIMEOUT_MS: Final = 10_000
 TIMEOUT_MS: Final = 30_000
@@ -38,25 +38,27 @@ UPLOAD_PARTS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class S3Service:
-    """Which service, from a job's options or else from the usual AWS variables; empty: that of AWS."""
+    """The S3 service, from a job's options or else from the usual AWS variables. Empty values mean that
+    of AWS.
+    """
 
     endpoint: str
     region: str
     path_style: bool
-    """The bucket goes into the path instead of the host name."""
+    """True if the bucket goes into the path instead of the host name."""
     connections_max: int = CONNECTIONS_MAX
-    """How many connections one client keeps open."""
+    """The number of connections that one client keeps open."""
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     timeout_ms: int = TIMEOUT_MS
-    """How long an open connection may be silent while an answer is due."""
+    """The time for which an open connection may be silent while an answer is due."""
     attempts_max: int = ATTEMPTS_MAX
-    """How often one request is made before its last error counts, the first time included."""
+    """The number of times that a request is made before its last error counts, including the first time."""
     upload_parts_max: int = UPLOAD_PARTS_MAX
-    """How many parts of one file are uploaded at once, or wait for their upload."""
+    """The number of parts of one file that are uploaded at once, or wait for their upload."""
 
 
 def s3_service(options: Mapping[str, str]) -> S3Service:
-    """The service that the options and the environment name.
+    """Return the service that the options and the environment name.
 
     Raises:
         OptionError: the value of an option is wrong.
@@ -109,7 +111,7 @@ def _milliseconds(options: Mapping[str, str], key: str, default: int) -> int:
 
 
 def compatibility(service: S3Service) -> dict[str, Any]:
-    """Arguments for botocore's `Config` that make it speak to stores other than AWS."""
+    """Return arguments for botocore's `Config` by which it can talk to stores other than AWS."""
     config: dict[str, Any] = {}
     if service.path_style:
         config["s3"] = {"addressing_style": "path"}

@@ -19,7 +19,9 @@ from ..operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_g
 
 
 class BlackholeSink(Sink):
-    """Takes records and drops them; what never appears cannot appear twice, so any guarantee holds."""
+    """Takes records and drops them. A record that never appears cannot appear twice, so any guarantee
+    holds.
+    """
 
     guarantees = frozenset(Guarantee)
 
@@ -41,7 +43,7 @@ class BlackholeWriter(SinkWriter):
 
 
 def blackhole(*, guarantee: GuaranteeLike = "none") -> BlackholeSink:
-    """Drop all records; the operator's metrics still count them."""
+    """Return a sink that drops all records. The operator's metrics still count them."""
     return BlackholeSink(parse_guarantee(guarantee))
 
 
@@ -71,12 +73,12 @@ class PrintWriter(SinkWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        # Told apart only where there is something to tell apart, as in Flink: `2> ...`.
+        # Lines name the subtask only if there are several, as in Flink: `2> ...`.
         self._prefix = f"{context.subtask_index + 1}> " if context.parallelism > 1 else ""
 
     def write(self, batch: Batch) -> None:
         lines = (self._line(text) for text in _texts(batch))
-        # Looked up now: whoever captures output replaces sys.stdout.
+        # Looked up only now, as programs that capture output replace sys.stdout.
         stream = self._stream or sys.stdout
         stream.write("".join(lines))
         stream.flush()
@@ -99,7 +101,7 @@ def _fields(row: dict[str, Any]) -> list[str]:
 
 
 def print_sink(*, width: int = 160, guarantee: GuaranteeLike = "none") -> PrintSink:
-    """Print each record on a line of at most `width` characters.
+    """Return a sink that prints each record on a line of at most `width` characters.
 
     With parallelism above 1 a line begins with the number of the subtask: `2> a=1, b=x`.
     """
@@ -126,7 +128,7 @@ class FunctionSink(Sink):
 
 
 class FunctionWriter(SinkWriter):
-    """Calls the function in the subtask: a slow one slows the job down, and that is the backpressure."""
+    """Calls the function in the subtask. A slow function slows the job down, which is the backpressure."""
 
     def __init__(self, function: Callable[[Any], Any], origin: Origin) -> None:
         self._origin = origin
@@ -164,16 +166,16 @@ class FunctionWriter(SinkWriter):
 def function_sink(
     function: Callable[[Any], Any], *, guarantee: GuaranteeLike = "at_least_once"
 ) -> FunctionSink:
-    """Call `function(record)` for each record: with the object, or with a row that has the columns as
-    attributes.
+    """Return a sink that calls `function(record)` with each object, or with each row, which has its
+    columns as attributes.
 
-    The call should be idempotent: after a failure records since the last checkpoint come again. A function
-    object may have `open(ctx)`, `finish()`, called at the end of the input, and `close()`; each subtask
-    calls those of its own copy.
+    The call should be idempotent: after a failure records since the last checkpoint come again. A
+    function object may have `open(ctx)`, `finish()`, which is called at the end of the input, and
+    `close()`. Each subtask calls those of its own copy.
 
     Raises:
-        UsageError: a coroutine function; its calls would never run. Or an `open` or `close` that cannot be
-            called, or that is one.
+        UsageError: the function is a coroutine function, whose calls would never run; or its `open` or
+            `close` is one, or cannot be called.
     """
     if not callable(function):
         raise UsageError(f"function_sink takes a function, got `{type(function).__name__}`")

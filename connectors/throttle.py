@@ -1,4 +1,4 @@
-"""Slows any source down to a rate: for demos, replays, and to spare what is downstream (SRC-07)."""
+"""Slows any source down to a rate: for demos, replays, and to protect downstream systems."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .forwarding import ForwardingReader
 from .rows import check_rate
 
 _CATCH_UP_S = 1.0
-"""A source that was held up may be ahead of its rate by this much, so that jitter costs no records."""
+"""After a delay a source may run ahead of its rate by this much, so that jitter costs no records."""
 
 
 def throttle(source: Source[Record], rate: float) -> Source[Record]:
-    """`source` at no more than `rate` records/s over all its subtasks, rejected ones included.
+    """Return `source` slowed down to at most `rate` records/s over all its subtasks, including rejected
+    records.
 
-    Whole batches are let through, so the rate holds on average, not within a batch. After a stall at
-    most one second's records follow at once.
+    Whole batches pass, so the rate holds on average and not within a batch. After a stall, at most the
+    records of one second follow at once.
 
     Raises:
         UsageError: the rate is not a positive number.
@@ -73,7 +74,7 @@ class _ThrottledReader(ForwardingReader):
         super().__init__(reader)
         self._rate = rate
         self._next_s = 0.0
-        """On the monotonic clock: when the next record may go."""
+        """The time by the monotonic clock at which the next record may pass."""
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
@@ -90,7 +91,7 @@ class _ThrottledReader(ForwardingReader):
         self._reader.add_splits(splits)
 
     def _due_s(self) -> float:
-        """Seconds until the next record may go; not above 0: now."""
+        """Return the seconds until the next record may pass, which is now if they are not above 0."""
         return self._next_s - self.context.clock.monotonic()
 
     def _let_through(self, rows: int) -> None:

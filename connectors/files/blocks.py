@@ -1,7 +1,7 @@
-"""Reading one split of a file, block by block, in an I/O thread.
+"""Readers of one split of a file, block by block, in an I/O thread.
 
-A split is a byte range of whole lines (CSV, JSON), a whole compressed file, or a row group (Parquet). Each
-block comes out as pieces; a piece knows where reading goes on behind it.
+A split is a byte range of whole lines (CSV, JSON), a whole compressed file, or a row group (Parquet).
+Each block is returned as pieces, each with the position at which reading goes on behind it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class FileSplit(msgspec.Struct):
     version: str
     position: int
     end: int | None = None
-    """Where the split ends; None: at the end of the file."""
+    """The end of the split; None: the end of the file."""
     row_group: int | None = None
     header: list[str] = []
-    """Columns of a CSV file."""
+    """The columns of a CSV file."""
     checksums: list[str] = []
-    """Of the footer and the row group, if they were measured (`verified.py`)."""
+    """The checksums of the footer and the row group, if they were measured (`verified.py`)."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """Some consecutive records; `position` is where the next ones begin."""
+    """Some consecutive records; `position` is that of the next ones."""
 
     position: int
     batch: pa.RecordBatch | None = None
@@ -57,13 +57,13 @@ class Piece:
     last: bool = False
     """True if the split ends behind this piece."""
     ends: Sequence[int] | npt.NDArray[np.int64] = ()
-    """Where each row of the batch ends; empty where rows were left out."""
+    """The position at which each row of the batch ends; empty if rows were left out."""
     starts: npt.NDArray[np.int64] | None = None
-    """Where each row of the batch begins."""
+    """The position at which each row of the batch begins."""
 
     def take(self, rows: int) -> Piece:
-        """Cut off the first `rows`, as a piece of its own; fewer than there are `ends`."""
-        assert self.batch is not None  # as the caller has seen
+        """Cut off the first `rows`, fewer than there are `ends`, and return them as a piece."""
+        assert self.batch is not None  # the caller has checked it
         first = Piece(int(self.ends[rows - 1]), self.batch.slice(0, rows))
         self.batch, self.ends = self.batch.slice(rows), self.ends[rows:]
         if self.starts is not None:
@@ -75,18 +75,18 @@ class BlockReader(Protocol):
     """Reads a split from its position on. Used by one thread at a time."""
 
     def next_block(self) -> list[Piece]:
-        """The next pieces, at least one; the last one of the split is marked."""
+        """Return the next pieces, at least one. The last one of the split is marked."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_unchanged(store: pafs.FileSystem, split: FileSplit) -> None:
-    """Make sure the file is the one the split was cut from.
+    """Make sure that the file is the one from which the split was cut.
 
     Raises:
-        StateError: it is gone or has changed, so the position means nothing any more.
-        StorageError: the storage does not say.
+        StateError: the file is gone or has changed, so the position means nothing any more.
+        StorageError: the storage failed.
     """
     try:
         info = store.get_file_info(split.path)
@@ -106,12 +106,12 @@ def open_unchanged(store: pafs.FileSystem, split: FileSplit) -> None:
 
 
 def storage_error(path: str, error: Exception) -> StorageError:
-    """The error for a file that could not be read at all."""
+    """Return the error for a file that could not be read at all."""
     return StorageError(f"a file could not be read file=`{path}`: {error}")
 
 
 def is_compressed(path: str) -> bool:
-    """True for files that can only be read from their start."""
+    """Return True for files that can only be read from their start."""
     return path.endswith(".gz")
 
 
@@ -132,7 +132,7 @@ class TextReader:
         self._position = split.position
         self._end = split.end
         self._rest = b""
-        """The start of a line whose end was not yet read; it begins at `_position`."""
+        """The start of a line whose end has not been read yet. It begins at `_position`."""
         self._stream = open_text(store, split.path, split.position)
 
     def next_block(self) -> list[Piece]:
@@ -151,7 +151,9 @@ class TextReader:
         self._stream.close()
 
     def _read_lines(self) -> tuple[bytes | None, bool]:
-        """Whole lines, and whether the split ends behind them. None if the line is far too long."""
+        """Return whole lines, and whether the split ends behind them; None instead of lines if one is far
+        too long.
+        """
         chunks: list[bytes] = []
         chunk, size = self._rest, 0
         while True:
@@ -169,7 +171,7 @@ class TextReader:
                 return b"".join(chunks), True
 
     def _read_after(self, held: int) -> bytes:
-        """The next bytes; `held` bytes behind the position were read already."""
+        """Return the next bytes; `held` bytes behind the position have been read already."""
         wanted = BLOCK_BYTES
         if self._end is not None:
             wanted = min(wanted, self._end - self._position - held)
@@ -201,7 +203,7 @@ class TextReader:
         return piece
 
     def _skip_line(self) -> Piece:
-        """Pass over a line too long to hold; only its beginning is kept for the report."""
+        """Skip a line that is too long to hold; only its beginning is kept for the report."""
         offset, start = self._position, self._rest[:1024]
         chunk = self._rest
         self._rest = b""
@@ -273,18 +275,18 @@ class ParquetReader:
 
 
 def _opened(store: pafs.FileSystem, split: FileSplit) -> pq.ParquetFile:
-    """The file of a split of Parquet; verified, if the split has checksums."""
+    """Return the open file of a Parquet split, verified if the split has checksums."""
     if split.checksums:
         group = split.row_group or 0
         return open_row_group(store, split.path, split.size_bytes, group, split.checksums)
-    # Pre-buffering joins the many small reads of columns into few large ones. On a disk small ones cost
+    # Pre-buffering joins the many small reads of columns into few large ones. On a disk small reads cost
     # less than memory for whole row groups.
     remote = not isinstance(store, pafs.LocalFileSystem)
     return pq.ParquetFile(store.open_input_file(split.path), pre_buffer=remote)
 
 
 def open_text(store: pafs.FileSystem, path: str, position: int) -> Any:
-    """The text of a file from byte `position` on; raises StorageError."""
+    """Return a stream of the text of a file from byte `position` on; raises StorageError."""
     try:
         if not is_compressed(path):
             file = store.open_input_file(path)
@@ -303,7 +305,7 @@ def open_text(store: pafs.FileSystem, path: str, position: int) -> Any:
 
 
 def first_line(store: pafs.FileSystem, path: str) -> bytes:
-    """The first line of a file with its line break; raises StorageError if it does not end in time."""
+    """Return the first line of a file with its line break; raises StorageError if it is too long."""
     line = b""
     try:
         with open_text(store, path, 0) as stream:
@@ -319,7 +321,7 @@ def first_line(store: pafs.FileSystem, path: str) -> bytes:
 
 
 def line_start(store: pafs.FileSystem, path: str, position: int, size_bytes: int) -> int:
-    """The first start of a line at or behind `position`, or the end of the file."""
+    """Return the first start of a line at or behind `position`, or the end of the file."""
     if position >= size_bytes:
         return size_bytes
     try:

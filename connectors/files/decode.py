@@ -1,7 +1,7 @@
-"""Bytes and rows of files into record batches, with unreadable records told apart exactly.
+"""Decodes bytes and rows of files into record batches, and finds exactly the unreadable records.
 
-A whole piece is converted at once by Arrow. Only if that fails is the piece halved, again and again, until
-each bad record stands alone: so fast and slow path are one parser and agree on what is bad.
+Arrow converts a whole piece at once. Only if that fails is the piece halved, again and again, until each
+bad record stands alone. So the fast and the slow path use one parser and agree on the bad records.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _QUOTE = 0x0A, 0x0D, b'"'
 _ONE_BLOCK = (
     1 << 30
-)  # Arrow must not cut a piece again: then it would parse line ends by other rules
+)  # Arrow must not cut a piece again, as it would then parse line ends by other rules.
 
 
 class Unreadable(Exception):
-    """A piece does not convert; the text says why."""
+    """Raised if a piece cannot be converted; the text gives the reason."""
 
 
 @dataclass(slots=True)
 class BadRecord:
-    """A record that could not be read: where it begins (byte or row number), why, and its text."""
+    """A record that could not be read: its position (byte or row number), the reason, and its text."""
 
     offset: int
     reason: str
@@ -44,14 +44,14 @@ class BadRecord:
 
 @dataclass(slots=True)
 class Decoded:
-    """What a piece came to: its good records in order, and its bad ones."""
+    """The result of decoding a piece: its good records in order, and its bad ones."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index of the record in the piece, reason)"""
 
     def batch(self) -> pa.RecordBatch | None:
-        """All good records; None if there are none."""
+        """Return all good records; None if there are none."""
         if len(self.batches) > 1:
             return pa.concat_batches(self.batches)
         return self.batches[0] if self.batches else None
@@ -60,7 +60,7 @@ class Decoded:
 def decode(count: int, convert: Callable[[int, int], pa.RecordBatch]) -> Decoded:
     """Convert records 0 to count - 1 of a piece; `convert(start, stop)` raises Unreadable if any is bad."""
     decoded = Decoded()
-    # Explicit stack instead of recursion: pieces in order, the next one on top.
+    # A stack takes the place of recursion: it has the pieces in order, with the next one on top.
     todo = [(0, count)] if count else []
     while todo:
         start, stop = todo.pop()
@@ -77,7 +77,7 @@ def decode(count: int, convert: Callable[[int, int], pa.RecordBatch]) -> Decoded
 
 
 def excerpt(record: bytes | str) -> str:
-    """A bounded, printable form of a record for a message."""
+    """Return a bounded, printable form of a record for a message."""
     text = record if isinstance(record, str) else record.decode(errors="backslashreplace")
     if len(text) > EXCERPT_MAX_CHARS:
         return f"{text[:EXCERPT_MAX_CHARS]}... ({len(text):,} characters)"
@@ -85,7 +85,7 @@ def excerpt(record: bytes | str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """One line of Arrow's complaint, without the row number: that counts within the piece."""
+    """Return one line of Arrow's error, without the row number, which counts within the piece."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     for noise in ("CSV parse error: ", "JSON parse error: ", "Row #1: ", " in row 0"):
         text = text.replace(noise, "")
@@ -93,9 +93,9 @@ def reason_of(error: Exception) -> str:
 
 
 class Lines:
-    """Some lines of a file: their bytes, and where in them each line that is not empty starts and ends.
+    """Some lines of a file: their bytes, and the start and end of each line that is not empty.
 
-    Ends lie behind the line break; lines are numbered without the empty ones.
+    Ends lie behind the line break. Empty lines are not numbered.
     """
 
     __slots__ = ("data", "ends", "starts")
@@ -107,7 +107,7 @@ class Lines:
 
     @classmethod
     def split(cls, data: bytes) -> Lines:
-        """All lines of `data`; the last one may lack its line break."""
+        """Return all lines of `data`, of which the last one may lack its line break."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
         if data and (not len(ends) or ends[-1] != len(data)):
             ends = np.append(ends, len(data))
@@ -122,15 +122,15 @@ class Lines:
         return len(self.starts)
 
     def part(self, start: int, stop: int) -> Lines:
-        """Lines start to stop - 1, without copying."""
+        """Return lines start to stop - 1 without copying them."""
         return Lines(self.data, self.starts[start:stop], self.ends[start:stop])
 
     def line(self, index: int) -> bytes:
-        """Line `index` without its line break."""
+        """Return line `index` without its line break."""
         return self.data[self.starts[index] : self.ends[index]].rstrip(b"\r\n")
 
     def view(self) -> memoryview:
-        """The bytes of all these lines; empty lines between them are still there."""
+        """Return the bytes of all these lines, including empty lines between them."""
         return memoryview(self.data)[self.starts[0] : self.ends[-1]]
 
 
@@ -162,12 +162,12 @@ class CsvDecoder:
         codes = np.frombuffer(view, np.uint8)
         returns = np.flatnonzero(codes[:-1] == _RETURN)
         if codes[-1] == _RETURN or (codes[returns + 1] != _NEWLINE).any():
-            # Arrow would take it for a line break; then rows could not be told from lines.
+            # Arrow would take it for a line break, and then rows would not correspond to lines.
             raise Unreadable("a carriage return within a record")
         table = self._rows(view)
         last = lines.line(len(lines) - 1)
-        # A quote that is never closed joins its line to the next one, and then the rows are too few;
-        # but the end of the data closes it silently. So ask what it does to another line.
+        # A quote that is never closed joins its line to the next one, which gives too few rows. But the
+        # end of the data closes it silently, so test its effect on a second line.
         if last.count(_QUOTE) % 2 and self._rows(last + b"\n" + last + b"\n").num_rows != 2:
             raise Unreadable("a quoted value does not end on its line")
         return _batch_of(table.columns, self._schema, len(lines))
@@ -190,15 +190,15 @@ class JsonDecoder:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._read = pajson.ReadOptions(use_threads=False, block_size=_ONE_BLOCK)
-        # Read as nullable: what is missing is judged afterwards, with a clear reason.
+        # Columns are read as nullable; missing values are reported afterwards, with a clear reason.
         self._parse = pajson.ParseOptions(
             explicit_schema=pa.schema([(field.name, _json_type(field.type)) for field in schema]),
             unexpected_field_behavior="ignore",
         )
 
     def __call__(self, lines: Lines) -> pa.RecordBatch:
-        # If each line begins and ends as an object does, no record reaches over a line break (strings
-        # must not contain one); then as many rows as lines means one record per line.
+        # If each line begins and ends like an object, no record contains a line break (strings must not
+        # contain one). As many rows as lines then means one record per line.
         for start, stop in zip(lines.starts.tolist(), lines.ends.tolist(), strict=True):
             line = lines.data[start:stop].strip()
             if not (line.startswith(b"{") and line.endswith(b"}")):
@@ -220,7 +220,7 @@ class JsonDecoder:
 
 
 def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a Parquet file as `schema` says; raises Unreadable if a value does not fit."""
+    """Return rows of a Parquet file cast to `schema`; raises Unreadable if a value does not fit."""
     try:
         columns = [batch.column(column.name).cast(column.type) for column in schema]
     except pa.ArrowException as error:
@@ -229,7 +229,9 @@ def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _json_type(type_: pa.DataType) -> pa.DataType:
-    """What Arrow's JSON reader must read for a column of this type: it takes dates for numbers."""
+    """Return the type that Arrow's JSON reader must use for a column of this type: it takes dates for
+    numbers.
+    """
     return pa.timestamp("s") if pa.types.is_date(type_) else type_
 
 
@@ -247,10 +249,10 @@ def _with_values(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def parse_header(line: bytes, delimiter: str) -> list[str]:
-    """The column names in the first line of a CSV file.
+    """Return the column names in the first line of a CSV file.
 
     Raises:
-        Unreadable: a carriage return within it, or a name that is too long.
+        Unreadable: the line contains a carriage return, or a name is too long.
     """
     text = line.removeprefix(BOM).decode(errors="replace").rstrip("\r\n")
     try:

@@ -1,11 +1,12 @@
-"""Files between being written and being visible.
+"""Drafts: files that are being written, and finished files that are not visible yet.
 
-A *draft* is written, then finished: durable but invisible, described by a committable. A *target* is the
-place where drafts become files. Everything here is safe to repeat: a commit may run again in another
-process after a crash, at any point.
+A *draft* is written and then finished: it is durable but invisible, and described by a committable. A
+*target* is the place where drafts become files. Everything here is safe to repeat: a commit may run again
+in another process after a crash, at any point.
 
-A committable knows the checksum of its file. A local draft that changed while it waited is never published;
-`s3_drafts.py` says what is known of parts on S3. The file stays plain, because other programs read it.
+A committable contains the checksum of its file. A local draft that changed while it waited is never
+published; for parts on S3 see `s3_drafts.py`. The file itself has no checksum, because other programs
+read it.
 
 * Local (here): a draft lies in `<directory>/.headgate/<job>/<sink>/` and is renamed into the directory.
 * S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible.
@@ -31,23 +32,23 @@ from ...state.checked_files import measure_file
 
 
 class Committable(msgspec.Struct, frozen=True):
-    """A finished draft: enough to commit it from anywhere."""
+    """The description of a finished draft, sufficient to commit it from anywhere."""
 
     target: str
-    """Where it becomes visible: a path, or bucket/key."""
+    """The place where the file becomes visible: a path, or bucket/key."""
     size_bytes: int
     draft: str = ""
-    """Path of the local draft."""
+    """The path of the local draft."""
     upload_id: str = ""
     parts: tuple[str, ...] = ()
-    """ETags of the parts of an S3 upload, in order."""
+    """The ETags of the parts of an S3 upload, in order."""
     mark: str = ""
     checksum: str = ""
-    """xxh3-64 of the file, in hex, of a local draft. Empty: made by an early build, which had none."""
+    """For a local draft the xxh3-64 of the file, in hex. It is empty if an early build made the draft."""
     part_sums: tuple[str, ...] = ()
-    """CRC-32 of the parts of an S3 upload, as S3 writes it. Empty: the store keeps none of parts."""
+    """The CRC-32 of each part of an S3 upload, in S3's form; empty if the store keeps none for parts."""
     whole_sum: str = ""
-    """CRC-32 of the whole file likewise. Empty: the store keeps none."""
+    """The CRC-32 of the whole file in the same form; empty if the store keeps none."""
 
 
 class Draft(Protocol):
@@ -55,50 +56,52 @@ class Draft(Protocol):
 
     @property
     def stream(self) -> io.RawIOBase:
-        """Where its bytes go."""
+        """The stream that takes the bytes of the file."""
         ...
 
     def finish(self) -> Committable:
-        """Make it durable; blocks. May be called again after it raised or returned."""
+        """Make the file durable; blocks. It may be called again after it raised or returned."""
         ...
 
     def discard(self) -> None:
-        """Forget it; what is written from here on goes nowhere. Must not raise, nor block for long."""
+        """Give up the draft; later writes have no effect. Must not raise, nor block for long."""
         ...
 
 
 class Target(Protocol):
-    """Where files of one sink go."""
+    """The place for the files of one sink."""
 
     def prepare(self) -> None:
-        """Make sure one can write here."""
+        """Make sure that files can be written here."""
         ...
 
     def begin(self, name: str) -> Draft:
-        """Start a draft of the file `name`."""
+        """Start and return a draft of the file `name`."""
         ...
 
     def names(self, prefix: str) -> Iterator[str]:
-        """Names of the files here that begin with `prefix`, visible ones and drafts."""
+        """Return the names of files here that begin with `prefix`, visible files and drafts."""
         ...
 
     def visible(self, prefix: str) -> Iterator[OutputFile]:
-        """The visible files here whose names begin with `prefix`; none if the place is missing."""
+        """Return the visible files here whose names begin with `prefix`; none if the place is missing."""
         ...
 
     def delete(self, files: list[OutputFile]) -> int:
-        """Delete those of the visible files that are still there unchanged; returns how many."""
+        """Delete those of the visible files that are unchanged, and return how many."""
         ...
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Names of the drafts here that begin with `prefix`, each with a function that discards it."""
+        """Return the names of drafts here that begin with `prefix`, each with a function that discards
+        it.
+        """
         ...
 
     def commit(self, committables: list[Committable]) -> None:
-        """Make drafts visible, if they are not yet.
+        """Make drafts visible, unless they are already.
 
         Raises:
-            CorruptError: a draft is not what was written.
+            CorruptError: a draft has changed since it was written.
             StorageError: a draft cannot be made visible.
         """
         ...
@@ -164,7 +167,7 @@ class _LocalDraft:
 
     def finish(self) -> Committable:
         if self._broken is not None:
-            # A sync that failed once may succeed the next time without having written anything.
+            # After a failed sync the next one may succeed without having written anything.
             raise failed("finished", self._path, self._broken) from self._broken
         try:
             if self._size is None:
@@ -191,7 +194,7 @@ class _LocalDraft:
 
 
 class _HashedFile(io.BufferedWriter):
-    """A new file that knows the checksum of what was written into it."""
+    """A new file that computes the checksum of the bytes written into it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "xb"))
@@ -202,12 +205,12 @@ class _HashedFile(io.BufferedWriter):
         return super().write(data)
 
     def checksum(self) -> str:
-        """xxh3-64 of all that was written, in hex."""
+        """Return the xxh3-64 of all written bytes, in hex."""
         return self._digest.hexdigest()
 
 
 def _verify(committable: Committable) -> None:
-    """Compare a local draft with what was written; raises FileNotFoundError if it is gone."""
+    """Compare a local draft with the written bytes; raises FileNotFoundError if it is gone."""
     size, checksum = measure_file(Path(committable.draft))
     if size == committable.size_bytes and checksum == (committable.checksum or checksum):
         return
@@ -221,10 +224,12 @@ def _verify(committable: Committable) -> None:
 
 
 def _publish(committable: Committable) -> None:
-    """Rename a draft into place; that it happened already, or happens right now elsewhere, is fine."""
+    """Rename a draft into place. It does no harm if that has happened already, or happens elsewhere right
+    now.
+    """
     draft, target = committable.draft, committable.target
     if os.path.exists(draft):
-        # In this order: another attempt with the same checkpoint may commit the same file meanwhile.
+        # The order matters: another attempt with the same checkpoint may commit the same file meanwhile.
         if os.path.exists(target) and os.path.exists(draft):
             raise StorageError(
                 f"another file has the name of a file to commit target=`{target}` draft=`{draft}`",
@@ -243,7 +248,7 @@ def _publish(committable: Committable) -> None:
 
 
 def _make_directories(path: Path) -> None:
-    """Like `mkdir -p`, and durable."""
+    """Make directories like `mkdir -p`, durably."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -256,7 +261,7 @@ def _make_directories(path: Path) -> None:
 
 
 def files_in(directory: str | Path) -> Iterator[OutputFile]:
-    """The files in a local directory; none if it is missing."""
+    """Yield the files in a local directory; none if it is missing."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
@@ -264,7 +269,7 @@ def files_in(directory: str | Path) -> Iterator[OutputFile]:
 
 
 def delete_files(directory: str | Path, files: list[OutputFile]) -> int:
-    """Delete those of the files in a local directory that are unchanged; returns how many.
+    """Delete those of the files in a local directory that are unchanged, and return how many.
 
     Raises:
         StorageError: the file system does not allow it.
@@ -286,7 +291,7 @@ def delete_files(directory: str | Path, files: list[OutputFile]) -> int:
 
 
 def _version(found: os.stat_result) -> str:
-    """Differs if a file has been changed, or another one has its name."""
+    """Return a version that changes when a file is changed or replaced."""
     return f"{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
@@ -299,11 +304,11 @@ def _sync_directory(path: str | Path) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name as one path component, different for different names."""
+    """Return a name as one path component, different for different names."""
     quoted = quote(name, safe=" ")
     return quoted.replace(".", "%2E") if set(quoted) == {"."} else quoted
 
 
 def failed(what: str, path: object, error: Exception) -> StorageError:
-    """The error for a file that could not be begun, finished, committed ..."""
+    """Return the error for a file that could not be begun, finished, committed ..."""
     return StorageError(f"a file could not be {what} path=`{path}`: {error}")

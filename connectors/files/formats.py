@@ -1,4 +1,4 @@
-"""Record batches into the bytes of a file: Parquet, CSV, JSON lines."""
+"""Encoders of record batches as files: Parquet, CSV and JSON lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ROW_GROUP_ROWS = 65_536
 
 
 class Encoder(Protocol):
-    """Writes one file into a stream."""
+    """Writes one file to a stream."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes taken in, but not yet written to the stream."""
+        """The bytes that have been taken but not yet written to the stream."""
         ...
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class ParquetEncoder:
 
 
 class CsvEncoder:
-    """CSV with a header; texts are quoted, nulls are empty."""
+    """CSV with a header. Texts are quoted, nulls are empty."""
 
     buffered_bytes = 0
 
@@ -85,7 +85,7 @@ class CsvEncoder:
 
 
 class JsonEncoder:
-    """One JSON object per line; times as ISO 8601; NaN, which JSON lacks, as null."""
+    """One JSON object per line. Times are written as ISO 8601, and NaN, which JSON lacks, as null."""
 
     buffered_bytes = 0
 
@@ -109,10 +109,11 @@ _DAY_MS: Final = 86_400_000
 def check_times(batch: pa.RecordBatch) -> None:
     """Check that text can hold all timestamps and dates of a batch.
 
-    Encoders write others as nonsense, or panic.
+    Encoders write other times as nonsense, or panic.
 
     Raises:
-        DataError: a time is out of the years 1 to 9999 (in a time zone, less a day at either end).
+        DataError: a time is outside the years 1 to 9999 (with a time zone, also the first and the last
+            day).
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
         _check_column(field.name, column)
@@ -146,7 +147,7 @@ ENCODERS: dict[str, Callable[[io.RawIOBase, pa.Schema], Encoder]] = {
 
 
 def can_encode(format: str, type_: pa.DataType) -> bool:
-    """True if a column of this type has a form in the format that can be read back."""
+    """Return True if the format has a form for columns of this type that can be read back."""
     kinds = pa.types
     plain = (
         kinds.is_integer(type_)

@@ -1,8 +1,8 @@
-"""Where files are: local paths and s3:// addresses, and how to reach them.
+"""Locations of files: local paths and s3:// addresses, and how to reach them.
 
-Settings of S3 are, in this order: the connector's own `storage_options`, the job's options of the same
-names (`s3.endpoint`, `s3.region`), the environment (`AWS_ENDPOINT_URL`, `AWS_REGION`). Credentials come
-from AWS's usual chain only: environment, shared files, web identity, instance role.
+Settings of S3 come, in this order, from the connector's own `storage_options`, from the job's options of
+the same names (`s3.endpoint`, `s3.region`), and from the environment (`AWS_ENDPOINT_URL`, `AWS_REGION`).
+Credentials come from AWS's usual chain only: environment, shared files, web identity, instance role.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ...operators.origin import capture_origin
 from ..s3_config import S3_OPTIONS, S3Service, compatibility, s3_service
 
 _REGION = "us-east-1"
-"""Where nobody says one: services other than AWS want any, and AWS knows the bucket's."""
+"""The region if none is given: services other than AWS take any, and AWS knows that of the bucket."""
 REQUESTS_MAX = 8
-"""So many files are looked at at the same time, to find out what there is to read."""
+"""The number of files that are inspected at the same time, to find out what there is to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def address_of(path: PathLike) -> str:
-    """A path as text. Raises UsageError if it is no path."""
+    """Return a path as text. Raises UsageError if it is not a path."""
     if isinstance(path, str | os.PathLike):
         address = os.fspath(path)
         if isinstance(address, str) and address:
@@ -68,10 +68,10 @@ def address_of(path: PathLike) -> str:
 
 
 def parse_location(address: str) -> Location:
-    """The location that a user means by a path, a file:// or an s3:// address.
+    """Return the location of a path, a file:// or an s3:// address.
 
     Raises:
-        UsageError: empty, or of another scheme.
+        UsageError: the address is empty, or of another scheme.
     """
     if not address:
         raise UsageError("the path is empty")
@@ -87,7 +87,7 @@ def parse_location(address: str) -> Location:
 
 
 def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of `options`, all of whose keys are known."""
+    """Return a copy of `options`, and check that all keys are known."""
     for key in options or {}:
         if key not in S3_OPTIONS:
             raise OptionError(
@@ -97,12 +97,12 @@ def check_storage_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def of_storage(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of a job's options that say how to reach a storage."""
+    """Return those of a job's options that say how to reach a storage."""
     return {key: options[key] for key in S3_OPTIONS if key in options}
 
 
 def filesystem(scheme: str, options: Mapping[str, str]) -> pafs.FileSystem:
-    """The Arrow file system for locations of `scheme`."""
+    """Return the Arrow file system for locations of `scheme`."""
     if scheme == "file":
         return pafs.LocalFileSystem()
     return _s3_filesystem(s3_service(options))
@@ -123,7 +123,7 @@ def _s3_filesystem(service: S3Service) -> pafs.FileSystem:
 
 
 def s3_client(options: Mapping[str, str]) -> Any:
-    """A boto3 client; usable from several threads."""
+    """Return a boto3 client, which several threads may use."""
     return _s3_client(s3_service(options))
 
 
@@ -150,28 +150,29 @@ def _s3_client(service: S3Service) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """A file as it was found: if any of this changed, positions in it mean nothing any more."""
+    """A file as it was found. If any of this changes, positions in the file mean nothing any more."""
 
     path: str
     size_bytes: int
     version: str
-    """The ETag on S3, else the time of the last change in ns."""
+    """The ETag on S3, otherwise the time of the last change in ns."""
 
 
 def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
-    """The files that a path, a directory (recursively) or a glob (`*`, `?`, `[ab]`, `**`) names, sorted.
+    """Return the sorted files of a path, a directory (recursively) or a glob (`*`, `?`, `[ab]`, `**`).
 
-    Names that begin with `.` or `_` inside a directory are not data: they belong to writers at work.
+    Names that begin with `.` or `_` inside a directory are not data: they belong to programs that are
+    writing.
 
     Raises:
-        UsageError: nothing is there.
-        StorageError: the file system refused.
+        UsageError: there is no such file.
+        StorageError: the file system failed.
     """
     location = parse_location(address)
     store = filesystem(location.scheme, options)
     try:
         found = _matches(store, location)
-        # On S3 a version costs a request.
+        # On S3 each version costs a request.
         with ThreadPoolExecutor(REQUESTS_MAX, "headgate-listing") as threads:
             versions = list(threads.map(lambda info: version_of(store, info), found))
     except (OSError, pa.ArrowException) as error:
@@ -213,7 +214,7 @@ def _matches(store: pafs.FileSystem, location: Location) -> list[pafs.FileInfo]:
 
 
 def _glob(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression: `*` and `?` stay within a directory, `**` does not."""
+    """Return a glob as a regular expression: `*` and `?` stay within a directory, `**` does not."""
     parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", pattern)
     translated = []
     for part in parts:
@@ -233,7 +234,7 @@ def _glob(pattern: str) -> re.Pattern[str]:
 
 
 def version_of(store: pafs.FileSystem, info: pafs.FileInfo) -> str:
-    """What changes when the file changes: the ETag on S3, else the time of the last change."""
+    """Return a value that changes with the file: the ETag on S3, otherwise the time of the last change."""
     if isinstance(store, pafs.S3FileSystem):
         with store.open_input_file(info.path) as file:
             etag = file.metadata().get("ETag")

@@ -1,13 +1,13 @@
 """Drafts on S3: multipart uploads, made visible by completing them (see `drafts.py`).
 
 Parts are uploaded while the file is written, each with its MD5, which the server compares, so the server
-keeps what was sent. From there on the store guards the bytes: nobody can read a part before the upload is
-complete. A store that knows checksums of uploads, as its answers tell, gets the CRC-32 of each part and of
-the whole file as well. It compares them when the upload is completed, and keeps the latter with the object:
-a reader of the object can compare it with the bytes.
+keeps the bytes that were sent. From then on the store guards them: a part cannot be read before the
+upload is complete. A store that supports checksums of uploads, as its answers show, also gets the CRC-32
+of each part and of the whole file. It compares them when the upload is completed, and keeps the latter
+with the object, so that readers of the object can compare it with the bytes.
 
-That an upload was completed already is recognised by the object itself: it carries the mark of the sink
-that wrote it.
+The object itself shows that an upload has been completed already: it carries the mark of the sink that
+wrote it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .locations import Location, s3_client
 
 PART_BYTES = 8 << 20
 _DELETED_AT_ONCE = 1_000
-"""Objects of one request to list or delete, which is as many as S3 takes."""
+"""The number of objects in one request to list or delete, which is the most that S3 takes."""
 _CHECKSUM: Final = "CRC32"
 _WHOLE: Final = "FULL_OBJECT"
-"""The kind of checksum that is of the bytes of the whole object, not of the checksums of its parts."""
+"""The type of checksum that covers the bytes of the whole object, not the checksums of its parts."""
 _MARK = "headgate"
-"""Key of the object metadata that tells our own objects."""
+"""The key of the object metadata by which our own objects are recognised."""
 _log = logging.getLogger("headgate.connectors")
 
 
@@ -59,7 +59,7 @@ class S3Target:
         self._options = options
         self._run_in_thread = run_in_thread
         self._begun: set[str] = set()
-        """Marks of drafts begun here and not yet committed."""
+        """The marks of drafts that were begun here and are not yet committed."""
 
     @property
     def _prefix(self) -> str:
@@ -97,7 +97,8 @@ class S3Target:
     def delete(self, files: list[OutputFile]) -> int:
         wanted = {file.name: file.version for file in files}
         deleted = 0
-        # A page of the listing at a time, so that little time passes between the look and the deletion.
+        # This deletes a page of the listing at a time, so that little time passes between the check and
+        # the deletion.
         prefix = os.path.commonprefix(list(wanted))  # noqa: RUF071  (of names, not of paths)
         for page in self._pages(prefix) if wanted else ():
             names = [file.name for file in page if wanted.get(file.name) == file.version]
@@ -107,7 +108,7 @@ class S3Target:
         return deleted
 
     def _pages(self, prefix: str) -> Iterator[list[OutputFile]]:
-        """The visible objects here, at most `_DELETED_AT_ONCE` at a time."""
+        """Yield the visible objects here, at most `_DELETED_AT_ONCE` at a time."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._location.bucket,
             Prefix=self._prefix + prefix,
@@ -151,7 +152,7 @@ class S3Target:
 
     def commit(self, committables: list[Committable]) -> None:
         for committable in committables:
-            # After a restore, what others began is most likely committed already.
+            # After a restore, drafts that others began are most likely committed already.
             if committable.mark in self._begun or not _is_there(self._client, committable):
                 _complete(self._client, committable)
             self._begun.discard(committable.mark)
@@ -162,7 +163,7 @@ class S3Target:
 
 
 class _S3Draft:
-    """A multipart upload, uploading in threads while it is written."""
+    """A multipart upload whose parts are uploaded in threads while it is written."""
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class _S3Draft:
             self._closed = True
             self.stream.end()
         try:
-            # Whatever waits is uploaded here: the threads meant for it may be busy, or be this one.
+            # Upload all waiting parts here: the threads meant for it may be busy, or be this one.
             while not self._all_uploaded():
                 self._upload_one()
         except _errors() as error:
@@ -212,7 +213,8 @@ class _S3Draft:
 
     def discard(self) -> None:
         self.stream.mute()
-        # In a thread, for S3 may not answer; what that leaves behind, the next attempt aborts.
+        # This runs in a thread, as S3 may not answer. The next attempt aborts uploads that it leaves
+        # behind.
         with suppress(RuntimeError):
             self._run_in_thread(self._abort).add_done_callback(_look_at)
 
@@ -230,23 +232,23 @@ class _S3Draft:
             self._waiting.append((self._parts, data))
             crowded = len(self._waiting) > self._waiting_max
         if self._closed or not _in_event_loop():
-            # What an encoder writes when it is closed comes in an I/O thread; `finish`, which follows
-            # there, uploads whatever waits.
+            # A closing encoder writes in an I/O thread; `finish`, which follows there, uploads all
+            # waiting parts.
             return
         if crowded:
-            # The network is slower than the stream: holding up the subtask is the backpressure.
+            # The network is slower than the stream. Holding up the subtask is the backpressure.
             self._upload_one()
         else:
             self._run_in_thread(self._upload_one).add_done_callback(_look_at)
 
     def _all_uploaded(self) -> bool:
-        """True if done; waits if others still upload and there is nothing to help with."""
+        """Return True if all parts are uploaded. Waits while others still upload and no part is waiting."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._uploading == 0)
             return not self._waiting
 
     def _upload_one(self) -> None:
-        """Upload one waiting part, if there is one. A failed one waits again."""
+        """Upload one waiting part if there is one. A part whose upload failed waits again."""
         with self._changed:
             if not self._waiting:
                 return
@@ -281,7 +283,8 @@ class _S3Draft:
             if not self._upload_id:
                 answer = self._create()
                 self._sums_parts = answer.get("ChecksumAlgorithm") == _CHECKSUM
-                # A store that knows checksums of parts only would compare that of the file with another.
+                # A store that supports only checksums of parts would compare that of the file with a
+                # different one.
                 self._sums_whole = self._sums_parts and answer.get("ChecksumType") == _WHOLE
                 if not self._sums_whole:
                     _tell_once(self._bucket)
@@ -296,7 +299,9 @@ class _S3Draft:
         except _errors() as error:
             if _status(error) not in (400, 501):
                 raise
-            return self._client.create_multipart_upload(**target)  # it does not know checksums
+            return self._client.create_multipart_upload(
+                **target
+            )  # the store does not support checksums
 
 
 def _in_event_loop() -> bool:
@@ -308,7 +313,7 @@ def _in_event_loop() -> bool:
 
 
 class _PartStream(io.RawIOBase):
-    """Cuts what is written into parts."""
+    """A stream that cuts its bytes into parts."""
 
     def __init__(self, add_part: Callable[[bytes], None]) -> None:
         self._add_part = add_part
@@ -334,19 +339,19 @@ class _PartStream(io.RawIOBase):
         return self._size
 
     def mute(self) -> None:
-        """Nobody wants it any more: keep nothing of what is still written."""
+        """Ignore all later writes, as the file is no longer wanted."""
         self._muted = True
         self._buffer.clear()
 
     def end(self) -> None:
-        """Make the rest a part. Not done in `close`, which also the garbage collector calls."""
+        """Make the rest a part. `close` does not do this, as the garbage collector calls it too."""
         if self._buffer:
             self._add_part(bytes(self._buffer))
             self._buffer.clear()
 
 
 def _complete(client: Any, committable: Committable) -> None:
-    """Complete an upload; that it was completed already is fine."""
+    """Complete an upload, unless that has happened already."""
     bucket, _, key = committable.target.partition("/")
     parts: list[dict[str, Any]] = [
         {"PartNumber": number, "ETag": etag} for number, etag in enumerate(committable.parts, 1)
@@ -366,7 +371,8 @@ def _complete(client: Any, committable: Committable) -> None:
             **whole,
         )
     except _errors() as error:
-        # Done before, or by another attempt right now, or now with its answer lost: all the same.
+        # It does not matter whether it was done before, or by another attempt, or now but with its answer
+        # lost.
         if _is_there(client, committable):
             return
         if _code(error) == "BadDigest":
@@ -387,7 +393,7 @@ def _complete(client: Any, committable: Committable) -> None:
 
 
 def _is_there(client: Any, committable: Committable) -> bool:
-    """True if the object exists, and is ours."""
+    """Return True if the object exists and is ours."""
     bucket, _, key = committable.target.partition("/")
     try:
         found = client.head_object(Bucket=bucket, Key=key)
@@ -440,18 +446,18 @@ def _status(error: Exception) -> int:
 @lru_cache(maxsize=100)
 def _tell_once(bucket: str) -> None:
     _log.info(
-        "the store keeps no checksum of a whole upload: nothing shows whether it damages the bytes of a "
-        "file before its commit bucket=`%s`",
+        "the store keeps no checksum of a whole upload, so damage to the bytes of a file before its "
+        "commit would not be noticed bucket=`%s`",
         bucket,
     )
 
 
 def _base64(checksum: int) -> str:
-    """A CRC-32 as S3 writes it."""
+    """Return a CRC-32 in S3's form."""
     return b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 def _look_at(future: Any) -> None:
-    """The part waits again, and `finish` reports what is wrong with it."""
+    """Look at the error: the part waits again, and `finish` reports the error."""
     if not future.cancelled():
         future.exception()

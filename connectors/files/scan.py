@@ -24,7 +24,7 @@ from .verified import verified_metadata
 
 
 class SplitFiles(Protocol):
-    """A source of files, by which their splits are read."""
+    """A source of files whose splits can be opened."""
 
     schema: pa.Schema
 
@@ -34,14 +34,14 @@ class SplitFiles(Protocol):
         ...
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
-        """A reader of one split. `options` say how to reach the storage."""
+        """Return a reader of one split. `options` say how to reach the storage."""
         ...
 
 
 def latest_in_files(
     narrow: SplitFiles, splits: Sequence[bytes], options: Mapping[str, str]
 ) -> int | None:
-    """See `Source.latest`; `narrow` reads the one column of event time."""
+    """Return the highest event time (see `Source.latest`); `narrow` reads only its column."""
     by_file: dict[str, list[FileSplit]] = {}
     for encoded in splits:
         split = msgspec.msgpack.decode(encoded, type=FileSplit)
@@ -60,7 +60,9 @@ def latest_in_files(
 def _told(
     parts: Sequence[FileSplit], field: pa.Field, options: Mapping[str, str]
 ) -> pa.Array | None:
-    """The highest values of row groups of one file by its footer, None if it does not have them all."""
+    """Return the highest values of row groups of one file from its footer; None if it does not have them
+    all.
+    """
     path = parts[0].path
     # Local paths are absolute, and those of S3 begin with the bucket.
     store = locations.filesystem("file" if path.startswith("/") else "s3", options)
@@ -70,12 +72,13 @@ def _told(
         raise storage_error(path, error) from error
     schema = metadata.schema.to_arrow_schema()
     index = schema.get_field_index(field.name)
-    # Nested columns would shift the columns of the footer; another type means something else.
+    # Nested columns would shift the columns of the footer, and values of another type mean something
+    # else.
     flat = metadata.num_columns == len(schema)
     if not flat or index < 0 or schema.field(index).type != field.type:
         return None
     if pa.types.is_timestamp(field.type) and field.type.unit not in ("ms", "us"):
-        return None  # others come as Python values that are less exact, or in another unit
+        return None  # times of other units come as Python values that are less exact
     found: list[Any] = []
     for part in parts:
         statistics = metadata.row_group(part.row_group).column(index).statistics
@@ -86,7 +89,7 @@ def _told(
 
 
 def _metadata(store: pafs.FileSystem, split: FileSplit) -> pq.FileMetaData:
-    """What the footer of a file says; verified, if the split has checksums."""
+    """Return the metadata in the footer of a file, verified if the split has checksums."""
     with store.open_input_file(split.path) as file:
         if split.checksums:
             return verified_metadata(file, split.path, split.size_bytes, split.checksums)[0]
@@ -96,7 +99,7 @@ def _metadata(store: pafs.FileSystem, split: FileSplit) -> pq.FileMetaData:
 def _read(
     narrow: SplitFiles, parts: Sequence[FileSplit], options: Mapping[str, str]
 ) -> Iterator[int | None]:
-    """The highest value of each piece; what cannot be read is left to the job itself."""
+    """Yield the highest value of each piece. Unreadable records are left to the job itself."""
     for part in parts:
         for piece in _pieces(narrow, part, options):
             if piece.batch is not None:
@@ -110,18 +113,18 @@ def _highest(values: Iterable[int | None]) -> int | None:
 def read_whole(
     source: SplitFiles, splits: Sequence[bytes], options: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """The records of all splits, in their order; blocks. `options` are the job's.
+    """Yield the records of all splits in their order; blocks. `options` are the job's.
 
     Raises:
         BadRecordError: a record cannot be read, or does not fit the schema.
-        StorageError: the storage refused, or a file changed while it was read.
+        StorageError: the storage failed, or a file changed while it was read.
     """
     for encoded in splits:
         split = msgspec.msgpack.decode(encoded, type=FileSplit)
         try:
             yield from _records(source, split, options)
         except StateError as error:
-            # For a source that is the end; a table has no position, and is read again.
+            # A source would have to stop here, but a table has no position and can be read again.
             raise StorageError(
                 f"a file of a static table changed while it was read file=`{split.path}`",
                 fix="put a new file in its place with a rename, which is done at once",
@@ -144,7 +147,7 @@ def _records(
 
 
 def _pieces(source: SplitFiles, split: FileSplit, options: Mapping[str, str]) -> Iterator[Piece]:
-    """All pieces of a split."""
+    """Yield all pieces of a split."""
     blocks, last = source.open_split(split, options), False
     try:
         while not last:

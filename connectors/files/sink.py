@@ -1,7 +1,7 @@
-"""Writes CSV, JSON lines and Parquet files, each record exactly once (features.md SNK-04).
+"""Writes CSV, JSON lines and Parquet files, each record exactly once.
 
 A file is *in progress* while it is written, *pending* once it is finished at a barrier, and *committed*,
-that is visible, once the checkpoint is complete. File names sort by age and tell who wrote them:
+that is visible, once the checkpoint is complete. File names sort by age and name the writer:
 
     part-<sink>-<attempt>-<after>-<subtask>-<number>.parquet
 
@@ -71,7 +71,7 @@ class PartName:
 
     @classmethod
     def parse(cls, name: str) -> PartName | None:
-        """None if it is not a name of ours."""
+        """Return the parts of a name; None if the name is not one of ours."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -80,12 +80,12 @@ class PartName:
 
 
 def tag_of(job: str, sink: str) -> str:
-    """The short hash by which the files of one sink of one job are known."""
+    """Return the short hash that marks the files of one sink of one job."""
     return f"{xxhash.xxh32_intdigest(f'{job}/{sink}'.encode()):08x}"
 
 
 def prefix_of(tag: str, attempt: int | None = None) -> str:
-    """The prefix of the names of all files of one sink, or of one of its attempts."""
+    """Return the prefix of the names of all files of one sink, or of one of its attempts."""
     return f"part-{tag}-" if attempt is None else f"part-{tag}-{attempt:010}-"
 
 
@@ -143,7 +143,7 @@ class FileSink(Sink):
         options: Mapping[str, str],
         run_in_thread: Callable[[Callable[[], Any]], Any],
     ) -> Target:
-        """Where the files of one job go."""
+        """Return the place for the files of one job."""
         if self.location.scheme == "s3":
             options = {**options, **self.storage_options}
             return S3Target(self.location, job, sink, options, run_in_thread)
@@ -192,7 +192,7 @@ class _File:
         return self.draft.stream.tell() + self._encoder.buffered_bytes
 
     def encode_rest(self) -> None:
-        """Write the end of the format, such as the footer; if that failed once, it fails for ever."""
+        """Write the end of the format, such as the footer. If that failed once, it fails each time."""
         if self._broken is not None:
             raise self._broken
         if not self._encoded:
@@ -204,7 +204,7 @@ class _File:
             self._encoded = True
 
     def finish(self) -> Committable:
-        """Make it durable; blocks. Repeatable, also from several threads."""
+        """Make the file durable; blocks. It may be repeated, also from several threads."""
         with self._lock:
             if self._committable is None:
                 self.encode_rest()
@@ -212,10 +212,10 @@ class _File:
             return self._committable
 
     def discard(self) -> None:
-        """Forget it. Does not raise."""
-        self.draft.discard()  # first, so that what the encoder still writes goes nowhere
+        """Give up the file. Does not raise."""
+        self.draft.discard()  # first, so that further writes of the encoder have no effect
         with suppress(Exception):
-            self._encoder.close()  # or it would try to write when it is garbage collected
+            self._encoder.close()  # otherwise it would try to write when it is garbage collected
         with suppress(Exception):
             self.draft.stream.close()
 
@@ -228,7 +228,7 @@ class FileWriter(SinkWriter):
         self._staged = sink.guarantee is Guarantee.EXACTLY_ONCE
         self._file: _File | None = None
         self._closed: list[_File] = []
-        """Ended since the last roll, and, without exactly-once, not yet visible."""
+        """The files that have ended since the last roll and, without exactly-once, are not yet visible."""
         self._committing = threading.Lock()
         self._failure: BaseException | None = None
         self._cancel_timer: Callable[[], None] | None = None
@@ -277,7 +277,7 @@ class FileWriter(SinkWriter):
             raise self._failure
         if self._staged:
             return None
-        # No checkpoint has to follow; these guarantees do not wait for one.
+        # These guarantees do not wait for a checkpoint, and none has to follow.
         files = self._take_ended()
 
         def finish_all() -> None:
@@ -318,7 +318,9 @@ class FileWriter(SinkWriter):
             future.add_done_callback(lambda done: self._settle(file, done))
 
     def _take_ended(self) -> list[_File]:
-        """End the open file, and take all that ended since the last time; a thread does the rest."""
+        """End the open file, and take all files that have ended since the last time; a thread does the
+        rest.
+        """
         if self._file is not None:
             self._closed.append(self._file)
             self._stop_timer()
@@ -327,7 +329,9 @@ class FileWriter(SinkWriter):
         return files
 
     def _finish_all(self, files: list[_File]) -> list[bytes]:
-        """Pre-commit; without exactly-once also commit. In a thread; repeatable."""
+        """Pre-commit files and, without exactly-once, commit them too. Runs in a thread, and may be
+        repeated.
+        """
         committables = [file.finish() for file in files]
         if self._staged:
             return [msgspec.msgpack.encode(committable) for committable in committables]
@@ -336,12 +340,14 @@ class FileWriter(SinkWriter):
         return []
 
     def _settle(self, file: _File, done: Any) -> None:
-        """A file that ended early is visible: nothing is left to do at the barrier. Or it failed."""
+        """Note that a file that ended early is visible, so that nothing is left to do at the barrier, or
+        that it failed.
+        """
         if done.cancelled():
             return
         if done.exception() is not None:
             self._failure = done.exception()
-        elif file in self._closed:  # else a roll or `finish` has taken it over
+        elif file in self._closed:  # otherwise a roll or `finish` has taken it
             self._closed.remove(file)
 
     def _stop_timer(self) -> None:
@@ -350,7 +356,7 @@ class FileWriter(SinkWriter):
             self._cancel_timer = None
 
     def _delete_dead_drafts(self) -> None:
-        """Discard what older attempts left that no checkpoint can name (see the module's text)."""
+        """Discard the drafts of older attempts that no checkpoint can name (see the module docstring)."""
         context = self.context
         discarded = context.metrics.counter(DISCARDED_COUNTER)
         for name, discard in self._target.drafts(prefix_of(self._tag)):
@@ -364,7 +370,9 @@ class FileWriter(SinkWriter):
                 discarded.inc()
 
     def _first_free_number(self) -> int:
-        """A number above those of this attempt's files; there are some if the job's storage was wiped."""
+        """Return a number above those of this attempt's files, which exist if the job's storage was
+        wiped.
+        """
         context = self.context
         parts = map(PartName.parse, self._target.names(prefix_of(self._tag, context.attempt)))
         numbers = [
@@ -385,9 +393,9 @@ def files_sink(
     storage_options: Mapping[str, str] | None = None,
     if_exists: IfExistsLike = "error",
 ) -> FileSink:
-    """A sink that writes files into a directory, local or s3://bucket/prefix.
+    """Return a sink that writes files into a directory, local or s3://bucket/prefix.
 
-    Readers that pass over names beginning with a dot see only committed files. A file ends at each
+    Readers that ignore names beginning with a dot see only committed files. A file ends at each
     checkpoint, and before that if it gets too old or too large.
 
     Args:
@@ -459,7 +467,7 @@ def _sink_of(
     storage_options: Mapping[str, str] | None,
     if_exists: IfExistsLike,
 ) -> FileSink:
-    """The sink of these arguments; `files_sink` says what they mean, and what is refused."""
+    """Return the sink with these arguments, which `files_sink` documents."""
     if format not in ENCODERS:
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")

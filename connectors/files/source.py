@@ -1,4 +1,4 @@
-"""Reads CSV, JSON lines and Parquet files from a directory or from S3 (features.md SRC-04).
+"""Reads CSV, JSON lines and Parquet files from a directory or from S3.
 
 Parquet is split by row groups, text by byte ranges of whole lines; the position of the next record is
 exact, to the byte or row. Files are read ahead by two blocks in an I/O thread; `poll` never blocks.
@@ -61,17 +61,17 @@ REJECTED_SCHEMA = pa.schema(
         pa.field("record", pa.string(), nullable=False),
     ]
 )
-"""Columns of the side output `rejected`: `offset` is a byte (text) or a row number in a row group."""
+"""The columns of the side output `rejected`; `offset` is a byte (text) or a row number in a row group."""
 
 _BLOCKS_AHEAD = 2
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How texts in UTF-16 begin."""
+"""The first bytes of texts in UTF-16."""
 BATCH_ROWS: Final = 8192
 SPLIT_BYTES: Final = "64mb"
 
 
 class OnBadRecord(Enum):
-    """What happens to a record that cannot be read."""
+    """The treatment of a record that cannot be read."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -82,7 +82,7 @@ BadRecordPolicy: TypeAlias = Literal["fail", "drop", "side_output"]
 
 
 def parse_policy(text: BadRecordPolicy) -> OnBadRecord:
-    """The policy of this name; raises UsageError if there is none."""
+    """Return the policy with this name; raises UsageError if there is none."""
     policies = [policy.value for policy in OnBadRecord]
     if text not in policies:
         raise UsageError(
@@ -92,7 +92,7 @@ def parse_policy(text: BadRecordPolicy) -> OnBadRecord:
 
 
 class TextOptions(msgspec.Struct, frozen=True):
-    """How CSV is written down."""
+    """The form of CSV files."""
 
     delimiter: str = ","
     header: bool = True
@@ -123,7 +123,7 @@ class FileSource(Source[Record_co]):
         self.format = format
         self.schema: pa.Schema = schema
         self.file_columns = tuple(file_columns)
-        """All columns of the schema as given, of which `schema` may be a part."""
+        """All columns of the given schema, of which `schema` may be a part."""
         self.on_bad_record = on_bad_record
         self.batch_rows = batch_rows
         self.split_bytes = split_bytes
@@ -132,13 +132,15 @@ class FileSource(Source[Record_co]):
         self.row_type = row_type
 
     def configure(self, options: Mapping[str, str]) -> FileSource[Record_co]:
-        """Reaches the storage as the job's options say, where its own do not say otherwise."""
+        """Return a source that reaches the storage by the job's options, where its own options set
+        nothing else.
+        """
         configured = copy.copy(self)
         configured.storage_options = {**locations.of_storage(options), **self.storage_options}
         return configured
 
     def splits(self, parallelism: int) -> list[bytes]:
-        """One split per row group, or per `split_bytes` of text; independent of the parallelism."""
+        """Return one split per row group, or per `split_bytes` of text, at any parallelism."""
         files = locations.find_files(self.path, self.storage_options)
         store = self._store(self.storage_options)
         cut = self._row_groups if self.format == "parquet" else self._byte_ranges
@@ -153,9 +155,9 @@ class FileSource(Source[Record_co]):
         return FileReader(self)
 
     def with_columns(self, columns: Sequence[str]) -> FileSource[Record_co]:
-        """Reads only these columns; values of the others are then not checked either."""
+        """Return a source that reads only these columns; values of the others are not checked either."""
         wanted = set(columns)
-        # One column stays in any case: a batch without columns has no rows to count.
+        # At least one column stays: a batch without columns has no rows to count.
         kept = [field for field in self.schema if field.name in wanted] or [self.schema.field(0)]
         narrow = copy.copy(self)
         narrow.schema = pa.schema(kept)
@@ -167,7 +169,7 @@ class FileSource(Source[Record_co]):
 
     @property
     def position_unit(self) -> str:
-        """What positions in its files count."""
+        """The unit of positions in the files: row or byte."""
         return "row" if self.format == "parquet" else "byte"
 
     def check_as_table(self) -> None:
@@ -185,7 +187,7 @@ class FileSource(Source[Record_co]):
         yield from read_whole(narrow, narrow.configure(options).splits(1), options)
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
-        """A reader of one split; blocks. `options` are the job's."""
+        """Return a reader of one split; blocks. `options` are the job's."""
         store = self._store({**options, **self.storage_options})
         if self.format == "parquet":
             return ParquetReader(store, split, self.schema, self.batch_rows)
@@ -227,7 +229,7 @@ class FileSource(Source[Record_co]):
         return splits
 
     def _read_header(self, store: pafs.FileSystem, path: str) -> tuple[int, list[str]]:
-        """Length of the first line, and the column names in it."""
+        """Return the length of the first line, and the column names in it."""
         line = first_line(store, path)
         if line.startswith(_UTF_16):
             raise UsageError(
@@ -248,7 +250,7 @@ class FileSource(Source[Record_co]):
         for name in self.schema.names:
             if list(found).count(name) != 1:
                 raise UsageError(
-                    f"an input file does not have the column once column=`{name}` file=`{path}`",
+                    f"an input file does not have the column exactly once column=`{name}` file=`{path}`",
                     fix=suggest(name, found, "columns of the file"),
                 )
 
@@ -259,9 +261,11 @@ class FileReader(SourceReader):
     def __init__(self, source: FileSource) -> None:
         self._source = source
         self._splits: deque[FileSplit] = deque()
-        """Splits not delivered to the end, in order; the first one has the current position."""
+        """The splits that have not been read to the end, in order. The first one has the current
+        position.
+        """
         self._unread: deque[FileSplit] = deque()
-        """Those of them that reading ahead has not come to yet."""
+        """Those of them that reading ahead has not reached yet."""
         self._reading: FileSplit | None = None
         self._blocks: BlockReader | None = None
         self._ready: deque[tuple[FileSplit, deque[Piece]]] = deque()
@@ -273,7 +277,7 @@ class FileReader(SourceReader):
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
-        # After a change of parallelism they come mixed up; out of order, records would come late.
+        # After a change of parallelism splits arrive in any order, in which records would come late.
         added.sort(key=lambda split: (split.path, split.row_group or 0, split.position))
         self._splits.extend(added)
         self._unread.extend(msgspec.structs.replace(split) for split in added)
@@ -309,7 +313,7 @@ class FileReader(SourceReader):
                 return ColumnBatch(piece.batch, positions=positions)
 
     async def wait(self) -> None:
-        """Return when a block was read. Cancelling it leaves the reader unchanged."""
+        """Return when a block has been read. Cancelling this leaves the reader unchanged."""
         self._read_ahead()
         if self._pending is not None and not self._ready:
             await asyncio.wait([self._pending])
@@ -319,7 +323,9 @@ class FileReader(SourceReader):
         return not self._splits
 
     def lag_records(self) -> dict[str, int] | None:
-        """Rows of Parquet files by file; of text nobody knows how many records it has."""
+        """Return the remaining rows by file for Parquet. The number of records in text files is not
+        known.
+        """
         if self._source.format != "parquet":
             return None
         left: dict[str, int] = {}
@@ -328,7 +334,9 @@ class FileReader(SourceReader):
         return left
 
     def lag_bytes(self) -> int | None:
-        """Of text; compressed files count as they lie there, until they are read to the end."""
+        """Return the remaining bytes of text files. Compressed files count with their full size until
+        they are read to the end.
+        """
         if self._source.format == "parquet":
             return None
         return sum(_bytes_left(split) for split in list(self._splits))
@@ -338,7 +346,7 @@ class FileReader(SourceReader):
 
     def close(self) -> None:
         if self._pending is not None:
-            # The thread may be reading right now: whoever comes last closes the file.
+            # The thread may be reading right now, so it closes the file when it is done.
             self._pending.add_done_callback(self._close_file)
             self._pending = None
         else:
@@ -346,13 +354,13 @@ class FileReader(SourceReader):
 
     def _close_file(self, done: asyncio.Future[list[Piece]] | None) -> None:
         if done is not None and not done.cancelled():
-            done.exception()  # looked at, so that asyncio does not complain
+            done.exception()  # looks at the error, so that asyncio does not report it
         if self._blocks is not None:
             self._blocks.close()
             self._blocks = None
 
     def _read_ahead(self) -> None:
-        """Start reading the next block, unless enough is there."""
+        """Start reading the next block, unless enough blocks are ready."""
         if self._pending is not None or len(self._ready) >= _BLOCKS_AHEAD:
             return
         if self._reading is None:
@@ -363,7 +371,7 @@ class FileReader(SourceReader):
         self._pending = self.context.run_in_thread(lambda: self._next_block(split))
 
     def _next_block(self, split: FileSplit) -> list[Piece]:
-        """In a thread; nobody else touches the block reader meanwhile."""
+        """Read the next block, in a thread. Nothing else uses the block reader meanwhile."""
         if self._blocks is None:
             self._blocks = self._source.open_split(split, self.context.options)
         pieces = self._blocks.next_block()
@@ -373,7 +381,9 @@ class FileReader(SourceReader):
         return pieces
 
     def _take_block(self) -> None:
-        """Take over a block that was read. A failed one is reported behind what was read before it."""
+        """Take over a block that has been read. An error is raised only after the blocks before it have
+        been returned.
+        """
         if self._pending is None or not self._pending.done():
             return
         if self._pending.exception() is not None and self._ready:
@@ -418,14 +428,14 @@ def _bytes_left(split: FileSplit) -> int:
 
 
 def _name(split: FileSplit) -> str:
-    """What event time knows the split by; unlike the position it stays as it is."""
+    """Return the name of the split in event time, which does not change with the position."""
     if split.row_group is not None:
         return f"{split.path} row group {split.row_group}"
     return split.path if split.end is None else f"{split.path} to byte {split.end}"
 
 
 class ParquetOptions(TypedDict, total=False):
-    """Keyword arguments of all sources of files; `files_source` says what they mean."""
+    """The keyword arguments of all sources of files, which `files_source` documents."""
 
     batch_rows: int
     on_bad_record: BadRecordPolicy
@@ -433,13 +443,13 @@ class ParquetOptions(TypedDict, total=False):
 
 
 class JsonOptions(ParquetOptions, total=False):
-    """Those of sources of texts besides."""
+    """The additional keyword arguments of sources of text files."""
 
     split_bytes: str | int
 
 
 class CsvOptions(JsonOptions, total=False):
-    """Those of CSV besides."""
+    """The additional keyword arguments of CSV sources."""
 
     delimiter: str
     header: bool
@@ -471,7 +481,7 @@ def files_source(
     null_values: Sequence[str] = ("",),
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
-    """A bounded source of files.
+    """Return a bounded source of files.
 
     CSV and JSON hold one record per line: values must not contain line breaks. Empty lines are skipped.
     Files that end in `.gz` are read as one split. Files must not change while a job reads them.
@@ -480,20 +490,22 @@ def files_source(
         path: a file, a directory (with all below it), or a glob; local or s3://bucket/prefix.
         format: `csv`, `json` (one object per line) or `parquet`.
         schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
-            the files are skipped. Needed for csv and json; for parquet the default is that of the first
-            file, which is then read at once.
-        on_bad_record: `fail`, `drop` (counted in `headgate_source_record_errors_total`), or `side_output`
-            (`rejected`).
+            the files are skipped. It is needed for csv and json; for parquet the default is that of the
+            first file, which is then read at once.
+        on_bad_record: the treatment of unreadable records: `fail`, `drop` (counted in
+            `headgate_source_record_errors_total`), or `side_output` (`rejected`).
         batch_rows: rows per batch.
-        split_bytes: size of the parts a text file is cut into.
-        delimiter: of CSV.
-        header: whether CSV files begin with a line of column names; if not, columns come in schema order.
+        split_bytes: the size of the parts into which a text file is cut.
+        delimiter: the delimiter of CSV.
+        header: whether CSV files begin with a line of column names. Otherwise their columns are in the
+            order of the schema.
         null_values: unquoted texts of CSV that mean null.
         storage_options: `s3.endpoint` and the like, if they differ from the job's. Parquet without a
-            `schema` is looked at before there is a job, and so knows these and the environment only.
+            `schema` is opened before there is a job, and so only with these and the environment.
 
     Raises:
-        UsageError: an argument is wrong. That nothing is at `path` is found out when the job starts.
+        UsageError: an argument is wrong. Whether there are files at `path` is found out when the job
+            starts.
     """
     text = TextOptions(delimiter, header, tuple(null_values))
     return _source_of(
@@ -579,7 +591,7 @@ def _source_of(
     split_bytes: str | int = SPLIT_BYTES,
     text: TextOptions = TextOptions(),
 ) -> FileSource:
-    """The source of these arguments; `files_source` says what they mean, and what is refused."""
+    """Return the source with these arguments, which `files_source` documents."""
     path = locations.address_of(path)
     check_count("batch_rows", batch_rows, 1)
     if format not in FORMATS:
@@ -622,7 +634,7 @@ def _source_of(
 
 
 def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:
-    """Schema, and the number of rows of each row group."""
+    """Return the schema, and the number of rows of each row group."""
     try:
         with pq.ParquetFile(store.open_input_file(path)) as file:
             metadata = file.metadata
@@ -631,7 +643,7 @@ def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[i
     except pa.ArrowInvalid as error:
         raise UsageError(
             f"not a Parquet file file=`{path}`: {error}",
-            fix="a directory is read with all files below it; name the others apart, or give a glob",
+            fix="a directory is read with all files below it; move the other files away, or give a glob",
         ) from error
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error

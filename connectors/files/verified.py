@@ -1,7 +1,7 @@
-"""Parquet files that nobody but headgate reads, verified before their rows are believed.
+"""Verification of Parquet files that another program wrote for headgate, before their rows are used.
 
-Another program wrote them, so they carry no checksum of ours. Once they are complete they are measured, and
-the checksums are kept in a record. A split has those of the footer and of its row group.
+Such files carry no checksum of ours. Once they are complete they are measured, and the checksums are kept
+in a record. A split has those of the footer and of its row group.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from ...state.checked_files import (
 _READ_BYTES: Final = 1 << 20
 
 Checksums: TypeAlias = Sequence[str]
-"""xxh3-64, in hex: of the footer of a file, then of each row group, or of the one that a split reads."""
+"""The xxh3-64, in hex, of the footer of a file, and then of each row group, or of the one that a split
+reads.
+"""
 
 
 def measure_parquet(store: pafs.FileSystem, path: str) -> list[str]:
-    """The checksums of a file: of its footer, and of each row group. Reads all of it; blocking."""
+    """Return the checksums of the footer of a file and of each row group. Reads the whole file;
+    blocking.
+    """
     with store.open_input_file(path) as file:
         size = file.size()
         tail = _tail(file, path, size)
@@ -42,10 +46,10 @@ def measure_parquet(store: pafs.FileSystem, path: str) -> list[str]:
 def verified_metadata(
     file: pa.NativeFile, path: str, size: int, checksums: Checksums
 ) -> tuple[pq.FileMetaData, bytes]:
-    """The metadata of an open file, and the bytes at its end that they are from.
+    """Return the metadata of an open file, and the bytes at its end that contain them.
 
     Raises:
-        CorruptError: the footer is not the one that was measured.
+        CorruptError: the footer has changed since it was measured.
     """
     tail = _tail(file, path, size)
     if _footer_checksum(tail) != checksums[0]:
@@ -56,13 +60,13 @@ def verified_metadata(
 def open_row_group(
     store: pafs.FileSystem, path: str, size: int, group: int, checksums: Checksums
 ) -> pq.ParquetFile:
-    """A file of which the row group `group` may be read. Reads all of that; blocking.
+    """Return a file of which the row group `group` can be read. Reads that row group; blocking.
 
-    A remote row group is held in memory, where reading it would bring it anyway, and is fetched once. A
-    local one may be large, and is read a second time, most likely from the system's cache.
+    A remote row group is held in memory, where reading would put it anyway, so that it is fetched only
+    once. A local one may be large, and is read a second time, most likely from the system's cache.
 
     Raises:
-        CorruptError: the bytes are not those that were measured.
+        CorruptError: the bytes have changed since they were measured.
     """
     file = store.open_input_file(path)
     metadata, tail = verified_metadata(file, path, size, checksums)
@@ -80,7 +84,7 @@ def open_row_group(
 
 
 def _tail(file: pa.NativeFile, path: str, size: int) -> bytes:
-    """The end of a file with all of its footer."""
+    """Return the end of a file with all of its footer."""
     tail: bytes = file.read_at(min(size, ARROW_TAIL_BYTES), max(0, size - ARROW_TAIL_BYTES))
     length = footer_length(tail)
     if len(tail) < FOOTER_END_BYTES or length > size:

@@ -1,1 +1,1 @@
-"""Results of Spark queries as bounded sources. Nothing in here imports pyspark but `child.py`."""
+"""Results of Spark queries as bounded sources. Only `child.py` imports pyspark."""

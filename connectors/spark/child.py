@@ -30,7 +30,7 @@ from .task import SIZE, Done, Failed, Message, Progress, SparkPlan, Task
 
 
 DETAIL_MAX: Final = 20_000
-"""Characters of what Spark said that are kept."""
+"""The number of characters of Spark's error that are kept."""
 _SENTENCE_MAX: Final = 400
 _CAUSES_MAX: Final = 50
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$", re.MULTILINE)
@@ -42,7 +42,7 @@ class QueryRaised(Exception):
 
 
 def failure_of(error: BaseException) -> Failed:
-    """The message for an error of the query, of Spark, or of ours."""
+    """Return the message for an error of the query, of Spark, or of headgate."""
     if isinstance(error, HeadgateError):
         return Failed(error.message, error.fix, usage=isinstance(error, UsageError))
     raised = isinstance(error, QueryRaised)
@@ -63,7 +63,7 @@ def failure_of(error: BaseException) -> Failed:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the user's, that is, outside of pyspark."""
+    """Return the innermost line of the user's code, that is, outside of pyspark."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "/pyspark/" not in frame.filename and "/py4j/" not in frame.filename:
             return f" ({frame.filename}:{frame.lineno})"
@@ -71,7 +71,7 @@ def _place(error: BaseException) -> str:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The deepest cause that Java knows of; without Java, the message itself."""
+    """Return the deepest cause that Java knows; without Java, the message itself."""
     throwable: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     if throwable is None or not hasattr(throwable, "getCause"):
         return _sentence(str(error))
@@ -81,14 +81,14 @@ def _root_cause(error: BaseException) -> str:
             break
         throwable = cause
     text = _STATE.sub("", str(throwable.getMessage() or throwable.getClass().getName()))
-    # What comes first of a Python worker is its traceback; what it raised is in its last line.
+    # An error of a Python worker begins with its traceback; the exception is in the last line.
     if "Traceback (most recent call last)" in text:
         return _sentence(text.strip().splitlines()[-1])
     return _sentence(text)
 
 
 def _sentence(text: str) -> str:
-    """The first paragraph, on one line, and not for ever."""
+    """Return the first paragraph as one line of limited length."""
     first = re.split(r"\n\s*\n|\n== |;\n|\nJVM stacktrace|\n\tat ", text.strip(), maxsplit=1)[0]
     one_line = " ".join(_STATE.sub("", first).split())
     return one_line if len(one_line) <= _SENTENCE_MAX else f"{one_line[:_SENTENCE_MAX]}..."
@@ -109,7 +109,8 @@ _DEFAULTS: Final = {
 }
 _LOCAL_DEFAULTS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _FORMAT: Final = {
-    # Whatever the user reads with: this is how every value of a type comes out of the file as it went in.
+    # With these settings every value comes out of the file as it went in, whatever settings the user
+    # reads with.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
@@ -121,7 +122,7 @@ def perform(task: Task, spark: Any, say: Say) -> Done:
 
     Raises:
         UsageError: the query cannot be read as declared; nothing was run.
-        Exception: whatever Spark or the user's function raised.
+        Exception: the error of Spark or of the user's function.
     """
     for key, value in _FORMAT.items():
         spark.conf.set(key, value)
@@ -139,11 +140,11 @@ def perform(task: Task, spark: Any, say: Say) -> Done:
 
 
 def build_frame(plan: SparkPlan, spark: Any) -> Any:
-    """The DataFrame of a plan; analysed, not run.
+    """Return the DataFrame of a plan, which is analysed but not run.
 
     Raises:
-        QueryRaised: from what the user's function raised.
-        UsageError: it returned no DataFrame, or one without end.
+        QueryRaised: the user's function raised its cause.
+        UsageError: the function returned no DataFrame, or one without end.
     """
     if plan.sql:
         frame = spark.sql(plan.sql)
@@ -177,7 +178,7 @@ def _call(pickled: bytes, spark: Any) -> Any:
 
 
 def open_session(task: Task) -> Any:
-    """The session that the plan asks for."""
+    """Return the session that the plan asks for."""
     from pyspark.sql import SparkSession
 
     plan = task.plan
@@ -199,7 +200,7 @@ def open_session(task: Task) -> Any:
 
 @contextmanager
 def _progress(spark: Any, say: Say) -> Iterator[None]:
-    """Say every few seconds how many tasks are done."""
+    """Report every few seconds how many tasks are done."""
     stopped = threading.Event()
     tasks = _classic_tasks(spark) if hasattr(spark, "_jsparkSession") else _connect_tasks(spark)
 
@@ -247,8 +248,8 @@ def _connect_tasks(spark: Any) -> Callable[[], str]:
 
 
 def main() -> None:
-    """Do the one task."""
-    # What is printed from here on, also by Java, does not mix with what we say.
+    """Run the one task of this process."""
+    # From here on, output of any code, also of Java, is kept apart from our messages.
     channel = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lock = threading.Lock()
@@ -272,7 +273,9 @@ def main() -> None:
 
 
 def _die_with_parent(task: Task) -> None:
-    """Nothing more comes over standard input but its end: then nobody waits for us any more."""
+    """Wait for the end of standard input, at which the parent no longer waits for this process, and end
+    it.
+    """
     while os.read(0, 4096):
         pass
     for directory in (task.scratch, task.target.removeprefix("file://")):

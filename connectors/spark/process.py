@@ -1,4 +1,4 @@
-"""Runs a task in a process of its own, with Spark in it, and leaves nothing of either behind."""
+"""Runs a task with Spark in a process of its own, and cleans up after both."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .task import SIZE, Done, Failed, Message, Progress, Task
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MEMORY: Final = (
-    'was the memory too little? conf={"spark.driver.memory": "4g"} gives more; '
-    "the log says what Spark did last"
+    'there may have been too little memory: conf={"spark.driver.memory": "4g"} gives more; '
+    "the log shows what Spark did last"
 )
 
 
@@ -32,8 +32,8 @@ class SparkProcess:
     """One process for one task. `run` blocks; `kill` may be called from another thread.
 
     Args:
-        task: what to do; its `scratch` is set here.
-        directory: where temporary files go; empty: where the system has them.
+        task: the task, whose `scratch` is set here.
+        directory: the directory for temporary files; empty: that of the system.
         where: the user's line, for errors.
         announce: called with every sign of progress, in the thread of `run`.
     """
@@ -46,16 +46,16 @@ class SparkProcess:
         self._announce = announce
         self._root = Path(directory or tempfile.gettempdir()) / f"headgate-spark-{os.getuid()}"
         self.log = self._root / f"{_UNSAFE.sub('-', task.name)}.log"
-        """What Spark writes: warnings and errors. Each process of this name writes it anew."""
+        """The file for Spark's warnings and errors. Each process of this name overwrites it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
     def run(self) -> Done:
-        """Start, wait for the end, and clean up.
+        """Start the process, wait for its end, and clean up.
 
         Raises:
             UsageError: Spark or Java is not installed, or the query is wrong as written.
-            SourceError: it failed, or died.
+            SourceError: the process failed, or died.
         """
         check_pyspark()
         try:
@@ -74,7 +74,7 @@ class SparkProcess:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it now, with all it has started. `run` raises."""
+        """End the process now, with all processes that it has started. `run` then raises."""
         self._killed = True
         if self._process is not None:
             _kill(self._process)
@@ -95,7 +95,7 @@ class SparkProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                # A group of its own, so that Java goes with it.
+                # It gets a process group of its own, so that Java is killed with it.
                 start_new_session=True,
             )
         self._process = process
@@ -104,7 +104,8 @@ class SparkProcess:
                 raise self._ended(None)
             return self._talk(process, scratch)
         finally:
-            # In front of `wait`: as long as the child is not waited for, its number is its own.
+            # This comes before `wait`: the number of a process is not reused before it has been waited
+            # for.
             _kill(process)
             process.wait()
             self._process = None
@@ -114,7 +115,7 @@ class SparkProcess:
                     pipe.close()
 
     def _talk(self, process: subprocess.Popen[bytes], scratch: Path) -> Done:
-        """Give it the task and listen until it has an answer."""
+        """Give the process its task, and read messages until the answer."""
         assert process.stdin is not None  # for the type checker: both are pipes
         assert process.stdout is not None
         task = msgspec.msgpack.encode(msgspec.structs.replace(self._task, scratch=str(scratch)))

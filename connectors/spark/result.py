@@ -1,12 +1,12 @@
-"""The result of a query in the storage of the job: made at most once per run, and never seen in part.
+"""The result of a query in the storage of the job. It is made at most once per run, and never read in part.
 
     <run>-<fingerprint>/<attempt>/part-....parquet    what one process of Spark wrote
     <run>-<fingerprint>/result.json                   the attempt that counts: its files, sizes and rows
 
-The record has checksums of all files, measured when Spark was done, so a file that changed while it waited
-to be read is found. The record is created only if it is not there. So of two coordinators of a run, of
-which one is thought to be dead, exactly one has its attempt read, and files that no record names are
-nobody's.
+The record has checksums of all files, measured when Spark was done, so a file that changed before it was
+read is found. The record is created only if it does not exist. So of two coordinators of a run, one of
+which is thought to be dead, exactly one has its attempt read, and files that no record names belong to no
+result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOCAL_DIRS: Final = "io.tmp.dirs"
 class ResultFile(Record, frozen=True, omit_defaults=True):
     """A Parquet file: its name below the directory of the result, and its rows by row group.
 
-    `checksums` are of the footer and of each row group; early builds had none.
+    `checksums` are those of the footer and of each row group. Early builds had none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ResultFile(Record, frozen=True, omit_defaults=True):
     checksums: tuple[str, ...] = ()
 
     def checksums_of(self, group: int) -> list[str]:
-        """Those that a split of one row group needs."""
+        """Return the checksums that a split of one row group needs."""
         return [self.checksums[0], self.checksums[1 + group]] if self.checksums else []
 
 
@@ -64,11 +64,11 @@ class Result(Record, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many rows the result has."""
+        """The number of rows of the result."""
         return sum(sum(file.rows) for file in self.files)
 
     def splits(self, address: str) -> list[bytes]:
-        """One split per row group that has rows; the result is in the directory `address`."""
+        """Return one split per row group that has rows. The result is in the directory `address`."""
         directory = locations.parse_location(address).path
         return [
             msgspec.msgpack.encode(
@@ -92,7 +92,7 @@ _FORMAT: Final = SealedFormat[Result]("record of the result of a Spark query", R
 
 
 class ResultFiles(FileSource):
-    """The Parquet source of files whose splits say where they are."""
+    """The Parquet source of the files of a result, whose splits contain their paths."""
 
     def __init__(
         self,
@@ -118,10 +118,11 @@ class ResultFiles(FileSource):
         """See the base class.
 
         Raises:
-            CorruptError: what is there is not what Spark wrote.
-            StateError: the result is not there any more.
+            CorruptError: the file has changed since Spark wrote it.
+            StateError: the result no longer exists.
         """
-        # Not by the job's storage of today: a restored split names the one it was made in.
+        # The scheme does not come from the job's present storage: a restored split names the one it was
+        # made in.
         scheme = "file" if split.path.startswith("/") else "s3"
         store = locations.filesystem(scheme, options)
         try:
@@ -140,18 +141,18 @@ class ResultFiles(FileSource):
 
 
 async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> tuple[Result, str]:
-    """The result of a query in this run, and its directory's name.
+    """Find or make the result of a query in this run, and return it with the name of its directory.
 
     Args:
-        schema: of what is wanted of the result.
+        schema: the schema of the wanted columns of the result.
 
     Raises:
-        UsageError: the query or its place is wrong; nothing was run.
+        UsageError: the query or the place where it runs is wrong; nothing was run.
         SourceError: Spark failed.
-        StorageError: the storage refused.
+        StorageError: the storage failed.
     """
     storage = run.storage
-    assert storage is not None  # the source says that it needs one
+    assert storage is not None  # the source declares that it needs one
     _check_reachable(query, storage, run)
     plan = query.shipped()
     name = f"{run.run}-{plan.fingerprint()}"
@@ -171,7 +172,7 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
             describe_result, query.describe(), storage.address, attempt, run.options, measured
         )
     except BaseException:
-        with contextlib.suppress(StorageError):  # why it failed is what counts
+        with contextlib.suppress(StorageError):  # the first error counts
             await _delete_below(storage, f"{attempt}/")
         raise
     ours = _FORMAT.encode(made)
@@ -184,19 +185,21 @@ async def find_or_make(query: SparkQuery, schema: pa.Schema, run: SourceRun) -> 
 
 
 async def delete_results(run: SourceRun, keep: str = "") -> None:
-    """Delete all results but that in the directory `keep`, and all that was half written.
+    """Delete all results except that in the directory `keep`, and all partly written ones.
 
     Raises:
         FencedError: a newer coordinator owns the job; nothing was deleted.
-        StorageError: the storage refused.
+        StorageError: the storage failed.
     """
     storage = run.storage
     if storage is None:
         return
     doomed = [name for name in await storage.names("") if not keep or not name.startswith(keep)]
     if doomed and run.confirm is not None:
-        await run.confirm()  # behind the list: what a newer run of the job makes is not in it
-    # The records first: what they name is there as long as they are.
+        await (
+            run.confirm()
+        )  # after listing, so that no file of a newer run of the job is in the list
+    # Records go first, so that their files exist as long as they do.
     doomed.sort(key=lambda name: not name.endswith(f"/{_RECORD}"))
     await storage.delete(doomed)
 
@@ -220,7 +223,9 @@ def _check_reachable(query: SparkQuery, storage: SourceStorage, run: SourceRun) 
 async def _make(
     query: SparkQuery, task: Task, attempt: str, storage: SourceStorage, run: SourceRun
 ) -> dict[str, list[str]]:
-    """Have Spark write the result below `attempt`; the checksums of files that were here, by name."""
+    """Let Spark write the result below `attempt`; return the checksums, by name, of files that were on
+    this machine.
+    """
     measured: dict[str, list[str]] = {}
     location = locations.parse_location(f"{storage.address}/{attempt}")
     if location.scheme == "file":
@@ -242,7 +247,7 @@ async def _make(
 
 
 async def _run(task: Task, target: str, run: SourceRun) -> None:
-    """Run the task in a process; a cancelled call leaves neither the process nor Java behind."""
+    """Run the task in a process. A cancelled call leaves neither the process nor Java behind."""
     loop = asyncio.get_running_loop()
 
     def announce(text: str) -> None:
@@ -250,7 +255,7 @@ async def _run(task: Task, target: str, run: SourceRun) -> None:
 
     task = msgspec.structs.replace(task, target=target)
     process = SparkProcess(task, _local(run) or "", run.where, announce)
-    # Not the loop's own threads: this one is busy for as long as the query runs.
+    # This does not use the loop's own threads, as the thread is busy for as long as the query runs.
     with ThreadPoolExecutor(1, "headgate-spark") as thread:
         running = loop.run_in_executor(thread, process.run)
         try:
@@ -258,12 +263,12 @@ async def _run(task: Task, target: str, run: SourceRun) -> None:
         except asyncio.CancelledError:
             process.kill()
             await asyncio.wait([running])
-            running.exception()  # looked at, so that asyncio does not complain
+            running.exception()  # looks at the error, so that asyncio does not report it
             raise
 
 
 def _local(run: SourceRun) -> str | None:
-    """The first directory for temporary files; None: the system's."""
+    """Return the first directory for temporary files; None: that of the system."""
     named = (part.strip() for part in run.options.get(_LOCAL_DIRS, "").split(","))
     return next(filter(None, named), None)
 
@@ -275,9 +280,9 @@ def describe_result(
     options: Mapping[str, str],
     measured: Mapping[str, list[str]],
 ) -> Result:
-    """The record of what Spark has written below `attempt`. Blocking.
+    """Return the record of the files that Spark has written below `attempt`. Blocking.
 
-    Files whose checksums are not in `measured` yet are read, all of them.
+    Files whose checksums are not in `measured` yet are read completely.
     """
     options = locations.of_storage(options)
     place = locations.parse_location(f"{address}/{attempt}")
@@ -317,7 +322,9 @@ def _measured(store: pafs.FileSystem, path: str) -> list[str]:
 
 
 def _sync(path: str) -> None:
-    """Spark leaves it to the system when files get to the disk; the record must not be faster."""
+    """Sync a file: Spark leaves the writing of files to the system, and the record must not reach the
+    disk earlier.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -326,10 +333,10 @@ def _sync(path: str) -> None:
 
 
 def _all_there(result: Result, address: str, options: Mapping[str, str]) -> bool:
-    """True if every file below `address` is there in its size. Blocking.
+    """Return True if every file below `address` exists with its size. Blocking.
 
     Raises:
-        StorageError: the storage does not say.
+        StorageError: the storage cannot be asked.
     """
     place = locations.parse_location(address)
     store = locations.filesystem(place.scheme, locations.of_storage(options))

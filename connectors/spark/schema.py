@@ -1,4 +1,4 @@
-"""Spark's types as Arrow's, from the JSON form of a schema: no Spark is needed for it.
+"""Converts Spark's types to Arrow's, from the JSON form of a schema, for which Spark is not needed.
 
     boolean byte short integer long float double    bool int8 int16 int32 int64 float32 float64
     decimal(p,s)                                    decimal128(p, s)
@@ -11,7 +11,7 @@
     array, struct                                   list, struct
     map                                             list of struct<key, value>, in the order of the map
 
-A column that Spark knows to have no nulls has none here; what lies within a column may be null.
+A column that has no nulls in Spark has none here. Values within a column may be null.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _WIDER: Final = (
     (pa.string(), pa.large_string()),
     (pa.binary(), pa.large_binary()),
 )
-"""A value of a type is one of every type behind it, too."""
+"""A value of a type is also a value of every type behind it."""
 
 
 def arrow_schema(spark: str) -> pa.Schema:
-    """The Arrow schema of a Spark schema, given as JSON (`DataFrame.schema.json()`).
+    """Return the Arrow schema of a Spark schema, given as JSON (`DataFrame.schema.json()`).
 
     Raises:
-        PlanError: there is a column twice, none at all, or one of a type that has no column form.
+        PlanError: there is no column, a column appears twice, or its type has no column form.
     """
     fields = json.loads(spark)["fields"]
     names = [field["name"] for field in fields]
@@ -78,14 +78,14 @@ def arrow_schema(spark: str) -> pa.Schema:
 
 
 def _arrow(spark: Any, column: str) -> pa.DataType:
-    """The type of a (nested) column; `column` is its path, for messages."""
+    """Return the type of a (nested) column; `column` is its path, for messages."""
     if isinstance(spark, str):
         return _arrow_plain(spark, column)
     match spark["type"]:
         case "array":
             return pa.list_(_arrow(spark["elementType"], f"{column}[]"))
         case "map":
-            # Not Arrow's map: expressions have none. In memory the two are the same.
+            # This is not Arrow's map, which expressions do not support. In memory the two are the same.
             entry = {
                 "key": _arrow(spark["keyType"], f"{column}.key"),
                 "value": _arrow(spark["valueType"], f"{column}.value"),
@@ -125,8 +125,8 @@ def _no_form(spark: str, column: str) -> PlanError:
 def check_declared(declared: pa.Schema, found: pa.Schema) -> None:
     """Raise PlanError unless a query with the columns `found` can be read as `declared`.
 
-    Columns that are not declared do not matter. Types may be wider than Spark's; times may be of another
-    unit, and whether they fit is seen value by value, as is whether there are nulls.
+    Columns that are not declared do not matter. Types may be wider than Spark's, and times may have
+    another unit. Each value is then checked for whether it fits, and for nulls.
     """
     for field in declared:
         if field.name not in found.names:

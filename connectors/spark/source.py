@@ -1,8 +1,8 @@
-"""The result of a Spark query as a bounded source (features.md SRC-06).
+"""The result of a Spark query as a bounded source.
 
 Spark runs once per run of the job, in a process of its own beside the coordinator, and its result is kept
 as Parquet in the job's storage. From then on this is the Parquet source: row groups are the splits, the
-row in them is the position, and whoever starts again reads the same rows again.
+row within them is the position, and after a restart the same rows are read again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class SparkSource(Source[Record_co]):
         self.rejected_schema = files.rejected_schema
 
     async def prepare(self, run: SourceRun) -> SparkSource:
-        """See the base class; older results are deleted, since no checkpoint of this run is of them."""
+        """See the base class. Older results are deleted, since no checkpoint of this run refers to them."""
         result, name = await find_or_make(self.query, self.whole, run)
-        assert run.storage is not None  # as `find_or_make` has seen
+        assert run.storage is not None  # `find_or_make` has checked it
         if not self.keep_result:
             await delete_results(run, keep=f"{name}/")
         prepared = copy.copy(self)
@@ -67,7 +67,7 @@ class SparkSource(Source[Record_co]):
             await delete_results(run)
 
     def splits(self, parallelism: int) -> list[bytes]:
-        """One split per row group; independent of the parallelism."""
+        """Return one split per row group, at any parallelism."""
         if self._result is None:
             raise UsageError(
                 "a Spark source is read by a job only: its query has not run",
@@ -83,7 +83,7 @@ class SparkSource(Source[Record_co]):
         return self._files.reader()
 
     def with_columns(self, columns: Sequence[str]) -> SparkSource:
-        """Reads only these columns of the result, which has all of them."""
+        """Return a source that reads only these columns of the result, which has all of them."""
         narrow = copy.copy(self)
         narrow._read_by(self._files.with_columns(columns))
         return narrow
@@ -93,7 +93,7 @@ class SparkSource(Source[Record_co]):
 
 
 class SparkOptions(TypedDict, total=False):
-    """Keyword arguments of `spark_source`, which says what they mean."""
+    """The keyword arguments of `spark_source`, which documents them."""
 
     sql: str | None
     table: str | None
@@ -133,7 +133,7 @@ def spark_source(
     batch_rows: int = 8192,
     analysis_timeout: Duration = "5m",
 ) -> SparkSource:
-    """A bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.
+    """Return a bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.
 
     The query runs once per run of the job, and its result is kept in the job's storage until the job has
     finished. Nothing is run here, but without a `schema` Spark is started to analyse the query.
@@ -141,25 +141,27 @@ def spark_source(
     Args:
         sql: a SELECT.
         table: the name of a table or view that Spark knows.
-        path: what `spark.read` reads.
-        format: of what is at `path`, such as `parquet`, `orc`, `csv`; or, without a path, such as `jdbc`.
-        options: those of the format.
+        path: the path that `spark.read` reads.
+        format: the format of the data at `path`, such as `parquet`, `orc`, `csv`; or one without a path,
+            such as `jdbc`.
+        options: the options of the format.
         query: a function that takes the SparkSession and returns a DataFrame.
         schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
-            the query are left out. Compared with those of the query before it is run.
+            the query are left out. The columns are compared with those of the query before it is run.
         master: where Spark runs: `local[*]`, `local[4]`, `spark://host:port`, `k8s://address`, `yarn`, or
             Spark Connect at `sc://host:port`.
         conf: settings of Spark, such as {"spark.driver.memory": "4g"}.
-        keep_result: do not delete the result when the job has finished, or a new run has made another one:
-            for savepoints that were taken while it was read.
-        on_bad_record: what happens to a row that does not fit the schema: `fail`, `drop` (counted in
+        keep_result: keep the result when the job has finished or a new run has made another one, for
+            savepoints that were taken while it was read.
+        on_bad_record: the treatment of a row that does not fit the schema: `fail`, `drop` (counted in
             `headgate_source_record_errors_total`), or `side_output` (`rejected`).
         batch_rows: rows per batch.
         analysis_timeout: how long Spark may take to start and to analyse the query, without a `schema`.
 
     Raises:
-        UsageError: an argument is wrong; without a schema also: the query is, or pyspark is missing.
-        SourceError: without a schema: Spark failed, or took too long.
+        UsageError: an argument is wrong; without a schema, also if the query is wrong, or pyspark is
+            missing.
+        SourceError: there is no schema, and Spark failed or took too long.
     """
     made = make_query(
         sql=sql,
@@ -180,7 +182,7 @@ def spark_source(
 
 
 def _analysed(query: SparkQuery, within_ms: int) -> pa.Schema:
-    """The columns of a query, by Spark's analysis of it.
+    """Return the columns of a query, from Spark's analysis of it.
 
     Raises:
         UsageError: the query is wrong, or Spark is missing.
@@ -207,8 +209,8 @@ def _analysed(query: SparkQuery, within_ms: int) -> pa.Schema:
             f"Spark did not analyse the query in time analysis_timeout=`{format_duration(within_ms)}` "
             f"master=`{query.plan.master}` log=`{process.log}`",
             where=where,
-            fix="is its master reachable, and does it have room? its log may say so; declare a schema, "
-            "which needs no Spark here, or raise analysis_timeout",
+            fix="check that its master can be reached and has room, which its log may show; "
+            "declare a schema, which needs no Spark here, or raise analysis_timeout",
         ) from error
     finally:
         timer.cancel()

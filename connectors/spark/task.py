@@ -23,7 +23,9 @@ _MASTERS: Final = ("spark://", "k8s://", "sc://")
 
 
 class SparkPlan(msgspec.Struct, frozen=True):
-    """A query as it is handed to the process of Spark. One of sql, table, path and function is set."""
+    """A query as it is handed to the process of Spark. Exactly one of sql, table, path and function is
+    set.
+    """
 
     sql: str = ""
     table: str = ""
@@ -36,7 +38,7 @@ class SparkPlan(msgspec.Struct, frozen=True):
     conf: dict[str, str] = {}
 
     def fingerprint(self) -> str:
-        """Equal for equal plans; 16 hexadecimal digits."""
+        """Return 16 hexadecimal digits that are equal for equal plans."""
         return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(self, order="deterministic"))
 
 
@@ -44,8 +46,8 @@ class SparkPlan(msgspec.Struct, frozen=True):
 class SparkQuery:
     """A `SparkPlan` whose function, if it has one, is still a function.
 
-    On its way to other processes the function is pickled by itself: workers carry it as bytes and never
-    load it, or what it imports.
+    On the way to other processes the function is pickled separately: workers carry it as bytes and never
+    load it, nor its imports.
     """
 
     plan: SparkPlan
@@ -58,13 +60,13 @@ class SparkQuery:
         self.__dict__.update(state)
 
     def shipped(self) -> SparkPlan:
-        """The plan with the function in it."""
+        """Return the plan with the function in it."""
         if self.function is None:
             return self.plan
         return msgspec.structs.replace(self.plan, function=cloudpickle.dumps(self.function))
 
     def describe(self) -> str:
-        """A short text for `explain`."""
+        """Return a short text for `explain`."""
         plan = self.plan
         if plan.sql:
             return " ".join(plan.sql.split())
@@ -91,12 +93,12 @@ def make_query(
     master: str,
     conf: Mapping[str, Any] | None,
 ) -> SparkQuery:
-    """The query that arguments of `spark_source` describe.
+    """Return the query that arguments of `spark_source` describe.
 
     Raises:
-        UsageError: they describe none, or more than one.
+        UsageError: the arguments describe no query, or more than one.
     """
-    # Databases and the like are a format without a path.
+    # Databases and similar systems are a format without a path.
     read = path if path is not None else (format or None)
     given = {"sql": sql, "table": table, "path or format": read, "query": query}
     named = [name for name, value in given.items() if value is not None]
@@ -135,7 +137,7 @@ def _check_master(master: str) -> None:
 
 
 def _texts(values: Mapping[str, Any] | None) -> dict[str, str]:
-    """Settings as Spark has them: truth values in small letters."""
+    """Return settings in Spark's form: truth values in lower case."""
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in (values or {}).items()
@@ -146,17 +148,17 @@ def _texts(values: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 SIZE: Final = struct.Struct(">Q")
-"""In front of the task: its size in bytes."""
+"""The size of the task in bytes, which is sent before it."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Analyse a query, and perhaps write down its result.
+    """A task: to analyse a query, and perhaps to write its result.
 
     Attributes:
-        name: the application's, as Spark shows it.
-        declared: the schema to be read as, serialised by Arrow; None: whatever the query has.
+        name: the name of the application, as Spark shows it.
+        declared: the declared schema, serialised by Arrow; None: that of the query.
         target: the directory for the result, as Spark names it; empty: only analyse.
-        scratch: a local directory for what Spark needs meanwhile.
+        scratch: a local directory for Spark's temporary files.
     """
 
     plan: SparkPlan
@@ -167,7 +169,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far Spark is, in words."""
+    """Spark's progress as text."""
 
     text: str
 
@@ -182,8 +184,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The task failed.
 
     Attributes:
-        usage: the query is wrong as written, so another try would fail, too.
-        detail: what Spark or Python said, in full.
+        usage: True if the query is wrong as written, so another attempt would fail too.
+        detail: the full error of Spark or Python.
     """
 
     message: str

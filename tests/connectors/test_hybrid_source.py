@@ -233,13 +233,16 @@ def mistakes() -> dict[str, tuple[Any, str]]:
         "other columns": (lambda: hybrid_source(history, other), "m: int64, n: int64"),
         "objects": (lambda: hybrid_source(history, from_list([1])), "Python objects"),
         "nested": (lambda: hybrid_source(history, throttle(hybrid, 1)), "another one"),
-        "useless": (lambda: hybrid_source(history, history, time_column="ts"), "nobody asks"),
-        "no column": (lambda: hybrid_source(history, from_end), "by which column"),
+        "useless": (lambda: hybrid_source(history, history, time_column="ts"), "is not asked for"),
+        "no column": (lambda: hybrid_source(history, from_end), "has no such column"),
         "misspelt": (
             lambda: hybrid_source(history, from_end, time_column="tss"),
-            "by which column",
+            "has no such column",
         ),
-        "no time": (lambda: hybrid_source(history, from_end, time_column="m"), "by which column"),
+        "no time": (
+            lambda: hybrid_source(history, from_end, time_column="m"),
+            "has no such column",
+        ),
         "no source made": (
             lambda: hybrid_source(history, lambda end: 1, time_column="ts").splits(1),  # type: ignore[arg-type, return-value]
             "returned no source",

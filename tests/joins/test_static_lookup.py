@@ -231,7 +231,7 @@ def failing(job: hg.Job, stream: hg.Stream[Any]) -> HeadgateError:
 
 TEXTS: list[tuple[str | None, dict[str, Any], str]] = [
     (None, {}, "no file found"),
-    ("ad,n\nhat,1\n", {}, "does not have the column once column=`owner`"),
+    ("ad,n\nhat,1\n", {}, "does not have the column exactly once column=`owner`"),
     ("ad,owner,n\nhat,ann,one\n", {}, "a record of a static table could not be read"),
     ("ad,owner,n\nhat,ann,1\nhat,bob,1\n", {}, "two rows of the same key key=`hat`"),
     ("ad,owner,n\n,ann,1\n,bob,1\n", {}, "two rows of the same key key=`None`"),

@@ -85,7 +85,7 @@ MISTAKES = [
     (
         f"{PAST}\n        live: {{generator: {{fields: {{id: sequence, at: timestamp}}}}}}",
         "",
-        "7: history and live source have other columns",
+        "7: history and live source have different columns",
     ),
     (f"{PAST}\n        live: {{generator: {{rows: many}}}}", "", "9: rows must be a whole number"),
     (f"{PAST}\n        live: {{genrator: {{}}}}", "", "9: unknown field in live field=`genrator`"),
@@ -93,10 +93,14 @@ MISTAKES = [
     (
         f"history: {{nexmark: {{events: 5}}}}\n        {LIVE}",
         "schema: {id: long}",
-        "7: history and live source have other columns",
+        "7: history and live source have different columns",
     ),
     (f"{PAST}\n        liveFunction: a:b", "", "7: module cannot be imported"),
-    (f"{PAST}\n        {LIVE}\n        timeColumn: id", "", "7: nobody asks for the end"),
+    (
+        f"{PAST}\n        {LIVE}\n        timeColumn: id",
+        "",
+        "7: the end of the history is not asked for",
+    ),
     (f"history: {{hybrid: {{}}}}\n        {LIVE}", "", "8: unknown field in history field=`hybr"),
 ]
 

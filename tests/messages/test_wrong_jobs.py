@@ -478,9 +478,13 @@ FILES: dict[str, tuple[bytes, Callable[[str], Any], str]] = {
     "other columns": (
         b"x,y\n1,2\n",
         lambda path: c.csv_source(path, Pay),
-        "does not have the column once column=`card`",
+        "does not have the column exactly once column=`card`",
     ),
-    "an empty file": (b"", lambda path: c.csv_source(path, Pay), "does not have the column once"),
+    "an empty file": (
+        b"",
+        lambda path: c.csv_source(path, Pay),
+        "does not have the column exactly once",
+    ),
     "carriage returns alone": (
         b"card,n\ra,1\rb,2\r",
         lambda path: c.csv_source(path, Pay),
