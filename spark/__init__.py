@@ -51,7 +51,7 @@ def _check_installed() -> None:
         ) from error
 
 
-if not TYPE_CHECKING:  # to a type checker it would say that any name is there
+if not TYPE_CHECKING:  # a type checker would take it to mean that any name exists
 
     def __getattr__(name: str) -> Any:
         if name != "SavepointWriter":

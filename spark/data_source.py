@@ -27,19 +27,19 @@ T = TypeVar("T")
 _OPTIONS = (
     "path", "operator", "state", "flatten", "ttl", "columns", "key", "keygroups", "partitions", "from",
 )  # fmt: skip
-"""Options of the format; those with a dot in their name are for the storage."""
+"""The options of the format. Those with a dot in their name are for the storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read asks for, parsed.
+    """The parsed options of a read.
 
     Attributes:
-        path: of the savepoint, or of a job's checkpoints.
-        storage: such as `s3.endpoint`.
-        query: None: the metadata table.
-        key: only this key, one value per column of it; empty: all.
-        since: path of an older snapshot; empty: no changes are asked for.
+        path: the path of the savepoint, or of a job's checkpoints.
+        storage: options of the storage, such as `s3.endpoint`.
+        query: the state to read; None: the metadata table.
+        key: the key to read, one value per column; empty: all keys.
+        since: the path of an older snapshot, from which on changes are read; empty: everything is read.
     """
 
     path: str
@@ -49,7 +49,7 @@ class ReadOptions:
     since: str
 
     def scan(self, columns: tuple[str, ...] | None) -> StateScan:
-        """Look for the state. Raises StateError or UsageError as `StateScan` does."""
+        """Return a scan of the state. Raises StateError or UsageError as `StateScan` does."""
         assert self.query is not None
         snapshot = open_snapshot(self.path, self.storage)
         since = open_snapshot(self.since, self.storage) if self.since else None
@@ -148,7 +148,7 @@ def _groups(text: str) -> tuple[int, ...]:
 
 
 def _key(text: str) -> tuple[Any, ...]:
-    """Text that is no JSON is a string: a name needs no quotes."""
+    """Parse a key. Text that is not JSON is a string, so that names need no quotes."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -160,7 +160,7 @@ def _key(text: str) -> tuple[Any, ...]:
 
 
 def pushes_filters() -> bool:
-    """True if this version of Spark hands filters to Python data sources: from 4.1 on."""
+    """Return True if this version of Spark hands filters to Python data sources, as from 4.1 on."""
     return hasattr(DataSourceReader, "pushFilters")
 
 
@@ -169,17 +169,17 @@ class HeadgateDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "headgate"
 
     def schema(self) -> Any:
-        """The columns, as Spark has them."""
+        """Return the columns in Spark's types."""
         options = self._options()
         found = METADATA_SCHEMA if options.query is None else options.scan(None).schema
-        return from_arrow_schema(spark_schema(found), True)  # times without zone stay so
+        return from_arrow_schema(spark_schema(found), True)  # times without zone stay without zone
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """The reader; of a schema that the user gave, it reads only those columns."""
+        """Return the reader. If the user gave a schema, it reads only those columns."""
         options = self._options()
         names = tuple(schema.fieldNames())
         if options.query is None:
@@ -200,7 +200,7 @@ class _StateReader(DataSourceReader):  # type: ignore[misc]
         self._scan = scan
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Read only what equality of columns leaves over; Spark looks at those rows again all the same."""
+        """Use filters on the equality of columns to read fewer rows. Spark applies all filters again."""
         from pyspark.sql.datasource import EqualTo, In
 
         for one in filters:
@@ -210,8 +210,9 @@ class _StateReader(DataSourceReader):  # type: ignore[misc]
             yield one
 
     def _push(self, name: str, values: list[Any]) -> None:
-        """Only where equality means the same to both: no floats, and types that are Spark's own, or times
-        that it does not cut off."""
+        """Use a filter only where equality means the same to Spark and to us: not for floats, and only
+        for types that Spark has too, or for times that it does not cut off.
+        """
         kind = self._scan.type_of(name)
         same = spark_type(kind) == kind or (pa.types.is_timestamp(kind) and kind.unit != "ns")
         if pa.types.is_nested(kind) or pa.types.is_floating(kind) or not same:
@@ -223,11 +224,11 @@ class _StateReader(DataSourceReader):  # type: ignore[misc]
         self._scan.where(name, values)
 
     def partitions(self) -> list[InputPartition]:
-        """One per share of the key groups."""
+        """Return one partition per share of the key groups."""
         return [_Part(share) for share in self._scan.shares()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one share; runs in a task."""
+        """Yield the rows of one share; runs in a task."""
         schema = spark_schema(self._scan.schema)
         for table in self._scan.read(partition.value):
             yield from as_spark(table, schema)
@@ -238,7 +239,7 @@ class _MetadataReader(DataSourceReader):  # type: ignore[misc]
         self._table = metadata_table(open_snapshot(options.path, options.storage)).select(names)
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """As `_StateReader`."""
+        """Apply equality filters to the table; see `_StateReader`."""
         from pyspark.sql.datasource import EqualTo
 
         for one in filters:
@@ -247,5 +248,5 @@ class _MetadataReader(DataSourceReader):  # type: ignore[misc]
             yield one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows."""
+        """Yield all rows."""
         yield from as_spark(self._table, spark_schema(self._table.schema))

@@ -1,4 +1,6 @@
-"""Savepoints from DataFrames: a first one for a job, or one of another with some states replaced."""
+"""Makes savepoints from DataFrames: a first one for a job, or a copy of another with some states
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from ..state.snapshot import KEY_GROUP_COLUMN
 from .types import as_spark, spark_schema
 
 COPY_HERE_BYTES: Final = 64 << 20
-"""State of the base up to this much is taken over by the driver itself; more, by tasks."""
+"""State of the base up to this size is copied by the driver itself, larger state by tasks."""
 _WRITTEN: Final = pa.schema([("written", pa.binary())])
 _RESULT: Final = "written binary"
 _ZONE: Final = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-"""Spark 4.0 takes no zone, and means UTC."""
+"""Spark 4.0 has no parameter for the zone, and uses UTC."""
 
 
 class SavepointWriter:
@@ -40,15 +42,16 @@ class SavepointWriter:
         SavepointWriter(spark, base=path).put("totals", "total", frame).write("kept")
 
     Everything of the base that is not replaced or removed is taken over: other states, positions of
-    sources, what sinks have pending. The new savepoint is a directory of its own, and exists only once it
-    is complete; the base is not changed.
+    sources, pending output of sinks. The new savepoint is a directory of its own, and exists only once it
+    is complete. The base is not changed.
 
     Args:
         spark: the session.
         base: a savepoint, or a job's checkpoints (the newest, or `@7`); None: begin with nothing.
-        job: the job that it is for: with it states can be written that the base does not have.
+        job: the job for which the savepoint is made. With it, states can be written that the base does
+            not have.
         max_parallelism: the number of key groups; None: that of the base, or of the job.
-        options: what the storage needs, such as `s3.endpoint`.
+        options: options of the storage, such as `s3.endpoint`.
 
     Raises:
         UsageError: neither base nor job is given, or the job is wrong as written.
@@ -96,21 +99,21 @@ class SavepointWriter:
         self._frames: list[tuple[Placing, Any]] = []
 
     def put(self, operator: str, state: str, frame: Any) -> Self:
-        """The rows of `frame` become all of a state, in place of what the base has in it.
+        """Replace a state by the rows of `frame`.
 
         Args:
-            operator: its name.
-            state: of state per key, windows, running aggregates or timers.
-            frame: a DataFrame with the columns that reading the state gives; a row per element of lists and
-                maps. `key_group` may be missing and is not looked at; without `last_used`, values with
-                a time to live count as used now.
+            operator: the name of the operator.
+            state: the name of state per key, windows, running aggregates or timers.
+            frame: a DataFrame with the columns that reading the state gives; a row per element of lists
+                and maps. `key_group` is ignored and may be missing; without `last_used`, values with a
+                time to live count as used now.
 
         Raises:
             StateError: neither base nor job knows the state, or a column is missing, unknown, or of another
                 type.
         """
         placing = self._editor.placing(operator, state)
-        # Spark's struct() says of its fields that they are never null: that is not another type.
+        # Spark's struct() marks its fields as never null, which does not make another type.
         given = spark_schema(to_arrow_schema(frame.schema, **_ZONE))
         placing.check_columns(given, spark_schema(placing.schema))
         self._frames.append((placing, frame))
@@ -126,11 +129,11 @@ class SavepointWriter:
         return self
 
     def write(self, target: str) -> str:
-        """Make the savepoint, in a new directory below `target`; returns its path.
+        """Make the savepoint in a new directory below `target`, and return its path.
 
         Raises:
             StateError: rows do not fit their state, or the base cannot be read.
-            StorageError: the storage refused.
+            StorageError: the storage failed.
             PySparkException: a task failed, also for one of these reasons; nothing is left behind.
         """
         goal = self._editor.begin(target, secrets.token_hex(6))
@@ -145,7 +148,9 @@ class SavepointWriter:
         return goal.root
 
     def _write(self, goal: Goal, placing: Placing, frame: Any) -> list[Written]:
-        """Two steps: rows get their key groups where they are; then each subtask's go into a file."""
+        """Write a state in two steps: rows get their key groups where they are, then those of each
+        subtask go into a file.
+        """
         placed = pa.schema([*spark_schema(placing.schema), pa.field(SUBTASK_COLUMN, pa.int32())])
         rows = frame.mapInArrow(_Place(placing, placed), from_arrow_schema(placed, True))
         rows = rows.repartition(placing.parallelism, SUBTASK_COLUMN)
@@ -204,7 +209,7 @@ class _Copy:
 
 
 def _by_subtask(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-    """Pieces of the sorted batches, each of one subtask."""
+    """Yield pieces of the sorted batches, each of one subtask."""
     for batch in batches:
         table = pa.Table.from_batches([batch])
         owners = table.column(SUBTASK_COLUMN)
@@ -213,7 +218,7 @@ def _by_subtask(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Tab
 
 
 def _attempt() -> str:
-    """Unique among all attempts of all tasks."""
+    """Return a name that is unique among all attempts of all tasks."""
     context = TaskContext.get()
     if context is None:
         raise StateError("not in a task of Spark")

@@ -1,4 +1,4 @@
-"""Arrow's types as Spark takes and gives them."""
+"""Arrow's types in the form that Spark takes and returns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ _WIDER = {
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as Spark can have them: all nullable, since its plans may not rely on what we say."""
+    """Return the columns in Spark's types, all nullable, since its plans must not rely on our
+    declarations.
+    """
     return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
 
 
 def spark_type(type_: pa.DataType) -> pa.DataType:
-    """The type Spark has for values of `type_`: the same, or one that has room for all of them.
+    """Return Spark's type for values of `type_`: the same, or one that has room for all of them.
 
     Times below a microsecond are cut off.
     """
@@ -47,7 +49,7 @@ def spark_type(type_: pa.DataType) -> pa.DataType:
 
 
 def as_spark(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """A table as batches of `schema`, which is Spark's form of its own."""
+    """Return a table as batches of `schema`, which must be Spark's form of its schema."""
     columns = []
     for field in schema:
         column = table.column(field.name)

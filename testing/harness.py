@@ -1,4 +1,4 @@
-"""The harness: a whole job under a test's hands, without servers, threads or waiting."""
+"""The harness: a whole job in the hands of a test, without servers, threads or waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Harness:
-    """A job that runs while the `with` block of `harness` does; see there.
+    """A job that runs during the `with` block of `harness`, which documents it.
 
     Every call returns when the job has nothing left to do at the present moment, and raises the job's
     error if it failed. Time passes only in `advance_time` and, if something waits for it, in `end`.
@@ -80,20 +80,20 @@ class Harness:
     # -- what comes in ------------------------------------------------------------------------------
 
     def push(self, source: str, *records: Any, at: Time | Sequence[Time] | None = None) -> None:
-        """Have a source bring records.
+        """Let a source produce records.
 
-        All records of a call arrive together, in order, in one subtask of the source; the next call
-        goes to the next subtask. When it returns, the job is through with them.
+        All records of a call arrive together, in order, in one subtask of the source; the next call goes
+        to the next subtask. When this returns, the job has processed them.
 
         Args:
             source: the name given to `job.read`.
             records: each a record (an instance of the source's class, a mapping, a tuple, or any
                 object for a source of Python objects), a list of records, or a `pa.RecordBatch`.
-            at: their event time, one for all or one each; for sources behind which no `event_time`
-                step says it.
+            at: their event time, one for all or one each. Only for sources without an `event_time` step
+                behind them.
 
         Raises:
-            UsageError: no such source, it has ended, or a record does not fit its schema.
+            UsageError: there is no such source, it has ended, or a record does not fit its schema.
             HeadgateError: the job failed.
         """
         box = self._open_source(source)
@@ -110,17 +110,17 @@ class Harness:
         self._playback.push(box, batches)
 
     def advance_watermark(self, source: str, to: Time) -> None:
-        """Declare that event time of a source has come to `to`: what is earlier from now on is late.
+        """Declare that the event time of a source has reached `to`: earlier records are late from now on.
 
-        It counts for the `event_time` steps behind the source, in all their subtasks, besides the
-        watermarks that those make themselves as time passes.
+        The watermark applies to the `event_time` steps behind the source, in all their subtasks, in
+        addition to those that the steps make as time passes.
 
         Args:
             source: the name given to `job.read`.
             to: the watermark.
 
         Raises:
-            UsageError: no such source, it has ended or no event time, or time would go back.
+            UsageError: there is no such source, it has ended or has no event time, or time would go back.
             HeadgateError: the job failed.
         """
         box = self._open_source(source)
@@ -153,7 +153,7 @@ class Harness:
 
     @property
     def now(self) -> datetime:
-        """What the job's wall clock shows; 2026-01-01, 00:00 UTC at first."""
+        """The time by the job's wall clock, which begins at 2026-01-01, 00:00 UTC."""
         return _EPOCH + timedelta(milliseconds=self._running.clock.now_ms())
 
     def end(self, source: str | None = None) -> None:
@@ -178,7 +178,7 @@ class Harness:
     # -- what happens to the job --------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Run the job until nothing is left to do at this moment; all other calls do so anyway.
+        """Run the job until nothing is left to do at this moment. All other calls do this too.
 
         Raises:
             HeadgateError: the job failed.
@@ -189,7 +189,7 @@ class Harness:
         """Complete a checkpoint; exactly-once sinks commit with it.
 
         Returns:
-            its number.
+            the number of the checkpoint.
 
         Raises:
             HeadgateError: the job failed, or something holds the checkpoint up.
@@ -201,7 +201,7 @@ class Harness:
         """Write a savepoint below the directory `path`.
 
         Returns:
-            where it is, for `harness(job, restore_from=...)`.
+            the path of the savepoint, for `harness(job, restore_from=...)`.
 
         Raises:
             HeadgateError: the job failed, or the savepoint cannot be written.
@@ -212,10 +212,10 @@ class Harness:
         return str(answer["savepoint"])
 
     def crash(self) -> None:
-        """Lose everything in memory, restore the newest checkpoint, and read again what came behind it.
+        """Lose everything in memory, restore the newest checkpoint, and read the later records again.
 
-        Records come again in the order they were pushed; watermarks that were declared are declared
-        again. What exactly-once sinks had not committed is gone.
+        Records come again in the order in which they were pushed, and watermarks are declared again.
+        Records that exactly-once sinks had not committed are gone.
 
         Raises:
             HeadgateError: the job cannot be restored, or fails again.
@@ -225,10 +225,10 @@ class Harness:
         self._playback.replay()
 
     def rescale(self, parallelism: int) -> None:
-        """Take a checkpoint and go on with so many subtasks per step.
+        """Take a checkpoint, and go on with this number of subtasks per step.
 
         Raises:
-            UsageError: nothing would change, or more than there are key groups.
+            UsageError: nothing would change, or the number is above that of key groups.
             HeadgateError: the job failed.
         """
         self._check_runs()
@@ -242,19 +242,19 @@ class Harness:
     @overload
     def drain(self, name: str, *, as_batches: Literal[True]) -> list[pa.RecordBatch]: ...
     def drain(self, name: str, *, as_batches: bool = False) -> list[Any]:
-        """Take what a sink has made visible since the last call, in the order it was written.
+        """Take the records that a sink has made visible since the last call, in the order of writing.
 
-        Of an exactly-once sink that is what was committed.
+        An exactly-once sink makes records visible when it commits them.
 
         Args:
-            name: of a sink, or `step.side` of a side output that the job writes nowhere.
-            as_batches: as Arrow batches instead of records.
+            name: the name of a sink, or `step.side` for a side output that the job does not use.
+            as_batches: return Arrow batches instead of records.
 
         Returns:
             instances of the stream's class, dicts if it has none, or the Python objects.
 
         Raises:
-            UsageError: no such sink, or it gets Python objects and batches are asked for.
+            UsageError: there is no such sink, or it takes Python objects and batches are asked for.
         """
         box = self._sink(name)
         taken, box.visible = sorted(box.visible, key=_place), []
@@ -265,7 +265,9 @@ class Harness:
     @overload
     def pending(self, name: str, *, as_batches: Literal[True]) -> list[pa.RecordBatch]: ...
     def pending(self, name: str, *, as_batches: bool = False) -> list[Any]:
-        """Look at what an exactly-once sink was given and has not committed; arguments as for `drain`."""
+        """Return the records that an exactly-once sink was given and has not committed. Arguments as for
+        `drain`.
+        """
         box = self._sink(name)
         waiting = sorted(box.pending(self._world.attempt), key=_place)
         return _shown(box, [batch for _, batch in waiting], as_batches)
@@ -322,17 +324,17 @@ def harness(
             h.advance_watermark("orders", t0 + timedelta(hours=1))
             assert len(h.drain("hot")) == 1
 
-    The job runs as its user wrote it, with real checkpoints in memory; each source brings what the test
-    pushes and each sink gives what it got, under the names they have in the job. Checkpoints are taken
-    when asked for, a failure ends the job. The same seed gives the same run.
+    The job runs as its user wrote it, with real checkpoints in memory. Each source produces the records
+    that the test pushes, and each sink collects its records, under the names that they have in the job.
+    Checkpoints are taken only on request, and a failure ends the job. The same seed gives the same run.
 
     Args:
-        job: written in Python, or loaded from a manifest; it stays as it is.
-        seed: decides the order in which the parts of the job take turns.
-        parallelism: subtasks of every step that says nothing else; None: as the job says.
+        job: the job, written in Python or loaded from a manifest. It is not changed.
+        seed: determines the order in which the parts of the job take turns.
+        parallelism: the subtasks of every step without a parallelism of its own; None: that of the job.
         restore_from: begin with the state of this savepoint, or of the newest checkpoint in this
-            directory; its sources begin with nothing pushed.
-        allow_non_restored_state: drop state in there that no step claims.
+            directory. Nothing has been pushed into its sources yet.
+        allow_non_restored_state: drop restored state that belongs to no step.
 
     Raises:
         UsageError: the job is wrong as written.

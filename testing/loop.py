@@ -1,11 +1,11 @@
-"""An event loop whose clock stands still until told to move, and whose order depends on a seed only.
+"""An event loop whose clock moves only on request, and whose order depends only on a seed.
 
 It is asyncio's own selector loop on a selector that never waits. asyncio calls `select` once per round,
 with a timeout above zero only when nothing is left to do before the next timer: that is the moment to
 move the clock, or to hand control back to the test. Work meant for threads runs inline.
 
-Documented API throughout, but for the queue of what is ready, which is reordered by the seed: a task of
-`loop._ready` is known by the `__self__` of its callback. tests/testing/test_loop.py pins both.
+It uses documented API only, except for the queue `loop._ready`, which is reordered by the seed: a task in
+it is recognised by the `__self__` of its callback. tests/testing/test_loop.py pins both.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..errors import JobError
 
 T = TypeVar("T")
 START_MS: Final = 1_767_225_600_000
-"""What the wall clock of every harness shows at first: 2026-01-01, 00:00 UTC."""
+"""The first time of the wall clock of every harness: 2026-01-01, 00:00 UTC."""
 ROUNDS_MAX: Final = 1_000_000
-"""Rounds of the event loop without rest after which a job counts as running in circles."""
+"""After this many rounds of the event loop without rest a job counts as running in circles."""
 _ASYNCIO_SLACK_S: Final = time.get_clock_info("monotonic").resolution
 _SLACK_S: Final = 1e-6
-"""Sums of floats: a timer this close to the end of a move still belongs to it."""
+"""The tolerance for sums of floats: a timer this close to the end of a move still belongs to it."""
 
 
 class _Selector(selectors.BaseSelector):
-    """Asks the machine without waiting, and the loop what to do instead of waiting."""
+    """A selector that polls without waiting, and calls the loop instead of waiting."""
 
     def __init__(self, on_round: Callable[[], None], on_rest: Callable[[float], None]) -> None:
         self._real = selectors.DefaultSelector()
@@ -64,7 +64,7 @@ class _Selector(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Driven from outside with `drive`; between two calls nothing in it moves."""
+    """The loop runs only inside `drive`; between two calls nothing in it moves."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -75,11 +75,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(self._round, self._rest))
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was made."""
         return self._now_s
 
     def drive(self, until_s: float | None = None) -> None:
-        """Run whatever can run, and let the clock go on to `until_s`; None: it stands still.
+        """Run everything that can run, and let the clock go on to `until_s`; None: it stands still.
 
         Raises:
             JobError: the loop does not come to rest.
@@ -97,13 +97,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # the base class says Future or coroutine
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run `func` in the loop itself, after what is ready now."""
+        """Run `func` in the loop itself, after everything that is ready now."""
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(_run_inline, future, func, args)
         return future
 
     def _rest(self, timeout_s: float) -> None:
-        """Nothing to do for `timeout_s`: move the clock, or stop."""
+        """Move the clock, or stop, as there is nothing to do for `timeout_s`."""
         self._rounds = 0
         wake_s = self._now_s + timeout_s
         if wake_s <= self._until_s + _SLACK_S and wake_s < math.inf:
@@ -114,15 +114,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.stop()
 
     def _round(self) -> None:
-        """Something to do: have the tasks that are ready take turns as the seed says."""
+        """Reorder the tasks that are ready by the seed."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             self._in_circles = True
             self.stop()
         ready = self._ready  # type: ignore[attr-defined]
         if not ready and self._now_s + _ASYNCIO_SLACK_S == self._now_s:
-            # A timer is due, and asyncio runs what is due *before* now and some slack; after a few weeks
-            # that slack is lost in rounding.
+            # A timer is due, and asyncio runs timers due *before* now plus some slack, which is lost in
+            # rounding after a few weeks.
             self._now_s = math.nextafter(self._now_s, math.inf)
         # Plain callbacks keep their places: transports and locks rely on their order.
         places = [place for place, handle in enumerate(ready) if _is_task(handle)]
@@ -140,7 +140,7 @@ class VirtualClock:
         self._loop = loop
 
     def now_ms(self) -> int:
-        # Up, not down: a timer for 200 ms fires at 0.2 s, which may be a hair less than 200 ms.
+        # Rounds up: a timer for 200 ms fires at 0.2 s, which may be slightly less than 200 ms.
         return START_MS + int(self._loop.time() * 1000 + 1000 * _SLACK_S)
 
     def monotonic(self) -> float:

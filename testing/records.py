@@ -1,4 +1,4 @@
-"""Records as a test writes them, into batches of a source's schema, and batches of a sink back."""
+"""Converts the records of a test to batches of a source's schema, and batches of a sink to records."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_ms(when: Time) -> int:
-    """Milliseconds since 1970 UTC, rounded down.
+    """Return milliseconds since 1970 UTC, rounded down.
 
     Raises:
-        UsageError: not a point in time.
+        UsageError: the value is not a point in time.
     """
     if isinstance(when, datetime):
         aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
@@ -43,7 +43,7 @@ def to_ms(when: Time) -> int:
 
 
 def to_batches(source: SourceBox, pushed: Sequence[Any]) -> list[Batch]:
-    """What `push` was given, as batches: one per `pa.RecordBatch`, one for all other records.
+    """Return the arguments of `push` as batches: one per `pa.RecordBatch`, and one for all other records.
 
     Lists are lists of records. Their order is kept.
 
@@ -68,10 +68,10 @@ def to_batches(source: SourceBox, pushed: Sequence[Any]) -> list[Batch]:
 
 
 def to_times(at: Time | Sequence[Time], rows: int) -> Timestamps:
-    """The event times of `rows` records: one for all, or one each.
+    """Return the event times of `rows` records: one for all, or one each.
 
     Raises:
-        UsageError: too many or too few, or not points in time.
+        UsageError: there are too many or too few, or they are not points in time.
     """
     if isinstance(at, datetime | int):
         return np.full(rows, to_ms(at), np.int64)
@@ -81,7 +81,7 @@ def to_times(at: Time | Sequence[Time], rows: int) -> Timestamps:
 
 
 def with_times(batches: Sequence[Batch], times: Timestamps) -> list[Batch]:
-    """The same batches, each record with its time."""
+    """Return the same batches, each record with its time."""
     timed: list[Batch] = []
     offset = 0
     for batch in batches:
@@ -95,7 +95,9 @@ def with_times(batches: Sequence[Batch], times: Timestamps) -> list[Batch]:
 
 
 def to_records(batches: Sequence[Batch], row_type: type[Any] | None) -> list[Any]:
-    """The records of a sink: instances of the stream's class, dicts if it has none, or the objects."""
+    """Return the records of a sink: instances of the stream's class, dicts if it has none, or the
+    objects.
+    """
     records: list[Any] = []
     for batch in batches:
         if isinstance(batch, ObjectBatch):
@@ -128,14 +130,16 @@ def _batch_of(source: SourceBox, records: list[Any]) -> Batch:
 
 
 def _kind(record: Any) -> str:
-    """Records of one kind are converted together."""
+    """Return the kind of a record. Records of one kind are converted together."""
     if isinstance(record, Mapping):
         return "mapping"
     return "tuple" if isinstance(record, tuple) else "instance"
 
 
 def _check_record(source: SourceBox, schema: pa.Schema, index: int, record: Any) -> None:
-    """What the conversion itself lets pass: records of another kind, and fields it does not look at."""
+    """Refuse what the conversion itself would accept: records of another kind, and fields without a
+    column.
+    """
     kind = type(record)
     if isinstance(record, Mapping):
         unknown = [name for name in record if name not in schema.names]

@@ -1,4 +1,4 @@
-"""A job as its user wrote it, with its sources and sinks replaced by those of a world."""
+"""Replaces the sources and sinks of a user's job by those of a world."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from .world import SinkBox, SourceBox, World
 STORAGE: Final = "memory://harness"
 _EVENT_TIME: Final = "event_time"
 _ONE_WORKER: Final = 1 << 20
-"""Slots per worker: all subtasks share one, so that nothing travels through sockets; also those of steps
-in different slot sharing groups."""
+"""The slots per worker. All subtasks share one worker, so that no data travel through sockets, also those
+of steps in different slot sharing groups.
+"""
 _OPTIONS: Final = {
     BUFFER_TIMEOUT_ENABLED.key: "true",
     BUFFER_TIMEOUT.key: "0 ms",  # the clock stands still: nothing may wait for it to fill a buffer
@@ -48,7 +49,8 @@ def rewire(
     restore_from: str | os.PathLike[str] | None,
     allow_non_restored_state: bool,
 ) -> JobSpec:
-    """What a coordinator is to run. `job` stays as it is; `world` learns its sources and sinks.
+    """Return the job that a coordinator can run. `job` is not changed; its sources and sinks are added to
+    `world`.
 
     Raises:
         UsageError: the job is wrong as written.
@@ -113,7 +115,7 @@ def _arriving(input_: Input) -> tuple[object, type[object] | None]:
 
 
 def _listen(node: Node, graph: Graph, world: World) -> None:
-    """Collect the side outputs of `node` that the job lets go."""
+    """Collect the side outputs of `node` that the job does not use."""
     read = {reader.inputs[index].side for reader, index in graph.consumers(node)}
     for side, schema in node.sides.items():
         name = f"{node.name}.{side}"
@@ -135,7 +137,7 @@ def _listen(node: Node, graph: Graph, world: World) -> None:
 
 
 def _event_time_steps(source: Node, graph: Graph) -> Iterator[str]:
-    """The steps that give the records of `source` their event time: the first on every path."""
+    """Yield the steps that give the records of `source` their event time: the first on every path."""
     seen: set[int] = set()
     front = [source]
     while front:
@@ -151,10 +153,10 @@ def _event_time_steps(source: Node, graph: Graph) -> Iterator[str]:
 
 
 def check_job(job: object) -> Job:
-    """The job, if it is one.
+    """Return the job, if it is one.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the argument is not a job.
     """
     if isinstance(job, Job):
         return job

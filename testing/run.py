@@ -31,14 +31,14 @@ from .world import Advance, End, HistoryEntry, Push, SourceBox, World
 
 
 TASKS_SHOWN: Final = 8
-"""So many tasks are named; those that wait in the user's code come first."""
+"""The number of tasks that are named. Those that wait in the user's code come first."""
 _OURS: Final = str(Path(__file__).parent.parent)
 _FRAMEWORK: Final = (str(Path(asyncio.__file__).parent),)
 _ROOMS: Final = ("api", "operators", "state", "connectors", "runtime", "testing")
 
 
 def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """One line per task that waits: its name, and the line it stands at."""
+    """Return one line per waiting task: its name, and the line of code at which it waits."""
     found = [_describe(task) for task in asyncio.all_tasks(loop)]
     lines = [text for _, text in sorted(found)]
     more = len(lines) - TASKS_SHOWN
@@ -47,7 +47,9 @@ def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _describe(task: asyncio.Task[Any]) -> tuple[tuple[int, str], str]:
-    """The line of the user's code if the task stands in such, else the innermost one of ours."""
+    """Return the line of the user's code if the task waits in it, otherwise the innermost line of
+    headgate.
+    """
     places = list(_places(task.get_coro()))
     users = [place for place in places if _is_users(place[0])]
     own = [place for place in places if not place[0].co_filename.startswith(_FRAMEWORK)]
@@ -61,7 +63,7 @@ def _describe(task: asyncio.Task[Any]) -> tuple[tuple[int, str], str]:
 
 
 def _places(awaited: Any) -> Iterator[tuple[CodeType, int]]:
-    """Code and line of the coroutines, from the outermost to the innermost."""
+    """Yield code and line of the coroutines, from the outermost to the innermost."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
         if frame is not None:
@@ -84,7 +86,7 @@ def _is_users(code: CodeType) -> bool:
 END_MAX_S: Final = 3_600.0
 """Virtual time a job gets to finish once its data has ended, and to go down when it is closed."""
 _PERIODIC: Final = frozenset({"heartbeat", "heartbeats", "progress"})
-"""Tasks that only watch: a day that passes without them is a matter of milliseconds."""
+"""Tasks that only watch. Without them a virtual day takes only milliseconds."""
 
 
 class VirtualRun:
@@ -119,10 +121,10 @@ class VirtualRun:
     # -- steps --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Until the job runs.
+        """Run until the job has started.
 
         Raises:
-            HeadgateError: it cannot.
+            HeadgateError: the job cannot start.
         """
         self.settle()
         if not self._running:
@@ -132,11 +134,11 @@ class VirtualRun:
                 task.cancel()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have `call` run in the event loop, with the next step."""
+        """Run `call` in the event loop with the next step."""
         self._loop.call_soon(call)
 
     def settle(self) -> None:
-        """Until everything under way has come to rest, at the present moment.
+        """Run until everything is at rest at the present moment.
 
         Raises:
             HeadgateError: the job failed.
@@ -157,7 +159,7 @@ class VirtualRun:
         """Let time pass until the job has ended by itself.
 
         Raises:
-            HeadgateError: it failed, or does not end.
+            HeadgateError: the job failed, or does not end.
         """
         self._drive_until(self._job)
         self._raise_failure()
@@ -165,10 +167,10 @@ class VirtualRun:
             raise self._hung("the job does not end, though its data has")
 
     def request(self, verb: str, what: str, **arguments: Any) -> dict[str, Any]:
-        """Ask the coordinator for something.
+        """Send a request to the coordinator, and return its answer.
 
         Raises:
-            HeadgateError: it refused, or the job failed.
+            HeadgateError: the coordinator refused, or the job failed.
         """
         asking = self._loop.create_task(self._ask(verb, arguments), name=f"harness {verb}")
         self._loop.drive()
@@ -188,7 +190,7 @@ class VirtualRun:
         return await client.request(verb, **arguments)
 
     def crash(self) -> None:
-        """Everything in memory is lost; a new coordinator begins with what the store has.
+        """Lose everything in memory, and start a new coordinator on the content of the store.
 
         Raises:
             HeadgateError: the job cannot begin again.
@@ -235,7 +237,7 @@ class VirtualRun:
 
             task.add_done_callback(stop)
             self._loop.drive(self._loop.time() + END_MAX_S)
-            task.remove_done_callback(stop)  # or it would cut a later drive short
+            task.remove_done_callback(stop)  # otherwise it would cut a later drive short
         self._loop.drive()
 
     def _raise_failure(self) -> None:
@@ -252,7 +254,7 @@ class VirtualRun:
 
 
 def _error_of(outcome: JobOutcome) -> HeadgateError | None:
-    """The error of a job that failed, with the traceback it had in the job."""
+    """Return the error of a job that failed, with its traceback in the job."""
     error = outcome.error
     if error is None and outcome.status == "FAILED":
         error = JobError(f"the job failed: {outcome.reason}")
@@ -273,7 +275,7 @@ class Playback:
         self._run = run
 
     def push(self, box: SourceBox, batches: Sequence[Batch]) -> None:
-        """A source brings these batches, all in one subtask."""
+        """Let a source produce these batches, all in one subtask."""
         if batches:
             split = box.next_split()
             log = box.logs.setdefault(split, [])
@@ -283,29 +285,31 @@ class Playback:
         self._release(len(self._world.history))
 
     def advance(self, box: SourceBox, timestamp: int) -> None:
-        """Event time of a source has come so far."""
+        """Let the event time of a source advance to `timestamp`."""
         box.watermark = timestamp
         self._world.history.append(Advance(box.name, timestamp))
         self._declare(box, timestamp)
 
     def end(self, box: SourceBox) -> None:
-        """A source has no more data."""
+        """End the data of a source."""
         box.closed = box.ended = True
         self._world.history.append(End(box.name))
         self._release(len(self._world.history))
 
     def catch_up(self) -> None:
-        """Time has passed: what was due by now and put off is done."""
+        """Run the timers that became due while time passed and were put off."""
         for step in self._world.event_time_steps(sorted(self._world.steps)):
             self._run.soon(step.catch_up)
         self._run.settle()
 
     def replay(self) -> None:
-        """Have a new attempt live through what it does not remember, in the order it happened."""
+        """Let a new attempt go through the events that its state does not contain, in their order."""
         declared: dict[str, int] = {}
         for place, entry in enumerate(self._world.history):
             if isinstance(entry, Advance):
-                declared[entry.source] = entry.timestamp  # the last before a record says it all
+                declared[entry.source] = (
+                    entry.timestamp
+                )  # only the last one before a record matters
             elif self._is_news(entry):
                 self._declare_all(declared)
                 if isinstance(entry, End):

@@ -27,7 +27,9 @@ _ALL: Final = frozenset(Guarantee)
 
 
 class CollectingSink(Sink):
-    """Collects what is written, and shows it when the real sink would: at once, or when committed."""
+    """Collects the written records, and makes them visible when the real sink would: at once, or when
+    committed.
+    """
 
     guarantees = _ALL
 
@@ -69,7 +71,9 @@ class _CollectingWriter(SinkWriter):
         return lambda: [committable]
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        """What is not there was committed before, or belongs to the world of a savepoint."""
+        """Commit the batches. A missing one was committed before, or belongs to the world of a
+        savepoint.
+        """
         for committable in committables:
             _, batches = self._box.rolled.pop(committable, (0, []))
             self._box.visible.extend(batches)
@@ -86,10 +90,10 @@ class SideListener(Operator):
         self._box.visible.append((self._world.next_written(), batch))
 
     def on_watermark(self, timestamp: int) -> None:
-        """Nobody stands behind this operator."""
+        """Do nothing, as there is no operator behind this one."""
 
     def on_idle(self, idle: bool) -> None:
-        """Nobody stands behind this operator."""
+        """Do nothing, as there is no operator behind this one."""
 
 
 # --- sources ---------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class _Split(msgspec.Struct, tag="headgate.testing"):
 
 @dataclass(frozen=True)
 class PushSource(Source):
-    """Stands in for the source of this name."""
+    """Stands in for the source with this name."""
 
     token: str
     name: str
@@ -148,7 +152,9 @@ class _PushReader(SourceReader):
         self._box.readers[context.subtask_index] = Readers(self._positions, self._bell.ring)
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        """Splits of a savepoint that another harness took begin anew; those of a real source are lost."""
+        """Add splits. Those from the savepoint of another harness begin from the start; those of a real
+        source are lost.
+        """
         ours = [split for each in splits if (split := _decode(each)) is not None]
         for split in ours:
             known = split.token == self._source.token
@@ -186,7 +192,7 @@ class _PushReader(SourceReader):
         ]
 
     def _next_entry(self) -> tuple[int, Batch] | None:
-        """The oldest entry that is released and unread, with its split."""
+        """Return the oldest entry that is released and unread, with its split."""
         entries = (
             (log[position], split)
             for split, log in self._box.logs.items()

@@ -18,14 +18,14 @@ from .world import EventTimeStep, world_of
 
 _SHARE: Final = 0.05
 _SLACK_S: Final = 1e-6
-"""Sums of floats: what is due this soon is due."""
+"""The tolerance for sums of floats: a timer that is due this soon counts as due."""
 
 
 @dataclass(slots=True, eq=False)
 class _Timer:
     callback: Callable[[], None]
     due_s: float
-    """When it was asked for."""
+    """The time at which the timer was requested to fire."""
     cancel: Callable[[], None]
 
 
@@ -53,7 +53,7 @@ class LazyTimers:
         return partial(self._cancel, timer)
 
     def active(self) -> None:
-        """Something happened: timers are exact from now on."""
+        """Make timers exact from now on, as something has happened."""
         now_s = self._clock.monotonic()
         if now_s == self._active_s:
             return
@@ -63,7 +63,7 @@ class LazyTimers:
             self._start(timer, max(0, round(1000 * (timer.due_s - now_s))))
 
     def catch_up(self) -> None:
-        """Run what is due by now."""
+        """Run the timers that are due by now."""
         now_s = self._clock.monotonic()
         for timer in [timer for timer in self._waiting if timer.due_s <= now_s + _SLACK_S]:
             timer.cancel()
@@ -84,11 +84,13 @@ class LazyTimers:
 
 
 def _nothing() -> None:
-    """Cancels a timer that has not begun."""
+    """Cancel a timer that has not begun."""
 
 
 class _RisingOutput:
-    """In front of an operator's output: passes a watermark on only if it is above all before."""
+    """An output in front of that of an operator. It passes on a watermark only if it is above all earlier
+    ones.
+    """
 
     def __init__(self, output: Output, active: Callable[[], None]) -> None:
         self._output = output
@@ -114,7 +116,9 @@ class _RisingOutput:
         self._output.emit_idle(idle)
 
     def declare(self, timestamp: int) -> None:
-        """Send the test's watermark; a step that is idle would not be listened to."""
+        """Send the test's watermark. An idle step becomes active for it, as its watermarks would be
+        ignored.
+        """
         if timestamp <= self._sent:
             return
         if self._idle:
@@ -128,7 +132,7 @@ class _RisingOutput:
 
 
 class _Steered(Operator):
-    """Goes in front of the class of an event-time operator."""
+    """The base that is put in front of the class of an event-time operator."""
 
     _lazy: LazyTimers
     _steered_as: tuple[str, str]
@@ -142,7 +146,7 @@ class _Steered(Operator):
         world.begin_attempt(context.attempt)
 
         def declare(timestamp: int) -> None:
-            # A timer that is due runs in the mailbox, as everything of an operator must.
+            # A due timer runs in the mailbox, as all code of an operator must.
             timers.call_later(0, lambda: rising.declare(timestamp))
 
         steps = world.steps.setdefault(step, {})
@@ -171,5 +175,5 @@ class SteeredFactory:
 
 
 def is_declarable(timestamp: int) -> bool:
-    """True for a time that a test may declare: the ends of time belong to the engine."""
+    """Return True for a time that a test may declare: the least and the greatest belong to the engine."""
     return WATERMARK_MIN < timestamp < WATERMARK_MAX

@@ -1,6 +1,6 @@
-"""The world outside a job in a harness: what was put into its sources and what came out of its sinks.
+"""The world outside a job in a harness: the records put into its sources and those from its sinks.
 
-Like the real outside it survives crashes of the job. Sources, sinks and steps travel to the workers in
+Like the real world it survives crashes of the job. Sources, sinks and steps travel to the workers in
 the job's plan; they carry the token of their world and find it here, in the same process.
 """
 
@@ -19,12 +19,12 @@ from ..errors import InternalError
 from ..operators.elements import Batch
 
 SPLITS: Final = 128
-"""Splits of every source: each subtask has some at any parallelism up to this."""
+"""The number of splits of every source. Each subtask has some at any parallelism up to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One batch put into a source: entry `index` of `split`."""
+    """An event: one batch was put into a source, as entry `index` of `split`."""
 
     source: str
     split: int
@@ -33,7 +33,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Event time of a source declared to have come to `timestamp`, in ms."""
+    """An event: the event time of a source was declared to have reached `timestamp`, in ms."""
 
     source: str
     timestamp: int
@@ -41,7 +41,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """No more records from a source."""
+    """An event: a source has no more records."""
 
     source: str
 
@@ -68,14 +68,14 @@ class SourceBox:
     logs: dict[int, list[tuple[int, Batch]]] = field(default_factory=dict)
     readers: dict[int, Readers] = field(default_factory=dict)
     ended: bool = False
-    """For the readers of this attempt: they have been told."""
+    """True once the readers of this attempt know that the source has ended."""
     closed: bool = False
-    """For the test: nothing more can be put in."""
+    """True once the test can put nothing more in."""
     pushes: int = 0
     watermark: int | None = None
 
     def next_split(self) -> int:
-        """Where the next push goes: to one subtask after the other."""
+        """Return the split for the next push, which goes to one subtask after the other."""
         subtasks = sorted(index for index, each in self.readers.items() if each.positions)
         if not subtasks:
             raise InternalError(f"a source without readers source=`{self.name}`")
@@ -84,21 +84,21 @@ class SourceBox:
         return min(reader.positions)
 
     def is_unread(self, push: Push) -> bool:
-        """True if the subtask that has the split now has not come to this batch."""
+        """Return True if the present reader of the split has not reached this batch."""
         for reader in self.readers.values():
             if push.split in reader.positions:
                 return reader.positions[push.split] <= push.index
         return False
 
     def wake(self) -> None:
-        """There may be something to read."""
+        """Wake the readers, as there may be something to read."""
         for index in sorted(self.readers):
             self.readers[index].wake()
 
 
 @dataclass(slots=True)
 class SinkBox:
-    """One sink, or a side output nobody reads: what is visible, and what waits for its checkpoint."""
+    """One sink, or an unused side output: the visible batches, and those that wait for their checkpoint."""
 
     name: str
     schema: pa.Schema | None
@@ -106,12 +106,12 @@ class SinkBox:
     transactional: bool
     visible: list[tuple[int, Batch]] = field(default_factory=list)
     rolled: dict[bytes, tuple[int, list[tuple[int, Batch]]]] = field(default_factory=dict)
-    """By committable: the attempt that wrote it, and the batches."""
+    """The attempt that wrote them, and the batches, by committable."""
     writing: dict[int, list[tuple[int, Batch]]] = field(default_factory=dict)
-    """By subtask: what was written since its last barrier, in this attempt."""
+    """The batches written in this attempt since the last barrier, by subtask."""
 
     def pending(self, attempt: int) -> Iterator[tuple[int, Batch]]:
-        """What this attempt wrote and no checkpoint has committed."""
+        """Yield the batches that this attempt wrote and no checkpoint has committed."""
         for written_by, batches in self.rolled.values():
             if written_by == attempt:
                 yield from batches
@@ -126,7 +126,7 @@ class EventTimeStep:
     declare: Callable[[int], None]
     """Send this watermark."""
     catch_up: Callable[[], None]
-    """Do what was due by now."""
+    """Run the timers that are due by now."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -142,11 +142,11 @@ class World:
     sinks: dict[str, SinkBox] = field(default_factory=dict)
     sides: dict[str, SinkBox] = field(default_factory=dict)
     steps: dict[str, dict[int, EventTimeStep]] = field(default_factory=dict)
-    """By name and subtask."""
+    """The event-time steps by name and subtask."""
     written: int = 0
 
     def begin_attempt(self, attempt: int) -> None:
-        """The first part of a new attempt has opened: forget those of the attempt before."""
+        """Forget the parts of the previous attempt, as the first part of a new one has opened."""
         if attempt <= self.attempt:
             return
         self.attempt = attempt
@@ -159,11 +159,11 @@ class World:
             sink.writing.clear()
 
     def event_time_steps(self, names: Iterable[str]) -> list[EventTimeStep]:
-        """All subtasks of these steps, in a fixed order."""
+        """Return all subtasks of these steps, in a fixed order."""
         return [step for name in names for _, step in sorted(self.steps.get(name, {}).items())]
 
     def next_written(self) -> int:
-        """Numbers what is written, so that it can be given back in that order."""
+        """Return the next number for a written batch, by which batches are returned in order."""
         self.written += 1
         return self.written
 
@@ -172,14 +172,14 @@ _worlds: WeakValueDictionary[str, World] = WeakValueDictionary()
 
 
 def new_world() -> World:
-    """A world that parts of a job can find by its token."""
+    """Return a new world that parts of a job can find by its token."""
     world = World()
     _worlds[world.token] = world
     return world
 
 
 def world_of(token: str) -> World:
-    """The world with this token; a harness keeps it alive."""
+    """Return the world with this token, which a harness keeps alive."""
     world = _worlds.get(token)
     if world is None:
         raise InternalError("a part of a harness outlived it")
@@ -193,10 +193,10 @@ class Bell:
         self._event = asyncio.Event()
 
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting tasks."""
         self._event.set()
 
     async def wait(self) -> None:
-        """Until the bell rings next."""
+        """Wait until the bell rings next."""
         self._event.clear()
         await self._event.wait()
