@@ -178,8 +178,8 @@ class Running:
         started = self._checkpoints.start(
             self._attempt.number, self._attempt.plan, used=used, base=base
         )
-        following = self._settle(started)
-        self._settle(self._look_at_histories())
+        following = self._apply(started)
+        self._apply(self._look_at_histories())
         if following is None and not self._unfinished:
             return self._all_finished()
         return following
@@ -218,13 +218,13 @@ class Running:
             case PublishResult():
                 return self._published(event)
             case Tick():
-                return self._settle(self._checkpoints.tick())
+                return self._apply(self._checkpoints.tick())
             case WorkersReady(attempt) if attempt == self._attempt.number:
                 return self._workers_ready()
             case GraceOver(attempt) if attempt == self._first_attempt and self._leaving is not None:
                 return ToHandingOver(self._leaving)
             case RetryFinal(attempt) if attempt == self._attempt.number:
-                return self._settle(self._checkpoints.request(FINAL, final=True))
+                return self._apply(self._checkpoints.request(FINAL, final=True))
             case ClientCommand():
                 return self._handle_command(event)
         return None
@@ -240,7 +240,7 @@ class Running:
             case Statistics(attempt=attempt, subtasks=subtasks):
                 self._attempt.report(attempt, subtasks)
                 self._job.old_output.look(self._attempt.plan, self._attempt.statistics)
-                return self._settle(self._look_at_histories())
+                return self._apply(self._look_at_histories())
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)
                 now_ms = self._monotonic_ms()
@@ -248,9 +248,9 @@ class Running:
             case LoopRoundBack():
                 self._loop_round(message)
             case CheckpointAcked():
-                return self._settle(checkpoints.acked(message))
+                return self._apply(checkpoints.acked(message))
             case CheckpointDeclined():
-                return self._settle(checkpoints.declined(message))
+                return self._apply(checkpoints.declined(message))
             case SubtaskFailed():
                 regions = self._regional.regions_of(message)
                 everything = self._attempt.executions.failover.everything
@@ -281,7 +281,7 @@ class Running:
         if isinstance(restart, ToFailing):
             return restart
         if not self._attempt.restarting:
-            self._settle(self._checkpoints.job_failed())
+            self._apply(self._checkpoints.job_failed())
         new = restart.regions - self._attempt.restarting
         self._regional.begin(restart)
         self._forget(new)
@@ -301,7 +301,7 @@ class Running:
         return LoopRounds(self._attempt.plan.vertices[head].parallelism)
 
     def _published(self, result: PublishResult) -> Transition | None:
-        following = self._settle(self._checkpoints.publish_result(result))
+        following = self._apply(self._checkpoints.publish_result(result))
         if self._attempt.restarting:
             if result.error is None and not result.savepoint:
                 # Only its entry was missing when a region failed: subtasks that run may commit.
@@ -353,7 +353,7 @@ class Running:
         if not self._env.keeps_checkpoints:
             self._terminate(End(JobStatus.FINISHED))
             return None
-        return self._settle(self._checkpoints.request(FINAL, final=True))
+        return self._apply(self._checkpoints.request(FINAL, final=True))
 
     @property
     def _stopping(self) -> bool:
@@ -366,7 +366,7 @@ class Running:
 
     # -- checkpoints --------------------------------------------------------------------------------
 
-    def _settle(self, outcome: Outcome) -> Transition | None:
+    def _apply(self, outcome: Outcome) -> Transition | None:
         """Carry out what the decisions of the checkpoint protocol mean for the job."""
         for done in outcome.done:
             self._done(done)
@@ -477,13 +477,13 @@ class Running:
 
     def _checkpoint(self, command: ClientCommand) -> Transition | None:
         check_keeps_checkpoints(self._env)
-        return self._settle(self._checkpoints.request(self._new_token(command)))
+        return self._apply(self._checkpoints.request(self._new_token(command)))
 
     def _savepoint(self, command: ClientCommand) -> Transition | None:
         address = savepoint_target(self._env, command)
         token = self._new_token(command, address)
         native = bool(command.arguments.get("native"))
-        return self._settle(self._checkpoints.request(token, savepoint=address, native=native))
+        return self._apply(self._checkpoints.request(token, savepoint=address, native=native))
 
     def _stop(self, command: ClientCommand) -> Transition | None:
         if self._ending is not None or self._stopping:
@@ -520,14 +520,14 @@ class Running:
         grace_s = self._env.options.get(SHUTDOWN_GRACE) / 1000
         over = GraceOver(self._first_attempt)
         asyncio.get_running_loop().call_later(grace_s, self._env.events.put_nowait, over)
-        return self._settle(
+        return self._apply(
             self._checkpoints.request(LEAVE, stop=True, next_parallelism=self._attempt.parallelism),
         )
 
     def _request_stop(self, command: ClientCommand) -> Transition | None:
         native = bool(command.arguments.get("native"))
         address = self._addresses.get(STOP, "")
-        return self._settle(
+        return self._apply(
             self._checkpoints.request(STOP, stop=True, savepoint=address, native=native)
         )
 
@@ -588,7 +588,7 @@ class Running:
             self._job.lifecycle.rescale = OngoingRescale(
                 command, self._attempt.parallelism, after, self._env.clock.monotonic()
             )
-            return self._settle(
+            return self._apply(
                 self._checkpoints.request(RESCALE, stop=True, next_parallelism=after)
             )
         del self._commands[RESCALE]

@@ -69,7 +69,7 @@ def test_a_final_checkpoint_is_asked_for_again_only_in_the_attempt_whose_data_ha
         )
         failed = RequestFailed("final", CheckpointFailure.CANCEL_MARKER)  # type: ignore[arg-type]
         first, second = Running(job, []), Running(job, [])
-        first._settle(Outcome(refused=(failed,)))
+        first._apply(Outcome(refused=(failed,)))
         again = await job.env.events.get()
         first._handle(again)
         assert asked == ["final"]
