@@ -149,8 +149,8 @@ class PhysicalPlan:
         """True if barriers may overtake records on their way into `vertex`.
 
         All of its inputs must be of a kind whose records can be given to other subtasks after a rescale:
-        not pointwise, not broadcast, and no part of a loop. A user's own partitioner
-        is only if `forced`: it must send a record by its content alone.
+        not pointwise, not broadcast, and no part of a loop. A custom partitioner is allowed only if
+        `forced`, because it must then choose the subtask from the content of a record alone.
         """
         unsafe = (Forward, Rescale, Broadcast) if forced else (Forward, Rescale, Broadcast, Custom)
         inputs = self.inputs_of(vertex)

@@ -1,8 +1,8 @@
 """The embedded Ray: started by us, quiet, on loopback only, and gone without a trace afterwards.
 
-The settings were measured (ARCHITECTURE.md, decision 3). Two are not obvious: Ray ignores a loopback
-node address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`, and its usage report is only surely silent
-with an address that leads nowhere.
+The settings were measured (docs/design/0003-ray-places-processes.md). Two are not obvious: Ray ignores
+a loopback node address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`, and its usage report is only
+surely silent with an address that leads nowhere.
 
 Without its raylet or its control store no worker can be started again. Ray would let the job wait for
 ever in the first case, and end this process without a word after a minute in the second: so

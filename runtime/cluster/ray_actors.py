@@ -1,7 +1,7 @@
 """The two Ray actors: a worker and a coordinator, each a process with an event loop of our own.
 
 Ray starts them, kills them and reports their deaths. Everything else travels on our own connections,
-because calls to a busy actor are slow and not ordered (ARCHITECTURE.md, decision 3).
+because calls to a busy actor are slow and not ordered (docs/design/0003-ray-places-processes.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All messages between the coordinator and its workers.
 
-Calls of Ray's actors are neither ordered nor quick on a busy actor (ARCHITECTURE.md, decision 3), so
-control messages travel on a connection of our own: in order, framed, msgpack. Messages that concern an
-attempt carry its number; a message of another attempt is ignored.
+Calls of Ray's actors are neither ordered nor quick on a busy actor, so control messages travel on a
+connection of our own: in order, framed, msgpack (docs/design/0003-ray-places-processes.md). Messages
+that concern an attempt carry its number; a message of another attempt is ignored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A part of a job restarts, the rest runs on (REC-05, REC-11, REC-12): on the loop of the simulation, so
-that what happens when is decided by a seed."""
+"""Some regions of a job restart while the others run on.
+
+The tests run on the loop of the simulation, so a seed decides when each failure happens.
+"""
 
 from __future__ import annotations
 

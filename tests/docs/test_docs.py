@@ -25,7 +25,7 @@ from headgate.runtime.manifest import load_job
 from headgate.runtime.protocol.failures import CheckpointFailure, FailureKind
 
 ROOT = Path(headgate.__file__).parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "tests" / "README.md", *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = "<!-- not run -->"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
@@ -123,6 +123,15 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set()
+    records = (ROOT / "docs" / "design" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs" / "design").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page})" not in records} == set()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=relative)
+def test_design_records_name_files_that_exist(page: Path) -> None:
+    named = re.findall(r"`([\w./-]+/(?:[\w-]+\.py)?)`", page.read_text())
+    assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
 def test_the_readme_has_the_commands_of_ci() -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint coordinator: one test per rule of features.md 3.10."""
+"""The checkpoint coordinator: one test for each rule about when checkpoints start, complete and fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions and what restarts with them, against a model that tries all paths (features.md 3.13)."""
+"""Regions and what restarts with them, against a model that tries all paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features.md 3.7, with the vectors that were measured on Flink 2.3.0."""
+"""The redistribution of state after a rescale, with the results of Flink 2.3.0 for the same inputs."""
 
 from __future__ import annotations
 

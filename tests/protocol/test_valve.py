@@ -131,7 +131,7 @@ def test_a_valve_needs_channels() -> None:
 
 
 class Model:
-    """The rules of section 3.15 over whole histories: nothing is kept but what each channel was told."""
+    """The rules of the watermark valve over whole histories: it keeps only what each channel has sent."""
 
     def __init__(self, channels: int) -> None:
         self.watermarks = [WATERMARK_MIN] * channels

@@ -36,7 +36,7 @@ class Open:
 
 
 class Model:
-    """The rules of features.md 3.15, in the plainest form: every window is looked at every time."""
+    """The rules of windows in their plainest form: every window is looked at every time."""
 
     def __init__(self, assign, merging, trigger, lateness, evictor):
         self.assign, self.merging, self.trigger = assign, merging, trigger
