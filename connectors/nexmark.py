@@ -184,7 +184,7 @@ class _Rows:
         made = getattr(self, name)()
         return made if isinstance(made, pa.Array) else pa.array(made)
 
-    # Rows within an epoch share its number, so many values are computed per epoch and repeated.
+    # Rows within an epoch share its number, so most values are computed per epoch and repeated.
 
     def _epochs(self) -> Int64s:
         last = self.first + self.count - 1

@@ -1,4 +1,4 @@
-"""How the content of a file is verified: the whole of a local file, or single pieces of a Parquet file.
+"""Verification of the content of files: of a whole local file, or of single pieces of a Parquet file.
 
 A reader of a part of a Parquet file verifies that part: the footer, which says where the row groups are,
 and then each row group that it needs. Parquet's own checksums of pages cover neither the footer nor the

@@ -45,7 +45,7 @@ _SAME_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """Whether the old state can be loaded as the new one; `text` says what changes, or what is wrong."""
+    """The result of comparing an old state with a new one; `text` says what changes, or what is wrong."""
 
     verdict: Literal["same", "migration", "incompatible"]
     text: str = ""

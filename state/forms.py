@@ -1,4 +1,4 @@
-"""How values of a Python type become plain data that Arrow takes for a column, and back.
+"""Conversion of values of a Python type to plain data that Arrow takes for a column, and back.
 
 A `Form` needs the type: it makes the column, and functions between values and plain data. `plain_of` does
 without it: it turns what an old codec encoded into plain data, by the type of the column alone.

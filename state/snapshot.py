@@ -29,7 +29,7 @@ DELETED_COLUMN = "deleted"
 """A column of deltas only. It is true in the rows of deleted keys, whose value columns mean nothing."""
 
 Redistribution: TypeAlias = Literal["split", "union", "broadcast"]
-"""How items are distributed after a restore: `split` gives each item to one subtask, `union` gives all
+"""The distribution of items after a restore: `split` gives each item to one subtask, `union` gives all
 items to every subtask. `broadcast` items are the same in all subtasks, and each gets one copy of the
 list.
 """
