@@ -48,7 +48,7 @@ class Side:
         self.store = RowStore(self.schema)
         self.chains = Chains()
         self.order = TimeOrder()
-        self.gone = 0
+        self.released = 0
         """The number of released rows that are still in place."""
         self._dead = SlotArray(np.bool_)
         self._ids = SlotArray(np.int64)
@@ -64,7 +64,7 @@ class Side:
     @property
     def live(self) -> int:
         """The number of rows that wait."""
-        return self.size - self.gone
+        return self.size - self.released
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +127,7 @@ class Side:
     def release(self, rows: Index) -> None:
         """Release rows, each of which was waiting until now."""
         self._dead.data[rows] = True
-        self.gone += len(rows)
+        self.released += len(rows)
 
     def alive(self) -> Index:
         """Return the rows that wait, ascending."""
@@ -140,7 +140,7 @@ class Side:
     @property
     def wasteful(self) -> bool:
         """Return True if more rows are released than wait."""
-        return self.gone > max(DEAD_MIN, self.live)
+        return self.released > max(DEAD_MIN, self.live)
 
     def keep(self, alive: Index, slots: Index, keys: int) -> None:
         """Drop all rows but `alive()`, which get these slots of `keys`."""

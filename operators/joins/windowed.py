@@ -173,7 +173,7 @@ class WindowedPair(JoinOperator):
         self._rows = [PaneRows(step.columns.sides[side]) for side in (LEFT, RIGHT)]
         self._fired: int | None = None
         """The last window that has fired, or would have; None before the first watermark."""
-        self._gone: int | None = None
+        self._last_expired: int | None = None
         """The last window that takes no more rows."""
         self._first_kept: int | None = None
         """The first pane that has not expired. Rows of earlier panes are late."""
@@ -238,8 +238,8 @@ class WindowedPair(JoinOperator):
         if fired is None:
             return
         first, last = self._grid.windows_of(pane)
-        if self._gone is not None:
-            first = max(first, self._gone + 1)
+        if self._last_expired is not None:
+            first = max(first, self._last_expired + 1)
         for window in range(first, min(last, fired) + 1):
             if not self._grid.is_real(window):
                 continue
@@ -288,7 +288,7 @@ class WindowedPair(JoinOperator):
         self._first_kept = self._grid.pane_of(self._progress.bounds[LEFT])
         # Windows that have lost panes are expired, too: the restored state may have had less allowed
         # lateness.
-        self._gone = max(
+        self._last_expired = max(
             self._grid.ended(watermark + 1 - self._lateness_ms),
             self._grid.windows_of(self._first_kept - 1)[1],
         )

@@ -175,7 +175,7 @@ class Context(Generic[K]):
         self._emitter = emitter
         self.timestamp: int | None = None
         self.watermark: int = WATERMARK_MIN
-        self._passed: int = WATERMARK_MIN  # for all keys; that of the current key may be ahead
+        self._passed: int = WATERMARK_MIN  # by all keys; the current one may be further
 
     @property
     def input_ended(self) -> bool:

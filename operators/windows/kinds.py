@@ -170,21 +170,17 @@ class TumblingWindow(_Shown):
         """Return the watermark that fires the window, and the event time of its results: end - 1."""
         return start + self.size_ms - 1
 
-    def gone_at(self, start: int) -> int:
-        """Return the watermark that drops the window's state; records that come after it are late."""
-        return self.due_at(start) + self.allowed_lateness_ms
-
     def last_due(self, watermark: int) -> int:
         """Return the last start of windows that have fired."""
         return watermark - self.size_ms + 1
 
-    def last_gone(self, watermark: int) -> int:
+    def last_expired(self, watermark: int) -> int:
         """Return the last start of windows that have expired."""
         return self.last_due(watermark) - self.allowed_lateness_ms
 
     def first_kept(self, watermark: int) -> int:
         """Return the start of the earliest window that `watermark` has not dropped."""
-        return self.first_behind(self.last_gone(watermark))
+        return self.first_behind(self.last_expired(watermark))
 
     def first_behind(self, time: int) -> int:
         """Return the start of the earliest window that starts after `time`."""

@@ -33,7 +33,7 @@ _Starts = npt.NDArray[np.int64]
 
 
 class SmallWindows:
-    """The shared table of one operator. A slot counts while its window starts after `_gone`."""
+    """The shared table of one operator. A slot counts while its window starts after `_expired`."""
 
     def __init__(
         self, plan: AggregatePlan, window: TumblingWindow, seed: int, epoch: TableEpoch
@@ -43,7 +43,7 @@ class SmallWindows:
         self._hasher = KeyHasher([pa.int64(), *types], seed)
         self.open: set[int] = set()
         """The starts of the windows in this table."""
-        self._gone = _NO_WINDOW
+        self._expired = _NO_WINDOW
         self._renew()
 
     def _renew(self) -> None:
@@ -81,7 +81,7 @@ class SmallWindows:
         if not any(after < start <= last for start in self.open):
             return None
         starts = self._starts.data[: self._group.keys.size]
-        slots = np.flatnonzero((starts > max(after, self._gone)) & (starts <= last))
+        slots = np.flatnonzero((starts > max(after, self._expired)) & (starts <= last))
         slots = slots[np.argsort(starts[slots], kind="stable")]
         keys = self._group.keys.take(slots)[1:]
         return self._fired(slots, keys)
@@ -100,11 +100,11 @@ class SmallWindows:
 
     def drop(self, last: int) -> None:
         """Forget the windows that start at `last` or before."""
-        gone = {start for start in self.open if start <= last}
-        if not gone:
+        expired = {start for start in self.open if start <= last}
+        if not expired:
             return
-        self.open -= gone
-        self._gone = last
+        self.open -= expired
+        self._expired = last
         size = self._group.keys.size
         if not self.open:
             if self._group.busy or size > KEPT_ROWS_MAX:
@@ -138,7 +138,7 @@ class SmallWindows:
         rows stay: a table of its own would take more than it saves.
         """
         starts = self._starts.data[: self._group.keys.size]
-        alive = np.flatnonzero(starts > self._gone)
+        alive = np.flatnonzero(starts > self._expired)
         windows, counts = np.unique(starts[alive], return_counts=True)
         largest = np.argsort(-counts, kind="stable")
         largest = largest[counts[largest] >= SMALL_ROWS]
@@ -175,13 +175,13 @@ class SmallWindows:
     def cut(self, epoch: int) -> CutPart:
         """Return the part of the table's cut number `epoch` that is stored here."""
         # Only slots that the cut knows are read, and a slot's window never changes.
-        starts, gone, size_ms = self._starts.data, self._gone, self._window.size_ms
+        starts, expired, size_ms = self._starts.data, self._expired, self._window.size_ms
 
         def alive(which: Rows) -> Rows:
             held = starts[which]
-            if not held.size or int(held.min()) > gone:
+            if not held.size or int(held.min()) > expired:
                 return which
-            offset = np.flatnonzero(held > gone)
+            offset = np.flatnonzero(held > expired)
             return offset if isinstance(which, slice) else which[offset]
 
         def edges(which: Rows) -> list[Array]:

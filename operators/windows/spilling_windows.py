@@ -244,7 +244,7 @@ class SpillingWindows:
         self._touched: set[int] = set()
         self._busy: set[int] = set()  # windows for which threads are working
         # dropped but not closed yet, since threads still work for them
-        self._gone: list[SpillingGroup] = []
+        self._dropped: list[SpillingGroup] = []
         self._small_left = 0  # bytes of small windows after some of them moved
         self._results = space.plan.new_state(TableEpoch())  # empty, except while `results` runs
 
@@ -291,7 +291,7 @@ class SpillingWindows:
         self._touched.discard(start)
         self._busy.discard(start)
         if table.table.stop():
-            self._gone.append(table)
+            self._dropped.append(table)
         else:
             table.close()
 
@@ -303,7 +303,7 @@ class SpillingWindows:
         Raises:
             StorageError: a flush or a merge failed, now or earlier.
         """
-        self._close_gone()
+        self._close_dropped()
         memory = self._space.share()
         self._settle_small(small, memory // _SMALL_PART)
         self._touched |= self._busy
@@ -348,12 +348,12 @@ class SpillingWindows:
         self.group(start)
         self._tables[start].restore_table(rows)
 
-    def _close_gone(self) -> None:
-        still = [table for table in self._gone if table.table.stop()]
-        for table in self._gone:
+    def _close_dropped(self) -> None:
+        still = [table for table in self._dropped if table.table.stop()]
+        for table in self._dropped:
             if table not in still:
                 table.close()
-        self._gone = still
+        self._dropped = still
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class SpillingWindows:
 
     def close(self) -> None:
         """Release files, memory and threads. Does not raise."""
-        tables = [*self._tables.values(), *self._gone]
+        tables = [*self._tables.values(), *self._dropped]
         for table in tables:
             table.table.stop()
         for table in tables:

@@ -183,7 +183,7 @@ class TumblingAggregate(WindowedAggregate):
         return self._in_order(sorted(large), self._small.fire(after, last))
 
     def _drop_expired(self, watermark: int) -> None:
-        last = self._window.last_gone(watermark)
+        last = self._window.last_expired(watermark)
         for start in [start for start in self._large if start <= last]:
             self._drop(start)
         self._small.drop(last)

@@ -290,7 +290,7 @@ def test_a_fired_window_comes_in_pieces_and_drops_its_files(
     side.watermark(WINDOW.due_at(WINDOW.start_of(10)))
     assert len(side.take()) == rows
     assert side.outputs[0].largest <= 500
-    side.watermark(WINDOW.gone_at(WINDOW.start_of(10)))
+    side.watermark(WINDOW.due_at(WINDOW.start_of(10)) + WINDOW.allowed_lateness_ms)
     side.watermark(WATERMARK_MAX)
     operator = side.operators[0]
     operator._spilling.settle(operator._small)

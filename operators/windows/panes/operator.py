@@ -166,16 +166,16 @@ class PaneAggregate(WindowedAggregate):
         if watermark == WATERMARK_MIN:
             return ()
         after = watermark + 1
-        gone = self._grid.ended(after - self._window.allowed_lateness_ms)
+        last = self._grid.ended(after - self._window.allowed_lateness_ms)
         if expired > WATERMARK_MIN:
             # also windows that a job with less allowed lateness has dropped
-            gone = max(gone, self._grid.windows_of(self._grid.pane_of(expired))[1])
+            last = max(last, self._grid.windows_of(self._grid.pane_of(expired))[1])
         due = self._grid.ended(after)
-        return self._results_of(cells, gone + 1, due) if gone < due else ()
+        return self._results_of(cells, last + 1, due) if last < due else ()
 
     def _emit_early(self, cells: Index) -> None:
         """Emit early results of what changed in these cells (each once)."""
-        cells = cells[self._table.cell_panes.data[cells] > self._table.gone]
+        cells = cells[self._table.cell_panes.data[cells] > self._table.expired]
         first = self._first_to_fire(self._progress.watermark)
         self._emit(map(self._not_fired, self._results_of(cells, first, None)))
 
@@ -208,13 +208,13 @@ class PaneAggregate(WindowedAggregate):
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
         # Only cells that the cut knows are read, and their keys and panes never change.
-        of_cells, panes, gone = table.cell_keys.data, table.cell_panes.data, table.gone
+        of_cells, panes, expired = table.cell_keys.data, table.cell_panes.data, table.expired
 
         def alive(which: Rows) -> Rows:
             held = panes[which]
-            if not held.size or int(held.min()) > gone:
+            if not held.size or int(held.min()) > expired:
                 return which
-            kept = np.flatnonzero(held > gone)
+            kept = np.flatnonzero(held > expired)
             return kept if isinstance(which, slice) else which[kept]
 
         def bounds(which: Rows) -> list[Array]:
@@ -251,7 +251,7 @@ class PaneAggregate(WindowedAggregate):
         self._progress.restore(state)
         if (expired := self._progress.bounds[0]) > WATERMARK_MIN:
             # Not the pane before that of the next instant: days that a zone skips begin with it too.
-            self._table.gone = self._grid.pane_of(expired)
+            self._table.expired = self._grid.pane_of(expired)
         rows = state.tables.get(_PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(rows, state.states.get(_PANES))

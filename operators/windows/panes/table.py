@@ -82,12 +82,12 @@ class PaneTable:
         state: the cells.
         cell_keys: the slot of each cell's key.
         cell_panes: the number of each cell's pane.
-        gone: panes up to this number have expired.
+        expired: panes up to this number have expired.
     """
 
     def __init__(self, plan: AggregatePlan, hasher: KeyHasher, epoch: TableEpoch) -> None:
         self._plan, self._hasher, self._epoch = plan, hasher, epoch
-        self.gone = NO_PANE
+        self.expired = NO_PANE
         self.on_moved: list[Callable[[Index], None]] = []
         """Called with the old numbers of the cells, by new ones, when keys and cells are renumbered."""
         self._renew()
@@ -219,9 +219,9 @@ class PaneTable:
 
     def drop(self, kept: int) -> None:
         """Drop the panes before number `kept`."""
-        if kept - 1 <= self.gone:
+        if kept - 1 <= self.expired:
             return
-        self.gone = kept - 1
+        self.expired = kept - 1
         upto = bisect_left(self._numbers, kept)
         for number in self._numbers[:upto]:
             self._dead += len(self._panes.pop(number).members()[0])
@@ -237,8 +237,8 @@ class PaneTable:
 
     def _compact(self) -> None:
         """Move the remaining cells to new arrays; each keeps the epoch of its change."""
-        panes, numbers, gone = self._panes, self._numbers, self.gone
-        cells = np.flatnonzero(self.cell_panes.data[: self._cells] > gone)
+        panes, numbers, expired = self._panes, self._numbers, self.expired
+        cells = np.flatnonzero(self.cell_panes.data[: self._cells] > expired)
         of_keys, of_panes = self.cell_keys.data[cells], self.cell_panes.data[cells]
         state, epochs = state_table(self._plan, self.state, cells), self.state.epochs_of(cells)
         index, key_ranks = self._alive_keys(of_keys)

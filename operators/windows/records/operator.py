@@ -196,7 +196,7 @@ class WindowOperator(ProcessOperator):
         taken = not windows  # the assigner may give no window: such a record is not late
         for window in windows:
             actual = self._merged(window) if self._assigner.merging else window
-            if actual is None or self._is_gone(actual):
+            if actual is None or self._has_expired(actual):
                 continue
             taken = True
             home = self._store.home(actual)
@@ -209,7 +209,7 @@ class WindowOperator(ProcessOperator):
             self._set_cleanup(actual)
         return None if taken else max(windows, key=lambda window: window.end)
 
-    def _is_gone(self, window: Window) -> bool:
+    def _has_expired(self, window: Window) -> bool:
         return self._event and window.last + self._lateness_ms <= self._context.watermark
 
     def _set_cleanup(self, window: Window) -> None:
@@ -225,7 +225,7 @@ class WindowOperator(ProcessOperator):
         actual, met = window, sorted(other for other in homes if window.meets(other))
         for other in met:
             actual = actual.cover(other)
-        if self._is_gone(actual):
+        if self._has_expired(actual):
             return None
         if met == [actual]:
             return actual
