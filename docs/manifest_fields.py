@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from headgate.api.manifest.steps import VERBS
 from headgate.k8s import ports
 from headgate.k8s.crds import schema_of, stream_jobs, stream_snapshots
 from headgate.runtime.manifest import schema
@@ -28,24 +29,25 @@ def main() -> None:
         print_table(f"source `{name}`", fields)
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
-    for name in (
-        "window",
-        "lookup",
-        "join",
-        "joinAsOf",
-        "coGroup",
-        "connect",
-        "match",
-        "retry",
-        "iterate",
-    ):
-        print_table(name, operators["properties"][name])
+    print_verbs()
+    for name, field in operators["properties"].items():
+        if "properties" in field and name != "eventTime":
+            print_table(name, field)
     print_table("table of lookup", operators["properties"]["lookup"]["properties"]["table"])
     print_table("A reference with arguments", operators["properties"]["process"]["anyOf"][0])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)
     for name, fields in connectors(sinks).items():
         print_table(f"sink `{name}`", fields)
+
+
+def print_verbs() -> None:
+    """Which fields of an operator have an effect for which verb, beside those that all have."""
+    print("#### The verbs, and the fields beside them\n")
+    print("| verb | fields of an operator that have an effect for it |\n|---|---|")
+    for verb in VERBS.values():
+        print(f"| `{verb.name}` | {', '.join(f'`{field}`' for field in verb.fields)} |")
+    print()
 
 
 def print_kubernetes() -> None:

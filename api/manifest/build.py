@@ -34,12 +34,11 @@ from .groups import check_worker_groups
 from .kubernetes_model import check_rules
 from .loader import load
 from .model import manifest_section
-from .pair_steps import other_inputs
 from .references import resolve_class
 from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
 from .settings import apply_settings, declare_groups, has_checkpoints, job_arguments, may_be_batch
 from .step import Step
-from .steps import partitioned, plan_step
+from .steps import inputs_of, partitioned, plan_step
 
 Flow: TypeAlias = Stream[Any] | None
 """A stream; None if the step that makes it is wrong, which has been reported."""
@@ -319,7 +318,7 @@ class Builder:
             if name in self._sources.lines:
                 plan_step(name, table, self)  # its name is wrong; the rest may be right
             else:
-                inputs[name] = self._inputs(table)
+                inputs[name] = inputs_of(table)
         for name in self._ordered(inputs):
             table = self._operators.values[name]
             step = plan_step(name, table, self)
@@ -343,14 +342,6 @@ class Builder:
             chained = made.start_new_chain if chaining == "head" else made.disable_chaining
             made = self.attempt(table.line_of("chaining"), chained)
         return self._timed(name, made, table)
-
-    def _inputs(self, table: Table) -> list[tuple[str, int]]:
-        """Return the streams that an operator reads, each with the line that names it."""
-        union = table.get("union", ())
-        inputs = list(zip(union, getattr(union, "lines", ()), strict=True))
-        if table.get("from"):
-            inputs.append((table.get("from"), table.line_of("from")))
-        return inputs + other_inputs(table)
 
     def _ordered(self, inputs: Mapping[str, list[tuple[str, int]]]) -> list[str]:
         """Return the operators so that each follows those it reads. Those of a cycle are reported

@@ -12,10 +12,50 @@ from ...operators.async_calls.call import Retry
 from ...operators.functions.dead_letters import OnError
 from ...operators.schema import to_schema
 from ..stream import Stream
-from .fields import Table
+from .fields import (
+    REFERENCE,
+    Boolean,
+    Field,
+    Integer,
+    ListOf,
+    Number,
+    Section,
+    Table,
+    Text,
+    duration,
+)
 from .references import is_reference, resolve, resolve_function
-from .step import Builder, Planner, Step, check_keys, function_of, given, keyed, sound
+from .step import (
+    CALLED,
+    COLUMNS,
+    INTO,
+    KEYS,
+    MAX_IN_FLIGHT,
+    ROWS,
+    Builder,
+    Planner,
+    Step,
+    Verb,
+    check_keys,
+    function_of,
+    given,
+    keyed,
+    sound,
+)
 
+RETRY = Section(
+    "retry",
+    {
+        "attempts": Field(Integer(1, 1000), "calls of a record at most, the first one included"),
+        "delay": Field(duration(), "between the first call and the second"),
+        "factor": Field(Number(1), "growth of each further delay"),
+        "longest": Field(duration(), "the longest delay"),
+        "onException": Field(
+            ListOf(REFERENCE), "exceptions to retry: `builtins:OSError`, or one function of them"
+        ),
+        "onResult": Field(REFERENCE, "a function result -> bool: call again? `module:function`"),
+    },
+)
 _RETRY: Final = {"attempts": "attempts", "delay": "delay", "factor": "factor", "longest": "longest"}
 _TIMEOUT_WORDS: Final = ("fail", "side_output")
 
@@ -157,3 +197,47 @@ def _retry(table: Table, builder: Builder) -> Retry | None:
     options = given(section, **_RETRY)
     options |= {} if kinds is None else {"on_exception": kinds}
     return Retry(**options, on_result=again)
+
+
+_CALLED: Final = {**INTO, **MAX_IN_FLIGHT, **CALLED}
+CALL_OPTIONS: Final = {
+    **_CALLED,
+    "timeout": Field(duration(), "of a record in `mapAsync` or `lookup`, all attempts included"),
+    "ordered": Field(Boolean(), "false: results are emitted as calls finish"),
+    "retry": Field(RETRY, "when `mapAsync` or `lookup` calls its function again"),
+    "onTimeout": Field(
+        Text(), "fail, side_output, or a function record -> record, `module:function`"
+    ),
+}
+"""The fields of `mapAsync` and `lookup` that are about calls."""
+VERBS: Final = (
+    Verb(
+        "python",
+        Field(REFERENCE, "a function RecordBatch -> RecordBatch, `module:function`"),
+        plan_python,
+        {
+            **_CALLED,
+            "adds": Field(COLUMNS, "columns that `python` adds to those of its input"),
+            "rows": Field(ROWS, "call `python` with this many rows at a time"),
+            "within": Field(duration(), "how long a row waits for that many to arrive"),
+        },
+    ),
+    Verb(
+        "map",
+        Field(REFERENCE, "a function record -> record, `module:function`"),
+        plan_per_record("map"),
+        _CALLED,
+    ),
+    Verb(
+        "flatMap",
+        Field(REFERENCE, "a function record -> records, `module:function`"),
+        plan_per_record("flatMap"),
+        _CALLED,
+    ),
+    Verb(
+        "mapAsync",
+        Field(REFERENCE, "a coroutine function record -> record, `module:function`"),
+        plan_map_async,
+        {**CALL_OPTIONS, **KEYS},
+    ),
+)

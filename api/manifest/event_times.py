@@ -10,9 +10,48 @@ from ...operators.watermarks.generators import WatermarkGenerator
 from ...operators.watermarks.strategy import WatermarkStrategy
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import Table
+from .fields import REFERENCE, Boolean, Field, OneOf, Section, Table, Text, duration
 from .references import resolve
-from .step import Builder, arguments_of, function_of, given, instance, readable, reference_of
+from .step import (
+    ACTIONS,
+    INSTANCE,
+    NAME,
+    ON_ERROR,
+    Builder,
+    arguments_of,
+    function_of,
+    given,
+    instance,
+    readable,
+    reference_of,
+)
+
+EVENT_TIME = Section(
+    "eventTime",
+    {
+        "column": Field(Text(), "a timestamp column, or an int64 one of ms"),
+        "python": Field(REFERENCE, "instead: a function record -> time, `module:function`"),
+        "maxOutOfOrder": Field(duration(), "how far records may be out of order in event time"),
+        "strategy": Field(
+            INSTANCE, "instead: a rule for watermarks, a class `module:WatermarkGenerator`"
+        ),
+        "idleAfter": Field(duration(), "a split without records for this long is idle"),
+        "closeAfter": Field(duration(), "after this long without records time follows the clock"),
+        "perSplit": Field(Boolean(), "false: the splits of a source share their watermarks"),
+        "waitForQueued": Field(
+            Boolean(),
+            "splits not yet read hold the watermark back, too; true by default where the source ends",
+        ),
+        "align": Field(NAME, "watermark alignment: the name of a group of sources"),
+        "maxDrift": Field(duration(), "how far one may be ahead of the slowest of its group"),
+        "alignEvery": Field(duration(), "how often the group exchanges watermarks"),
+        "onError": Field(
+            OneOf(ON_ERROR, ACTIONS),
+            "handling of records without a time, or with one out of range",
+        ),
+        "name": Field(NAME, "address of the state of `closeAfter`; also for metrics"),
+    },
+)
 
 
 def with_event_time(

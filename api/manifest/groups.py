@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..resources import DEFAULT_GROUP
 from .document import Problems
 from .fields import Table
-from .pair_steps import other_inputs
+from .steps import inputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,7 @@ def _group_of(name: str, steps: Mapping[str, Table], groups: dict[str, str]) -> 
 
 def _inputs(table: Table) -> list[str]:
     """The names of the steps that a step reads."""
-    streams: list[Any] = [*table.get("union", ()), *(at for at, _ in other_inputs(table))]
-    streams += [table.get("from")] if table.get("from") else []
-    return [str(stream).partition(".")[0] for stream in streams]
+    return [stream.partition(".")[0] for stream, _ in inputs_of(table)]
 
 
 def check_worker_groups(spec: Table, problems: Problems) -> None:

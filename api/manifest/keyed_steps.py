@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...operators.aggregation.aggregates import parse_aggregate
+from ...operators.patterns.match import PATTERN as AFTER_MATCH_PATTERN
 from ...operators.patterns.match import parse_after_match
 from ...operators.patterns.pattern import Pattern
 from ...operators.process.batches import KeyedBatchProcess
@@ -15,11 +16,16 @@ from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedPro
 from ...operators.windows.records.functions import WindowProcess
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import Table
-from .pair_steps import check_connect, connected, without_keys
+from .fields import REFERENCE, Field, Items, OneOf, Section, Table, Text
+from .pair_steps import CONNECT, check_connect, connected, without_keys
 from .step import (
+    CALLED,
+    INSTANCE,
+    INTO,
+    KEYS,
     Builder,
     Step,
+    Verb,
     check_keys,
     function_of,
     instance_of,
@@ -28,8 +34,25 @@ from .step import (
     sound,
     timed,
 )
-from .window_steps import WindowSpec
+from .window_steps import WINDOWED, WindowSpec
 
+MATCH = Section(
+    "match",
+    {
+        "pattern": Field(
+            INSTANCE, "a pattern made with `hg.cep.begin`, `module:name`", required=True
+        ),
+        "select": Field(REFERENCE, "a function match -> record, `module:function`"),
+        "afterMatch": Field(
+            Text(
+                AFTER_MATCH_PATTERN,
+                "no_skip, skip_to_next, skip_past_last_event, skip_to_first(stage) or "
+                "skip_to_last(stage)",
+            ),
+            "which overlapping matches are dropped, such as `skip_past_last_event`",
+        ),
+    },
+)
 _NOT_FOR_COLUMNS: Final = {"name", "into"}
 """Result names that `agg` would take for its own arguments."""
 
@@ -315,3 +338,47 @@ def _plan_function(
         return builder.attempt(table.line_of(verb), lambda: method(function, name=name, **options))
 
     return step
+
+
+_AGGREGATE_FUNCTION: Final = Text(
+    REFERENCE.pattern, "a mapping such as `{n: count()}`, or `module:AggregateFunction`"
+)
+_OF_GROUPS: Final = {**INTO, **KEYS, **WINDOWED}
+_COMBINED: Final = {
+    **_OF_GROUPS,
+    "windowProcess": Field(
+        INSTANCE, "a `module:WindowProcess` that gets the results of `reduce` or `aggregate`"
+    ),
+}
+VERBS: Final = (
+    Verb(
+        "aggregate",
+        Field(
+            OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
+            'results and their aggregates, `total: "sum(amount * 2)"`; '
+            "or a `module:AggregateFunction`",
+        ),
+        plan_aggregate,
+        _COMBINED,
+    ),
+    Verb(
+        "reduce",
+        Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
+        plan_reduce,
+        _COMBINED,
+    ),
+    Verb(
+        "process",
+        Field(INSTANCE, "a class with state, such as a `module:KeyedProcess`"),
+        plan_process,
+        {
+            **_OF_GROUPS,
+            "connect": Field(CONNECT, "a second input of `process`"),
+            **CALLED,
+        },
+        inputs=(("connect", "with"), ("connect", "broadcast")),
+    ),
+    Verb(
+        "match", Field(MATCH, "a pattern in the records of each key"), plan_match, {**KEYS, **INTO}
+    ),
+)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...operators.joins.static_table import StaticTable, static_table
 from ..stream import Stream
-from .call_steps import call_options
-from .fields import Table
-from .step import Builder, Step, function_of, given
+from .call_steps import CALL_OPTIONS, call_options
+from .fields import REFERENCE, Choice, Field, Integer, ListOf, Section, Table, Text, duration, size
+from .registry import SourceConnector
+from .step import SCHEMA, Builder, Step, Verb, function_of, given
 
-_CALLS: Final = ("into", "maxInFlight", "timeout", "ordered", "retry", "onTimeout", "onError")
-"""Fields of the operator that are about calls."""
 _CACHE: Final = ("cacheRows", "cacheFor")
 
 
@@ -51,7 +50,7 @@ def _in_service(name: str, table: Table, section: Table, builder: Builder) -> St
 
 
 def _in_table(name: str, table: Table, section: Table, builder: Builder) -> Step | None:
-    _refuse(_CALLS, table, "a lookup in a table", name, builder)
+    _refuse(list(CALL_OPTIONS), table, "a lookup in a table", name, builder)
     _refuse(_CACHE, section, "a lookup in a table", name, builder)
     described = section.get("table")
     made = None if described is None else _table(name, described, builder)
@@ -90,3 +89,47 @@ def _refuse(fields: Sequence[str], table: Table, what: str, name: str, builder: 
         builder.problems.add(
             table.line_of(field), f"{field} has no effect for {what} operator=`{name}`", "remove it"
         )
+
+
+def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
+    files = {
+        name: Field(connector.fields, f"read with {name}")
+        for name, connector in connectors.items()
+        if connector.tables
+    }
+    table = Section(
+        "table",
+        {
+            **files,
+            "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
+            "key": Field(ListOf(Text()), "columns that records are looked up by", required=True),
+            "columns": Field(ListOf(Text()), "columns added to the records; all but the key"),
+            "maxBytes": Field(size(), "the most that its columns may take in memory; 64mb"),
+            "duplicates": Field(
+                Choice(("fail", "first", "last")), "which of several rows with equal keys counts"
+            ),
+        },
+    )
+    return Section(
+        "lookup",
+        {
+            "key": Field(ListOf(Text()), "columns of the record that are looked up", required=True),
+            "python": Field(
+                REFERENCE, "a coroutine function key -> record or None, `module:function`"
+            ),
+            "table": Field(table, "instead: a table in files, read as a whole at the start"),
+            "how": Field(
+                Choice(("inner", "left")),
+                "of a table: `left`, or `inner`: only records it has a row for",
+            ),
+            "suffix": Field(Text(), "appended to found columns whose names are taken"),
+            "cacheRows": Field(Integer(0, 2**31 - 1), "answers of `python` kept; 0: none"),
+            "cacheFor": Field(duration(), "how long an answer of `python` is valid"),
+        },
+    )
+
+
+def lookup_verb(connectors: Mapping[str, SourceConnector]) -> Verb:
+    """Return the verb `lookup`, whose tables may be read by those connectors that make tables."""
+    field = Field(_lookup_section(connectors), "join each record with the entry for its key")
+    return Verb("lookup", field, plan_lookup, CALL_OPTIONS)

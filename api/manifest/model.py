@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..resources import GROUP_NAME, GROUP_NAME_MEANING
+from .event_times import EVENT_TIME
 from .fields import (
     AnyText,
     Choice,
@@ -20,17 +21,9 @@ from .fields import (
     size,
 )
 from .kubernetes_model import KUBERNETES
-from .operator_model import (
-    EVENT_TIME,
-    NAME,
-    PARALLELISM,
-    PARTITIONINGS,
-    SCHEMA,
-    SLOT_SHARING_GROUP,
-    STREAM,
-    operator_section,
-)
 from .registry import SinkConnector, SourceConnector
+from .step import NAME, PARALLELISM, PARTITIONINGS, SCHEMA, SLOT_SHARING_GROUP, STREAM
+from .steps import operator_section
 
 API_VERSION = "headgate.io/v1alpha1"
 KIND = "StreamJob"

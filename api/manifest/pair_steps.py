@@ -7,12 +7,18 @@ from functools import wraps
 from typing import Any, Final
 
 from ...errors import HeadgateError, PlanError
+from ...operators.durations import parse_duration
 from ..stream import Stream
-from .fields import Table
+from .fields import REFERENCE, Choice, Field, ListOf, Parsed, Section, Table, Text, duration
 from .references import is_reference, resolve_function
 from .step import (
+    INTO,
+    KEYS,
+    ROWS,
+    STREAM,
     Builder,
     Step,
+    Verb,
     check_keys,
     function_of,
     given,
@@ -21,20 +27,66 @@ from .step import (
     sound,
     timed,
 )
-from .window_steps import WindowSpec
+from .window_steps import WINDOWED, WindowSpec
 
+_SIGNED = Parsed(
+    lambda text: parse_duration(text.removeprefix("-")),
+    "a duration with a unit such as `10s` or `-10m`",
+)
+_OTHER = {"with": Field(STREAM, "the other source or operator", required=True), **KEYS}
+_HOWS = ("inner", "left", "right", "full")
+_SUFFIX = Field(Text(), "appended to columns of the other whose names are taken")
+JOIN = Section(
+    "join",
+    {
+        **_OTHER,
+        "within": Field(
+            ListOf(_SIGNED, 2), "bounds of the other's time relative to this, `[-10m, 0s]`"
+        ),
+        "how": Field(Choice(_HOWS), "`inner`, or also records without a match"),
+        "suffix": _SUFFIX,
+    },
+)
+JOIN_AS_OF = Section(
+    "joinAsOf",
+    {
+        **_OTHER,
+        "how": Field(Choice(_HOWS[:2]), "`inner`, or `left`: also records without a version"),
+        "validFor": Field(duration(), "the longest time a version is valid, in event time"),
+        "suffix": _SUFFIX,
+    },
+)
+CO_GROUP = Section(
+    "coGroup",
+    {
+        **_OTHER,
+        "python": Field(
+            REFERENCE, "a function (key, records, others) -> results, `module:function`", True
+        ),
+    },
+)
+CONNECT = Section(
+    "connect",
+    {
+        "with": Field(STREAM, "the other source or operator, with the same keys"),
+        **KEYS,
+        "broadcast": Field(STREAM, "instead: a source or operator that every subtask gets"),
+    },
+)
+ITERATE = Section(
+    "iterate",
+    {
+        "body": Field(
+            REFERENCE, "a function stream -> (feedback, output), `module:function`", required=True
+        ),
+        "wait": Field(duration(), "the loop ends after this long without records in it"),
+        "maxRounds": Field(ROWS, "a loop in rounds; the most rounds"),
+        "whileAny": Field(
+            Text(), "of rounds: continue while this SQL, or `module:function`, holds for any record"
+        ),
+    },
+)
 _JOIN: Final = {"how": "how", "suffix": "suffix"}
-
-
-def other_inputs(table: Table) -> list[tuple[str, int]]:
-    """Return the streams an operator reads besides that of `from`, each with the line that names it."""
-    return [
-        (section.get(field), section.line_of(field))
-        for verb in ("join", "joinAsOf", "coGroup", "connect")
-        if (section := table.get(verb)) is not None
-        for field in ("with", "broadcast")
-        if section.get(field) is not None
-    ]
 
 
 def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
@@ -238,3 +290,29 @@ def _both(
 def _both_timed(verb: str, flows: Sequence[Stream[Any]], line: int, builder: Builder) -> bool:
     checked = [timed(flow, verb, line, builder) for flow in flows]  # each reports its own problem
     return all(checked)
+
+
+VERBS: Final = (
+    Verb(
+        "join",
+        Field(JOIN, "pairs with another stream, close in time or in the same window"),
+        plan_join,
+        {**KEYS, **WINDOWED},
+        inputs=(("join", "with"),),
+    ),
+    Verb(
+        "joinAsOf",
+        Field(JOIN_AS_OF, "each record with the version valid at its time"),
+        plan_join_as_of,
+        KEYS,
+        inputs=(("joinAsOf", "with"),),
+    ),
+    Verb(
+        "coGroup",
+        Field(CO_GROUP, "a function of all records of a key in a window, from two streams"),
+        plan_co_group,
+        {**KEYS, **WINDOWED, **INTO},
+        inputs=(("coGroup", "with"),),
+    ),
+    Verb("iterate", Field(ITERATE, "a loop"), plan_iterate),
+)

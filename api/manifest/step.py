@@ -2,17 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from ...operators.source import Source
 from ..job_definition import NAME_LENGTH_MAX
+from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from ..stream import Stream
 from .document import Problems
-from .fields import Table
+from .fields import (
+    REFERENCE,
+    Anything,
+    Choice,
+    Field,
+    Integer,
+    Items,
+    ListOf,
+    OneOf,
+    Section,
+    Table,
+    Text,
+    column_type,
+)
 from .references import resolve_function, resolve_instance
+
+PARALLELISM_MAX = 32768
+PARALLELISM = Integer(1, PARALLELISM_MAX)
+SLOT_SHARING_GROUP = Field(
+    Text(GROUP_NAME.pattern, GROUP_NAME_MEANING),
+    "the group of `resources` whose slots it runs in; default: that of its inputs",
+)
+PARTITIONINGS = ("rebalance", "rescale", "shuffle", "broadcast", "global")
+ROWS = Integer(1, 2**31 - 1)
+NAME = Text(
+    r"[A-Za-z0-9][A-Za-z0-9_-]*",
+    "a name of letters, digits, `-` and `_`",
+    "a dot would mean a side output",
+)
+STREAM = Text(
+    r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)?",
+    "the name of a source or an operator",
+    "a side output is written `operator.late` or `source.rejected`",
+)
+COLUMNS = Items(column_type(), may_be_empty=False)
+SCHEMA = OneOf(COLUMNS, Text())
+_REFERENCE_TABLE = Section(
+    "a reference",
+    {
+        "python": Field(REFERENCE, "a class, or a function that makes one", required=True),
+        "arguments": Field(Items(Anything()), "its arguments, by name"),
+    },
+)
+INSTANCE = OneOf(_REFERENCE_TABLE, REFERENCE)
+"""A reference to an object, or to a class with the arguments of its instance."""
+ACTIONS = Choice(("fail", "drop", "side_output"))
+ON_ERROR = Section(
+    "onError",
+    {
+        "then": Field(ACTIONS, "fail, drop, or side_output", required=True),
+        "retries": Field(Integer(0, 1000), "number of times the function is retried first"),
+    },
+)
+KEYS = {
+    "keyBy": Field(ListOf(Text()), "the key columns"),
+    "keyWith": Field(REFERENCE, "instead: a function record -> key, `module:function`"),
+}
+INTO = {"into": Field(SCHEMA, "columns of the result, or a class `module:Class`")}
+MAX_IN_FLIGHT = {
+    "maxInFlight": Field(Integer(1, 100_000), "most concurrent calls of a coroutine function")
+}
+CALLED = {
+    "onError": Field(OneOf(ON_ERROR, ACTIONS), "handling of records for which the function raises")
+}
+"""Fields that several verbs have, by what they are about."""
 
 R = TypeVar("R")
 Step: TypeAlias = Callable[[Sequence[Stream[Any]]], "Stream[Any] | None"]
@@ -34,6 +99,36 @@ class Builder(Protocol):
 
 
 Planner: TypeAlias = Callable[[str, Table, Builder], "Step | None"]
+"""Checks an operator as far as possible without its input; returns None if its verb is unusable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of operators, such as `map`: everything that the YAML form knows of it.
+
+    The fields of operators, the JSON schema, the tables of the documentation and the checks of fields
+    that have no effect are derived from it.
+
+    Attributes:
+        name: the field that says it; an operator has exactly one verb.
+        value: the kind of its value, and its meaning.
+        plan: makes the step.
+        fields: the other fields of an operator that have an effect for it. A field that several verbs
+            have is the same for all of them.
+        inputs: the fields that name further streams besides `from`, each as the name of a section of
+            the operator and that of the field in it.
+    """
+
+    name: str
+    value: Field
+    plan: Planner
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    inputs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def keyed(self) -> bool:
+        """True if its input is distributed by `keyBy` or `keyWith`, where they are given."""
+        return "keyBy" in self.fields
 
 
 def function_of(table: Table, field: str, builder: Builder) -> Any:

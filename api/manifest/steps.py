@@ -2,77 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..stream import Stream
-from .call_steps import on_error, plan_map_async, plan_per_record, plan_python
+from . import call_steps, keyed_steps, pair_steps
+from .call_steps import on_error
 from .document import Problems
-from .fields import Table
-from .keyed_steps import plan_aggregate, plan_match, plan_process, plan_reduce
-from .lookup_steps import plan_lookup
-from .operator_model import VERBS
-from .pair_steps import plan_co_group, plan_iterate, plan_join, plan_join_as_of
+from .event_times import EVENT_TIME
+from .fields import Choice, Field, ListOf, Section, Table, Text
+from .lookup_steps import lookup_verb
 from .references import is_reference, resolve_function
-from .step import Builder, Planner, Step, each
-
-_KEYED: Final = (
-    "aggregate",
-    "reduce",
-    "process",
-    "match",
-    "join",
-    "joinAsOf",
-    "coGroup",
-    "mapAsync",
+from .registry import SourceConnector
+from .step import (
+    CALLED,
+    PARALLELISM,
+    PARTITIONINGS,
+    SLOT_SHARING_GROUP,
+    STREAM,
+    Builder,
+    Step,
+    Verb,
+    each,
 )
-_WINDOWED: Final = ("aggregate", "reduce", "process", "join", "coGroup")
-_CALLS: Final = ("python", "map", "flatMap", "mapAsync", "lookup")
-_BELONGS_TO: Final = {
-    "into": (*_CALLS, "aggregate", "reduce", "process", "coGroup", "match"),
-    "maxInFlight": _CALLS,
-    "adds": ("python",),
-    "keyBy": _KEYED,
-    "keyWith": _KEYED,
-    "window": _WINDOWED,
-    "windowProcess": ("aggregate", "reduce"),
-    "connect": ("process",),
-    "rows": ("python",),
-    "within": ("python",),
-    "timeout": ("mapAsync", "lookup"),
-    "ordered": ("mapAsync", "lookup"),
-    "retry": ("mapAsync", "lookup"),
-    "onTimeout": ("mapAsync", "lookup"),
-    "onError": ("filter", "process", *_CALLS),
-    "from": tuple(verb for verb in VERBS if verb != "union"),
-}
+
+_UNION: Final = "union"
 
 
 def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
     """Check an operator as far as possible without its input; return None if its verb is unusable."""
-    verbs = table.present(VERBS)
+    verbs = table.present(list(VERBS))
     if len(verbs) != 1:
         _complain_about_verbs(name, table, verbs, builder.problems)
         return None
-    verb = verbs[0]
-    for field, owners in _BELONGS_TO.items():
-        if table.tried(field) and verb not in owners:
-            builder.problems.add(
-                table.line_of(field),
-                f"{field} has no effect for {verb} operator=`{name}`",
-                f"remove it, or use {' or '.join(owners)}" if field != "from" else "remove it",
-            )
-    if table.tried("partition") and verb in _KEYED and table.present(["keyBy", "keyWith"]):
+    verb = VERBS[verbs[0]]
+    for field, owners in _OWNERS.items():
+        if field not in verb.fields:
+            fix = f"remove it, or use {' or '.join(owners)}"
+            _refuse_field(field, verb, fix, name, table, builder)
+    if verb.name == _UNION:
+        _refuse_field("from", verb, "remove it", name, table, builder)
+    if table.tried("partition") and verb.keyed and table.present(["keyBy", "keyWith"]):
         builder.problems.add(
             table.line_of("partition"),
             f"partition has no effect with a key operator=`{name}`",
             "remove it: all records of a key go to the same subtask",
         )
-    if verb != "union" and not table.tried("from"):
+    if verb.name != _UNION and not table.tried("from"):
         builder.problems.add(
             table.line, f"operator has no input operator=`{name}`", "from: a source or an operator"
         )
-    return _PLANNERS[verb](name, table, builder)
+    return verb.plan(name, table, builder)
+
+
+def _refuse_field(
+    field: str, verb: Verb, fix: str, name: str, table: Table, builder: Builder
+) -> None:
+    if table.tried(field):
+        message = f"{field} has no effect for {verb.name} operator=`{name}`"
+        builder.problems.add(table.line_of(field), message, fix)
+
+
+def inputs_of(table: Table) -> list[tuple[str, int]]:
+    """Return the streams that an operator reads, each with the line that names it."""
+    union = table.get(_UNION, ())
+    inputs = list(zip(union, getattr(union, "lines", ()), strict=True))
+    if table.get("from"):
+        inputs.append((table.get("from"), table.line_of("from")))
+    for verb in VERBS.values():
+        for named, field in verb.inputs:
+            if (section := table.get(named)) is not None and section.get(field) is not None:
+                inputs.append((section.get(field), section.line_of(field)))
+    return inputs
 
 
 def partitioned(flow: Stream[Any], table: Table, builder: Builder) -> Stream[Any] | None:
@@ -164,21 +165,48 @@ def _union(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-_PLANNERS: Final[dict[str, Planner]] = {
-    "filter": _filter,
-    "select": _select,
-    "union": _union,
-    "python": plan_python,
-    "map": plan_per_record("map"),
-    "flatMap": plan_per_record("flatMap"),
-    "mapAsync": plan_map_async,
-    "lookup": plan_lookup,
-    "reduce": plan_reduce,
-    "aggregate": plan_aggregate,
-    "process": plan_process,
-    "match": plan_match,
-    "join": plan_join,
-    "joinAsOf": plan_join_as_of,
-    "coGroup": plan_co_group,
-    "iterate": plan_iterate,
+_OWN: Final = (
+    Verb(
+        "filter",
+        Field(Text(), "an SQL condition, or `module:function`; other rows are dropped"),
+        _filter,
+        CALLED,
+    ),
+    Verb("select", Field(ListOf(Text()), "columns and SQL expressions `a / 2 AS b`"), _select),
+    Verb(_UNION, Field(ListOf(STREAM), "the streams to merge, instead of `from`"), _union),
+)
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        *_OWN,
+        *call_steps.VERBS,
+        lookup_verb({}),
+        *keyed_steps.VERBS,
+        *pair_steps.VERBS,
+    )
 }
+"""The verbs by their names: an operator has exactly one of them."""
+_OWNERS: Final = {
+    field: [verb.name for verb in VERBS.values() if field in verb.fields]
+    for each_verb in VERBS.values()
+    for field in each_verb.fields
+}
+"""Fields that have an effect for some verbs only, with these verbs."""
+_OF_ALL: Final = {
+    "eventTime": Field(EVENT_TIME, "event time of the result"),
+    "partition": Field(Choice(PARTITIONINGS), "how its input is distributed over its subtasks"),
+    "parallelism": Field(PARALLELISM, "number of subtasks"),
+    "slotSharingGroup": SLOT_SHARING_GROUP,
+    "chaining": Field(Choice(("head", "never")), "start a new chain here, or never chain"),
+}
+"""The fields that every operator may have."""
+
+
+def operator_section(connectors: Mapping[str, SourceConnector]) -> Section:
+    """Return the section of an operator; its `lookup` has those connectors that make tables."""
+    verbs = {**VERBS, "lookup": lookup_verb(connectors)}
+    fields = {"from": Field(STREAM, "the source or operator it reads")}
+    fields |= {verb.name: verb.value for verb in verbs.values()}
+    for verb in verbs.values():
+        fields |= verb.fields
+    return Section("operator", {**fields, **_OF_ALL})

@@ -11,10 +11,47 @@ from ...operators.windows.kinds import count_window, cumulative, global_window, 
 from ...operators.windows.records.assigners import WindowAssigner
 from ...operators.windows.sessions.window import session
 from ..stream import Stream
-from .fields import Table
+from .fields import AnyText, Choice, Field, Section, Table, Text, duration
 from .references import is_reference, resolve_function
-from .step import Builder, given, instance, instance_of, readable, reference_of, sound, timed
+from .step import (
+    INSTANCE,
+    ROWS,
+    Builder,
+    given,
+    instance,
+    instance_of,
+    readable,
+    reference_of,
+    sound,
+    timed,
+)
 
+WINDOW = Section(
+    "window",
+    {
+        "tumbling": Field(duration(), "consecutive windows of this length"),
+        "sliding": Field(duration(), "windows of this length, one starting at each `every`"),
+        "cumulative": Field(duration(), "windows that grow by `step` up to this length"),
+        "session": Field(
+            Text(meaning="a duration with a unit such as `30m`, SQL, or `module:function`"),
+            "windows that end after this gap; also SQL, or `module:function` of a record",
+        ),
+        "count": Field(ROWS, "windows of the last N records of a key, at every `every` records"),
+        "global": Field(Choice(("all",)), "`all`: one window for all records of a key"),
+        "python": Field(INSTANCE, "a `module:WindowAssigner` of your own"),
+        "every": Field(AnyText(), "of `sliding` a duration, of `count` a number of records"),
+        "step": Field(duration(), "of `cumulative`"),
+        "offset": Field(duration(), "shifts their bounds"),
+        "allowedLateness": Field(duration(), "how long a closed window still takes records"),
+        "zone": Field(Text(), "windows of whole days begin at midnight in this time zone"),
+        "emitEvery": Field(duration(), "emit early results at this processing-time interval"),
+        "emitRows": Field(ROWS, "emit early results after this many rows of a subtask"),
+        "time": Field(Choice(("event", "processing")), "`processing`: by the machine's clock"),
+        "trigger": Field(INSTANCE, "a `module:Trigger`: when windows fire"),
+        "evictor": Field(INSTANCE, "a `module:Evictor`: which records are left out"),
+    },
+)
+WINDOWED = {"window": Field(WINDOW, "the windows of the records")}
 _EARLY: Final = {"emit_every": "emitEvery", "emit_rows": "emitRows"}
 _PANES: Final = {
     "offset": "offset",
