@@ -15,7 +15,7 @@ ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
     "api", "setup.py",
     "__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "ARCHITECTURE.md",
-    "CHANGELOG.md", "LICENSE", "Makefile", "Dockerfile", ".gitignore",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "Dockerfile", ".gitignore",
     ".pre-commit-config.yaml", ".ci", "runtime", "operators", "state", "connectors", "testing", "helm",
     "k8s", "spark", "tests", "docs", "examples", "benchmarks",
 }  # fmt: skip
