@@ -32,7 +32,12 @@ from ..s3_config import s3_service
 from .drafts import Committable, Draft, failed, quoted
 from .locations import Location, s3_client
 
-PART_BYTES = 8 << 20
+PART_BYTES: Final = 8 << 20
+EQUAL_PARTS: Final = 5_000
+"""The number of parts of a file with `PART_BYTES` each. Later parts are larger, as S3 takes 10,000.
+
+Some stores refuse parts of different sizes, which is why files of up to 40 GiB have none.
+"""
 _DELETED_AT_ONCE = 1_000
 """The number of objects in one request to list or delete, which is the most that S3 takes."""
 _CHECKSUM: Final = "CRC32"
@@ -312,6 +317,17 @@ def _in_event_loop() -> bool:
     return True
 
 
+def part_bytes(parts: int) -> int:
+    """Return the size of the next part of a file that has this number of them.
+
+    After `EQUAL_PARTS` it grows from ten times the size on, by 0.08 % with each part. So 10,000 parts hold
+    5 TiB, the most that an object of S3 may have, and none exceeds the 5 GiB that a part may have.
+    """
+    if parts < EQUAL_PARTS:
+        return PART_BYTES
+    return int(10 * PART_BYTES * 1.0008 ** (parts - EQUAL_PARTS))
+
+
 class _PartStream(io.RawIOBase):
     """A stream that cuts its bytes into parts."""
 
@@ -319,6 +335,7 @@ class _PartStream(io.RawIOBase):
         self._add_part = add_part
         self._buffer = bytearray()
         self._size = 0
+        self._parts = 0
         self._muted = False
 
     def writable(self) -> bool:
@@ -330,9 +347,10 @@ class _PartStream(io.RawIOBase):
             return len(view)
         self._buffer += view
         self._size += len(view)
-        while len(self._buffer) >= PART_BYTES:
-            self._add_part(bytes(self._buffer[:PART_BYTES]))
-            del self._buffer[:PART_BYTES]
+        while len(self._buffer) >= (size := part_bytes(self._parts)):
+            self._add_part(bytes(self._buffer[:size]))
+            del self._buffer[:size]
+            self._parts += 1
         return len(view)
 
     def tell(self) -> int:

@@ -76,21 +76,40 @@ def embedded_ray() -> Iterator[str]:
         # Ray opens the directory it is given to all users. The one around it is ours, and keeps them out.
         rays = directory / "r"
         try:
-            ray.init(
-                address="local",
-                num_cpus=CPUS,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                configure_logging=True,
-                object_store_memory=OBJECT_STORE_BYTES,
-                namespace="headgate",
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(rays),
-            )
+            _start(rays)
             yield str(directory)
         finally:
             ray.shutdown()
+
+
+def _start(directory: Path) -> None:
+    """Start Ray's processes, which have their files in `directory`.
+
+    Raises:
+        JobError: they did not start.
+    """
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            configure_logging=True,
+            object_store_memory=OBJECT_STORE_BYTES,
+            namespace="headgate",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(directory),
+        )
+    except Exception as error:
+        # Ray has no class for this: it raises RuntimeError, TimeoutError, OSError and others.
+        raise JobError(
+            f"the embedded Ray did not start: {type(error).__name__}: {error}",
+            fix="run the job again when the machine is less busy and has memory and disk space to "
+            "spare; --cluster in-process needs no Ray",
+        ) from error
 
 
 def _hush() -> None:

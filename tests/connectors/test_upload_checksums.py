@@ -151,3 +151,10 @@ def test_a_store_that_finds_another_checksum_at_the_commit_is_told_to_the_user(
     with pytest.raises(CorruptError, match="damaged a file that was to be committed"):
         target.commit([Committable(**{**fields, "whole_sum": "AAAAAA=="})])
     target.commit([committable])
+
+
+def test_ten_thousand_parts_hold_the_largest_object_of_s3() -> None:
+    sizes = [s3_drafts.part_bytes(parts) for parts in range(10_000)]
+    assert sum(sizes) >= 5 << 40
+    assert max(sizes) <= 5 << 30
+    assert set(sizes[: s3_drafts.EQUAL_PARTS]) == {s3_drafts.PART_BYTES}

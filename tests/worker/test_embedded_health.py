@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import JobError
-from headgate.runtime.cluster.embedded import while_ray_lives
+from headgate.runtime.cluster.embedded import embedded_ray, while_ray_lives
 
 
 def ray_with(dead: list[str]) -> Any:
@@ -64,3 +64,20 @@ def test_a_failure_of_the_job_is_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(JobError, match="its own"):
         asyncio.run(while_ray_lives(job()))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no raylet"), TimeoutError("gcs"), OSError("disk")])
+def test_a_ray_that_does_not_start_is_an_error_with_a_way_out(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+
+    def init(**_: object) -> None:
+        raise error
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: stopped.append(True))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(JobError, match="the embedded Ray did not start") as raised, embedded_ray():
+        pass
+    assert "--cluster in-process" in raised.value.fix
+    assert stopped == [True]
