@@ -89,7 +89,7 @@ _METADATA = Section(
         "name": Field(JOB_NAME, "the name of the job", required=True),
         "namespace": Field(JOB_NAME, "for Kubernetes"),
         "labels": Field(
-            Items(AnyText()), "for tools that read manifests; `headgate_job_info` shows them"
+            Items(AnyText()), "for tools; the metric `headgate_job_info` has them as labels"
         ),
         "annotations": Field(Items(AnyText()), "for Kubernetes"),
     },
