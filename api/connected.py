@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from ..operators.functions.dead_letters import OnErrorLike
 from ..operators.origin import Origin, capture_origin
-from ..operators.partitioning import Broadcast
 from ..operators.process.functions import BroadcastProcess, CoProcess
 from ..operators.schema import SchemaLike
+from .node_output import NodeOutput
 from .required_name import named
-from .steps.process import KeyedBy, add_broadcast, add_connected, check_connected
+from .steps.process import add_broadcast, add_connected, check_connected
 from .stream import Stream
 
 T = TypeVar("T")
@@ -21,44 +21,19 @@ _STATE = "its state is stored under this name"
 
 
 class BroadcastStream(Stream[T]):
-    """A stream whose records all go to every subtask of the next step.
-
-    Args:
-        stream: the source of the records.
-        label: its name in errors and `explain`; empty: the stream's own name.
-    """
-
-    def __init__(self, stream: Stream[T], label: str) -> None:
-        super().__init__(
-            stream._job,
-            stream._node,
-            side=stream._side,
-            partitioning=Broadcast(),
-            has_event_time=stream.has_event_time,
-        )
-        self._label = label
-
-    @property
-    def name(self) -> str:
-        """The name given to `broadcast`, or that of the step that makes this stream."""
-        return self._label or super().name
+    """A stream whose records all go to every subtask of the next step."""
 
 
 class ConnectedStreams(Generic[T, U]):
     """Two streams, both keyed by the same keys or both without keys; `process` calls a function."""
 
-    def __init__(
-        self,
-        first: tuple[Stream[T], KeyedBy | None],
-        second: tuple[Stream[U], KeyedBy | None],
-        origin: Origin,
-    ) -> None:
-        check_connected(first[0], second[0], origin)
+    def __init__(self, first: NodeOutput, second: NodeOutput, origin: Origin) -> None:
+        check_connected(first, second, origin)
         self._first = first
         self._second = second
 
     def __repr__(self) -> str:
-        return f"ConnectedStreams({self._first[0].name}, {self._second[0].name})"
+        return f"ConnectedStreams({self._first.name}, {self._second.name})"
 
     @named("stateful step", _STATE)
     def process(
@@ -78,23 +53,22 @@ class ConnectedStreams(Generic[T, U]):
             on_error: the handling of records and timers for which it raises, as for
                 `KeyedStream.process`.
         """
-        return add_connected(
-            self._first, self._second, function, name, into, on_error, capture_origin()
+        origin = capture_origin()
+        return Stream(
+            add_connected(self._first, self._second, function, name, into, on_error, origin)
         )
 
 
 class BroadcastConnected(Generic[T, U]):
     """A stream, keyed or not, and a broadcast one; `process` calls a function."""
 
-    def __init__(
-        self, keyed: tuple[Stream[T], KeyedBy | None], broadcast: BroadcastStream[U], origin: Origin
-    ) -> None:
-        check_connected(keyed[0], broadcast, origin)
-        self._keyed = keyed
+    def __init__(self, output: NodeOutput, broadcast: NodeOutput, origin: Origin) -> None:
+        check_connected(output, broadcast, origin)
+        self._output = output
         self._broadcast = broadcast
 
     def __repr__(self) -> str:
-        return f"BroadcastConnected({self._keyed[0].name}, {self._broadcast.name})"
+        return f"BroadcastConnected({self._output.name}, {self._broadcast.name})"
 
     @named("stateful step", _STATE)
     def process(
@@ -114,6 +88,7 @@ class BroadcastConnected(Generic[T, U]):
             on_error: the handling of records and timers for which it raises, as for
                 `KeyedStream.process`.
         """
-        return add_broadcast(
-            self._keyed, self._broadcast, function, name, into, on_error, capture_origin()
+        origin = capture_origin()
+        return Stream(
+            add_broadcast(self._output, self._broadcast, function, name, into, on_error, origin)
         )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ..errors import PlanError
-from ..operators.graph import Graph, Node
+from ..operators.graph import Graph, Node, check_parallelism
 from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Global
 from ..operators.sink import Guarantee
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
+from .node_output import NodeOutput
 from .optimize import optimize
 from .resources import DEFAULT_GROUP, Resources, checked_groups, sharing_groups
 from .settings import CheckpointSettings, RestartSettings
-from .stream_base import StreamBase, check_parallelism
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]*")
@@ -165,8 +165,8 @@ class JobDefinition:
             name = f"{kind}-{count}"
         return name
 
-    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
-        """See `StreamBase.show`; the subclass in `runtime/runnable_job.py` can run a job."""
+    def show(self, output: NodeOutput, rows: int, within_ms: int, origin: Origin) -> None:
+        """See `Stream.show`; the subclass in `runtime/runnable_job.py` can run a job."""
         raise PlanError("this job cannot be run", where=str(origin), fix="make it with hg.Job")
 
     def _free_name(self, node: Node) -> None:

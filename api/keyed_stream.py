@@ -2,81 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, Generic, Self, TypeVar, overload
-
-import polars as pl
-import pyarrow as pa
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, overload
 
 from ..errors import PlanError
-from ..operators.aggregation.aggregates import Aggregate, AggregatePlan
-from ..operators.aggregation.reduce import ReduceOperator
-from ..operators.aggregation.running_aggregate import RunningAggregate
+from ..operators.aggregation.aggregates import Aggregate
 from ..operators.async_calls.call import Retry
 from ..operators.async_calls.map_async import OnTimeout
-from ..operators.base import OperatorFactory
 from ..operators.durations import Duration
-from ..operators.expressions.expression_steps import SelectStep
-from ..operators.expressions.expressions import Column
-from ..operators.functions.checks import check_plain, check_returns, check_takes, function_name
+from ..operators.functions.checks import function_name
 from ..operators.functions.dead_letters import OnErrorLike
-from ..operators.graph import ByClock, Node
+from ..operators.joins.co_group import CoGroupFunction
+from ..operators.joins.step import How
 from ..operators.origin import Origin, capture_origin
-from ..operators.partitioning import HashColumns, HashFunction, Partitioning
+from ..operators.partitioning import HashColumns
 from ..operators.patterns.match import Match
 from ..operators.patterns.pattern import Pattern
 from ..operators.per_record.base import MAX_IN_FLIGHT
 from ..operators.process.batches import KeyedBatchProcess
-from ..operators.process.emitter import SideOutput
 from ..operators.process.functions import KeyedProcess
-from ..operators.schema import SchemaLike, record_class, same_columns
-from ..operators.suggestions import suggest
+from ..operators.schema import SchemaLike
 from ..operators.windows.kinds import Window, check_window
-from ..operators.windows.late import late_sides
 from ..operators.windows.records.assigners import WindowAssigner
 from ..operators.windows.records.evictors import Evictor
+from ..operators.windows.records.functions import AggregateFunction, WindowProcess
 from ..operators.windows.records.triggers import Trigger
 from ..operators.windows.sessions.window import SessionWindow
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
+from .node_output import NodeOutput
 from .required_name import named
+from .steps.aggregates import add_aggregate, add_reduce, add_window_aggregate
 from .steps.async_calls import TIMEOUT, add_map_async
-from .steps.joins import KeyedJoins, WindowedJoins
+from .steps.joins import (
+    add_as_of_join,
+    add_co_group,
+    add_interval_join,
+    add_window_join,
+    check_keyed,
+)
 from .steps.patterns import add_match
 from .steps.process import add_keyed
-from .steps.windows import (
-    AnyWindow,
-    RecordWindowedStream,
-    RecordWindows,
-    Windows,
-    needs_event_time,
-    one_key,
-    session_aggregate,
-    why_records,
-    window_aggregate,
-    window_fields,
-)
-from .stream import Stream
-from .stream_base import into_schema
+from .steps.windows import AnyWindow, Windows, check_windowed, describe, why_records
+from .stream import Stream, output_of
 
 T = TypeVar("T")
 U = TypeVar("U")
 Out = TypeVar("Out")
 
-_STATE = "its state is stored under this name"
+_STATE: Final = "its state is stored under this name"
 
 
-class KeyedStream(KeyedJoins[T], Generic[T]):
+class KeyedStream(Generic[T]):
     """A stream partitioned by key."""
 
-    def __init__(self, stream: Stream[T], keyed_by: HashColumns | HashFunction) -> None:
-        self._stream = stream
-        self._keyed_by = keyed_by
+    def __init__(self, output: NodeOutput) -> None:
+        self._output = output
 
     def __repr__(self) -> str:
-        by = self._keyed_by
-        key = ", ".join(by.columns) if isinstance(by, HashColumns) else function_name(by.function)
-        return f"KeyedStream(by {key} of {self._stream!r})"
+        key = self._output.key
+        by = ", ".join(key) if isinstance(key, tuple) else function_name(key)
+        return f"KeyedStream(by {by} of {Stream[T](self._output)!r})"
 
     @named("stateful step", _STATE)
     def reduce(self, function: Callable[[T, T], T], *, name: str) -> Stream[T]:
@@ -86,25 +71,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             function: `(value so far, record) -> new value`; a key's first record is its first value.
             name: the address of the state.
         """
-        origin = capture_origin()
-        check_plain(function, "reduce", origin)
-        check_returns(function, "reduce", origin)
-        check_takes(function, ("the value so far", "the record"), "reduce", origin)
-        stream = self._stream
-        row_type = stream._row_type
-        key = self._keyed_by
-        operator = partial(
-            ReduceOperator,
-            function,
-            key.columns if isinstance(key, HashColumns) else key.function,
-            schema=stream.schema,
-            row_type=row_type,
-            step=name,
-            origin=origin,
-        )
-        return _add_stateful(
-            stream, "reduce", name, origin, operator, self._keyed_by, stream.schema, row_type
-        )
+        return Stream(add_reduce(self._output, function, name, capture_origin()))
 
     @named("stateful step", _STATE)
     def process(
@@ -127,9 +94,8 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             on_error: the handling of records and timers for which it raises, as for `map`; their
                 changes and results are undone. `.failed` has Python objects.
         """
-        return add_keyed(
-            self._stream, self._keyed_by, function, name, into, on_error, capture_origin()
-        )
+        made = add_keyed(self._output, function, name, into, on_error, capture_origin())
+        return Stream(made)
 
     @named("async step", "records with calls in flight are stored under this name")
     def map_async(
@@ -149,19 +115,20 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         Results of different keys are emitted as calls finish, but none crosses a watermark. The
         timeout of a record begins when its turn comes. Arguments as for `Stream.map_async`.
         """
-        return add_map_async(
-            self._stream,
-            self._keyed_by,
-            function,
-            name=name,
-            max_in_flight=max_in_flight,
-            timeout=timeout,
-            ordered=False,
-            retry=retry,
-            on_timeout=on_timeout,
-            on_error=on_error,
-            into=into,
-            origin=capture_origin(),
+        return Stream(
+            add_map_async(
+                self._output,
+                function,
+                name=name,
+                max_in_flight=max_in_flight,
+                timeout=timeout,
+                ordered=False,
+                retry=retry,
+                on_timeout=on_timeout,
+                on_error=on_error,
+                into=into,
+                origin=capture_origin(),
+            )
         )
 
     @overload
@@ -202,9 +169,7 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             select: a function of each `hg.cep.Match`; without it matches are emitted as they are.
             into: columns to make of the results of `select`.
         """
-        return add_match(
-            self._stream, self._keyed_by, pattern, select, name, into, capture_origin()
-        )
+        return Stream(add_match(self._output, pattern, select, name, into, capture_origin()))
 
     @overload
     def connect(self, other: KeyedStream[U]) -> ConnectedStreams[T, U]: ...
@@ -219,11 +184,10 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             other: a stream with the same keys, or `stream.broadcast()`, which every subtask gets.
         """
         origin = capture_origin()
-        keyed = (self._stream, self._keyed_by)
         if isinstance(other, KeyedStream):
-            return ConnectedStreams(keyed, (other._stream, other._keyed_by), origin)
+            return ConnectedStreams(self._output, other._output, origin)
         if isinstance(other, BroadcastStream):
-            return BroadcastConnected(keyed, other, origin)
+            return BroadcastConnected(self._output, output_of(other), origin)
         raise PlanError(
             f"connect needs a keyed or a broadcast stream, got `{type(other).__name__}`",
             where=str(origin),
@@ -241,20 +205,65 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
             into: a class or schema that the result fits.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
+        return Stream(add_aggregate(self._output, aggregates, name, into, capture_origin()))
+
+    @named("stateful step", _STATE)
+    def join(
+        self,
+        other: KeyedStream[Any],
+        *,
+        within: tuple[Duration, Duration],
+        how: How = "inner",
+        suffix: str | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Join records of equal keys that are near each other in event time.
+
+        The result has the columns of both, keys of equal names once, and the later of both event
+        times. Late records are in `.late`, those of `other` in `.side("late_other")`.
+
+        Args:
+            other: the other keyed stream, of the same job.
+            within: the bounds of the other record's time relative to this one's, both inclusive.
+                `("-10m", "0s")`: it is up to ten minutes older.
+            how: `inner`; `left`, `right` or `full` also emit records without a match, with nulls
+                for the other side, once event time shows that none will come.
+            suffix: appended to columns of `other` whose names are taken.
+            name: the address of the state.
+        """
         origin = capture_origin()
-        plan = _plan(self._stream, self._columns("agg", origin), aggregates, origin)
-        result = _add_stateful(
-            self._stream,
-            "agg",
-            name,
-            origin,
-            partial(RunningAggregate, plan, name),
-            self._keyed_by,
-            plan.result_schema,
-            detail=plan.describe(),
-            columns=plan.columns_read,
-        )
-        return _fitted(result, into, origin)
+        right = _keyed_output(other, "join", origin)
+        made = add_interval_join(self._output, right, within, how, name, suffix, origin)
+        return Stream(made)
+
+    @named("stateful step", _STATE)
+    def join_as_of(
+        self,
+        versions: KeyedStream[Any],
+        *,
+        how: Literal["inner", "left"] = "inner",
+        valid_for: Duration | None = None,
+        suffix: str | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Join each record with the version of its key that is valid at the record's event time.
+
+        A version is valid from its event time until that of the next one. Records wait for the
+        watermark; of the versions before it, the newest of each key is kept while it is valid. Late
+        records are in `.late`, versions that came too late to take effect in `.side("late_other")`.
+
+        Args:
+            versions: the keyed stream of versions, of the same job.
+            how: `inner`; `left` also emits records without a version, with nulls for it.
+            valid_for: the longest time a version is valid, in event time; then it is dropped.
+                Without it the newest version of each key is kept for ever.
+            suffix: appended to columns of the versions whose names are taken.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        right = _keyed_output(versions, "join_as_of", origin)
+        made = add_as_of_join(self._output, right, how, valid_for, name, suffix, origin)
+        return Stream(made)
 
     @overload
     def window(self, window: Window | SessionWindow) -> WindowedStream[T]: ...
@@ -288,72 +297,103 @@ class KeyedStream(KeyedJoins[T], Generic[T]):
         """
         origin = capture_origin()
         check_window(window, origin)
-        stream, key = self._stream, self._keyed_by
+        output = self._output
         why = why_records(
-            stream.schema is not None,
+            output.schema is not None,
             window,
             trigger,
             evictor,
-            keyed_by_columns=isinstance(key, HashColumns),
+            keyed_by_columns=isinstance(output.keyed_by, HashColumns),
             known=isinstance(window, Window | SessionWindow),
         )
         if why or not isinstance(window, Window | SessionWindow):
-            return RecordWindowedStream(stream, key, window, trigger, evictor, why, origin)
-        return WindowedStream(stream, self._columns("window", origin), key, window, origin)
-
-    def _columns(self, what: str, origin: Origin) -> tuple[str, ...]:
-        if isinstance(self._keyed_by, HashColumns):
-            return self._keyed_by.columns
-        raise PlanError(
-            f"{what} needs a key made of columns, and key_with gives a function",
-            where=str(origin),
-            fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
-        )
+            return RecordWindowedStream(output, window, trigger, evictor, why, origin)
+        return WindowedStream(output, window, origin)
 
 
-class WindowedStream(WindowedJoins, RecordWindows[T]):
-    """Records in windows, per key; `agg` and the functions of records add a step."""
-
-    def __init__(
-        self,
-        stream: Stream[Any],
-        keys: tuple[str, ...],
-        partitioning: Partitioning,
-        window: Window | SessionWindow,
-        origin: Origin,
-    ) -> None:
-        stream._columns("window", origin)
-        if not isinstance(window, Window | SessionWindow):
-            raise PlanError(
-                f"not a window type=`{type(window).__name__}`",
-                where=str(origin),
-                fix='such as .window(hg.tumbling("1m"))',
-            )
-        if isinstance(window, SessionWindow) and window.processing:
-            raise PlanError(
-                "sessions in processing time need a key",
-                where=str(origin),
-                fix="call .key_with(lambda record: 0) before, for one window of all records",
-            )
-        if needs_event_time(window) and not stream.has_event_time:
-            raise PlanError(
-                f"a window needs event time, and `{stream.name}` has none",
-                where=str(origin),
-                fix='call .event_time("column", max_out_of_order="10s") before',
-            )
-        self._stream = stream
-        self._keys = keys
-        self._partitioning = partitioning
-        self._window = window
+class _RecordWindows(Generic[T]):
+    """The operations on windows that take a function of records; subclasses provide the windows."""
 
     def _windows(self, origin: Origin) -> Windows:
-        keyed_by = self._partitioning
-        if not isinstance(keyed_by, HashColumns):
-            keyed_by = HashFunction(one_key)
-        return Windows(self._stream, keyed_by, self._window, None, None, origin)
+        raise NotImplementedError
+
+    @named("stateful step", _STATE)
+    def reduce(
+        self,
+        function: Callable[[T, T], T],
+        process: WindowProcess[Any, T, Any] | None = None,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Any]:
+        """Combine the records of each key and window, two at a time, as they arrive.
+
+        A window keeps one value. Results have the last ms of the window as event time; late records
+        are in the result's `.late` stream.
+
+        Args:
+            function: `(value so far, record) -> new value`; the first record is the first value.
+            process: gets the value of a window, alone in a list, with the key and the window;
+                without it the value is the result.
+            name: the address of the state.
+            into: columns to make of the results of `process`.
+        """
+        origin = capture_origin()
+        return Stream(self._windows(origin).reduce(function, process, name, into, origin))
+
+    @named("stateful step", _STATE)
+    def aggregate(
+        self,
+        function: AggregateFunction[T, Any, Out],
+        process: WindowProcess[Any, Out, Any] | None = None,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Any]:
+        """Combine the records of each key and window into an accumulator, as they arrive.
+
+        Args:
+            function: an instance: `create`, `add`, `result`, and `merge` for windows that merge.
+            process: gets the result of a window, alone in a list, with the key and the window;
+                without it the result is emitted.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        origin = capture_origin()
+        return Stream(self._windows(origin).aggregate(function, process, name, into, origin))
+
+    @named("stateful step", _STATE)
+    def process(
+        self,
+        function: WindowProcess[Any, T, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+    ) -> Stream[Out]:
+        """Call a function with all records of a window, which are kept until then, each time it fires.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+        """
+        origin = capture_origin()
+        return Stream(self._windows(origin).process(function, name, into, origin))
+
+
+class WindowedStream(_RecordWindows[T]):
+    """Records in windows, per key; `agg` and the functions of records add a step."""
+
+    def __init__(self, output: NodeOutput, window: Window | SessionWindow, origin: Origin) -> None:
+        check_windowed(output, window, origin)
+        self._output = output
+        self._window = window
 
     def __repr__(self) -> str:
-        return f"WindowedStream({self._stream.name}, {self._window.describe()})"
+        return f"WindowedStream({self._output.name}, {self._window.describe()})"
+
+    def _windows(self, origin: Origin) -> Windows:
+        return Windows(self._output, self._window, None, None, origin)
 
     @named("stateful step", _STATE)
     def agg(
@@ -370,139 +410,116 @@ class WindowedStream(WindowedJoins, RecordWindows[T]):
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
         origin = capture_origin()
-        plan = _plan(self._stream, self._keys, aggregates, origin, window_fields(self._window))
-        factory: OperatorFactory
-        if isinstance(self._window, SessionWindow):
-            factory, columns = session_aggregate(self._window, plan, name)
-        else:
-            factory = window_aggregate(self._window, plan, name)
-            columns = plan.columns_read
-        result = _add_stateful(
-            self._stream,
-            "window",
-            name,
-            origin,
-            factory,
-            self._partitioning,
-            plan.result_schema,
-            detail=f"{self._window.describe()}: {plan.describe()}",
-            columns=columns,
-            sides=late_sides(self._stream.schema) if needs_event_time(self._window) else None,
-            by_clock=_by_clock(self._window),
+        made = add_window_aggregate(self._output, self._window, aggregates, name, into, origin)
+        return Stream(made)
+
+    @named("stateful step", _STATE)
+    def join(
+        self,
+        other: KeyedStream[Any],
+        *,
+        how: How = "inner",
+        suffix: str | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Join records of equal keys in the same window; emit the pairs when the window ends.
+
+        The result has the columns of both, keys of equal names once, and the event time of the
+        window's last millisecond. Late records are in `.late`, those of `other` in
+        `.side("late_other")`. A record within the allowed lateness adds its pairs to the result.
+
+        Args:
+            other: the other keyed stream, of the same job.
+            how: `inner`; `left`, `right` or `full` also emit records without a match, with nulls
+                for the other side.
+            suffix: appended to columns of `other` whose names are taken.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        check_keyed(self._output, "join", origin)
+        right = _keyed_output(other, "join", origin)
+        made = add_window_join(self._output, right, self._window, how, name, suffix, origin)
+        return Stream(made)
+
+    @named("stateful step", _STATE)
+    def co_group(
+        self,
+        other: KeyedStream[Any],
+        function: CoGroupFunction,
+        *,
+        into: SchemaLike | None = None,
+        name: str,
+    ) -> Stream[Any]:
+        """Call a function for each key of a window, with all its records of both streams.
+
+        Args:
+            other: the other keyed stream, of the same job.
+            function: `(key, records, records of other)`; returns or yields results. The key is a tuple if
+                it has several columns.
+            into: columns to make of the results; without it they stay Python objects.
+            name: the address of the state.
+        """
+        origin = capture_origin()
+        check_keyed(self._output, "co_group", origin)
+        right = _keyed_output(other, "co_group", origin)
+        made = add_co_group(self._output, right, self._window, function, into, name, origin)
+        return Stream(made)
+
+
+class RecordWindowedStream(_RecordWindows[T]):
+    """Windows that only functions of records can use; `why` says for what reason."""
+
+    def __init__(
+        self,
+        output: NodeOutput,
+        window: Any,
+        trigger: Trigger[Any] | None,
+        evictor: Evictor[Any] | None,
+        why: str,
+        origin: Origin,
+    ) -> None:
+        self._made = Windows(output, window, trigger, evictor, origin)
+        self._shown = f"{output.name}, {describe(window)}"
+        self._why = why
+
+    def __repr__(self) -> str:
+        return f"RecordWindowedStream({self._shown})"
+
+    def _windows(self, origin: Origin) -> Windows:
+        return self._made
+
+    if not TYPE_CHECKING:  # a type checker shall report that these do not exist
+
+        def agg(self, **arguments: Any) -> NoReturn:
+            """Refuse: aggregates of columns do not support triggers, evictors and custom assigners."""
+            raise self._refused("agg")
+
+        def join(self, *arguments: Any, **named: Any) -> NoReturn:
+            """Refuse, see `agg`."""
+            raise self._refused("join")
+
+        def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
+            """Refuse, see `agg`."""
+            raise self._refused("co_group")
+
+    def _refused(self, what: str) -> PlanError:
+        return PlanError(
+            f"{what} of windows works on whole columns, and {self._why}",
+            where=str(capture_origin()),
+            fix="use .reduce(...), .aggregate(...) or .process(...) on the window",
         )
-        return _fitted(result, into, origin)
 
 
-def _by_clock(window: Window | SessionWindow) -> ByClock | None:
-    if getattr(window, "processing", False):
-        return ByClock.WINDOWS
-    early = getattr(window, "early", None)
-    return ByClock.EARLY if early is not None and early.every_ms else None
+def _keyed_output(other: object, what: str, origin: Origin) -> NodeOutput:
+    """Return the output of the second stream of a join.
 
-
-def _plan(
-    stream: Stream[Any],
-    keys: tuple[str, ...],
-    aggregates: Mapping[str, Aggregate],
-    origin: Origin,
-    added: tuple[pa.Field, ...] = (),
-) -> AggregatePlan:
-    for column, aggregate in aggregates.items():
-        if not isinstance(aggregate, Aggregate):
-            raise PlanError(
-                f"`{column}` is not an aggregate type=`{type(aggregate).__name__}`",
-                where=str(origin),
-                fix=f'such as {column}=hg.count() or {column}=hg.sum("amount")',
-            )
-    schema = stream._columns("agg", origin)
-    return AggregatePlan(keys, dict(aggregates), schema, added, str(origin))
-
-
-def _add_stateful(
-    stream: Stream[Any],
-    kind: str,
-    name: str,
-    origin: Origin,
-    factory: OperatorFactory,
-    partitioning: Partitioning,
-    schema: pa.Schema | None,
-    row_type: type[Any] | None = None,
-    *,
-    detail: str = "",
-    columns: frozenset[str] | None = None,
-    sides: dict[str, pa.Schema | None] | None = None,
-    by_clock: ByClock | None = None,
-) -> Stream[Any]:
-    node = Node(
-        id=-1,
-        name=name,
-        kind=kind,
-        origin=origin,
-        inputs=(stream._input(partitioning),),
-        factory=factory,
-        schema=schema,
-        row_type=row_type,
-        stateful=True,
-        sides=sides or {},
-        detail=detail,
-        columns_read=columns,
-        by_clock=by_clock,
+    Raises:
+        PlanError: it is not keyed.
+    """
+    if isinstance(other, KeyedStream):
+        return other._output
+    raise PlanError(
+        f"{what} needs a keyed stream, got `{type(other).__name__}`",
+        where=str(origin),
+        fix="call .key_by(...) on it",
     )
-    return stream._like(stream._job.add_node(node))
-
-
-def _fitted(stream: Stream[Any], into: SchemaLike | None, origin: Origin) -> Stream[Any]:
-    """Return the stream with the columns of `into`: fewer, reordered, or cast without loss."""
-    if into is None:
-        return stream
-    wanted = into_schema(into, origin)
-    found = stream._columns("agg", origin)
-    for name in wanted.names:
-        if name not in found.names:
-            raise PlanError(
-                f"`{name}` of into= is not in the result of `{stream.name}`",
-                where=str(origin),
-                fix=suggest(name, found.names, "columns"),
-            )
-    node = stream._node
-    if same_columns(wanted, found):
-        node.row_type = record_class(into)
-        return stream
-    columns = tuple(_cast(field, found.field(field.name).type, origin) for field in wanted)
-    step = SelectStep(columns, ", ".join(wanted.names))
-    result = stream._expression("select", "", origin, step, found)
-    result._node.row_type = record_class(into)
-    return _WithSides(result, stream)
-
-
-class _WithSides(Stream[Any]):
-    """The result of a select, with the side outputs of the aggregate before it."""
-
-    def __init__(self, stream: Stream[Any], before: Stream[Any]) -> None:
-        super().__init__(stream._job, stream._node, has_event_time=stream._has_event_time)
-        self._before = before
-
-    def side(self, tag: SideOutput[Any] | str) -> Stream[Any]:
-        return self._before.side(tag)
-
-    def parallel(self, parallelism: int) -> Self:
-        self._before.parallel(parallelism)
-        return super().parallel(parallelism)
-
-
-def _cast(field: pa.Field, found: pa.DataType, origin: Origin) -> Column:
-    reads = frozenset([field.name])
-    if found == field.type:
-        return Column(field.name, pl.col(field.name), field.name, reads)
-    kinds = (pa.types.is_timestamp, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    if not any(kind(found) and kind(field.type) for kind in kinds):
-        raise PlanError(
-            f"`{field.name}` of into= is {field.type}, the result is {found}",
-            where=str(origin),
-            fix=f"change the type of `{field.name}`, or convert after agg with select",
-        )
-    return Column(field.name, pl.col(field.name).cast(_polars_type(field.type)), None, reads)
-
-
-def _polars_type(kind: pa.DataType) -> Any:
-    return pl.Series(pl.from_arrow(pa.array([], kind))).dtype

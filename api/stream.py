@@ -7,84 +7,60 @@ runs.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
-import polars as pl
 import pyarrow as pa
 
-from ..errors import PlanError, StateError
-from ..operators.async_calls.map_async import TIMED_OUT
-from ..operators.durations import Duration
-from ..operators.expressions.expression_steps import FilterStep, SelectStep
-from ..operators.expressions.expressions import ExpressionLike, check_filter, check_select, show
-from ..operators.functions.checks import (
-    check_plain,
-    check_returns,
-    check_takes,
-    function_name,
-    is_async,
-)
-from ..operators.functions.dead_letters import (
-    FAIL,
-    FAILED,
-    OnErrorLike,
-    checked_on_error,
-    failed_sides,
-)
-from ..operators.functions.life import Results, with_life
-from ..operators.graph import Node
-from ..operators.origin import Origin, capture_origin
-from ..operators.partitioning import (
-    Custom,
-    Global,
-    HashColumns,
-    HashFunction,
-    Partitioning,
-    Rebalance,
-    Rescale,
-    Shuffle,
-)
+from ..errors import PlanError
+from ..operators.async_calls.call import Retry
+from ..operators.async_calls.map_async import TIMED_OUT, OnTimeout
+from ..operators.durations import Duration, parse_duration
+from ..operators.expressions.expressions import ExpressionLike
+from ..operators.functions.dead_letters import FAILED, OnErrorLike
+from ..operators.graph import Chaining
+from ..operators.joins.lookup import LookupFunction, LookupHow
+from ..operators.joins.static_table import StaticTable
+from ..operators.origin import capture_origin
+from ..operators.partitioning import Broadcast, Global, Rebalance, Rescale, Shuffle
 from ..operators.per_record.base import MAX_IN_FLIGHT
-from ..operators.per_record.operators import (
-    AsyncFilterOperator,
-    AsyncFlatMapOperator,
-    AsyncMapOperator,
-    FilterOperator,
-    FlatMapOperator,
-    MapOperator,
-    UnionOperator,
-)
 from ..operators.process.emitter import SideOutput
-from ..operators.schema import SchemaLike, united, unknown_column
-from ..operators.sink import Sink, SinkOperator
+from ..operators.process.functions import Process
+from ..operators.schema import SchemaLike
+from ..operators.sink import Sink
 from ..operators.source import REJECTED
-from ..operators.suggestions import suggest
 from ..operators.watermarks.strategy import WatermarkStrategy
 from ..operators.windows.kinds import Window
 from ..operators.windows.late import LATE, WITH_CONTEXT
 from ..operators.windows.sessions.window import SessionWindow
-from ..state.hashing import check_key_type
+from .node_output import NodeOutput
 from .required_name import named
-from .steps.async_calls import Calls
+from .steps.async_calls import TIMEOUT, add_map_async
+from .steps.batches import add_map_batches
+from .steps.distribution import distributed_by_function, keyed_by_columns, keyed_by_function
 from .steps.event_time import add_event_time
-from .steps.lookups import Lookups
-from .steps.loops import Loops
-from .steps.process import Processes
+from .steps.lookups import add_lookup
+from .steps.loops import OpenLoop, begin_loop, begin_rounds, end_loop
+from .steps.per_record import add_filter, add_map, add_select, add_sink, add_union
+from .steps.process import add_keyless
 
 if TYPE_CHECKING:
-    from .connected import BroadcastStream
+    from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
     from .keyed_stream import KeyedStream, WindowedStream
 
 T = TypeVar("T")
 U = TypeVar("U")
+Out = TypeVar("Out")
 _OF_KEYS: Final = frozenset(
     ["agg", "reduce", "match", "join", "join_as_of", "co_group", "process_batches"]
 )
 
 
-class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
+class Stream(Generic[T]):
     """The records that a step of a job emits."""
+
+    def __init__(self, output: NodeOutput) -> None:
+        self._output = output
 
     if not TYPE_CHECKING:  # a type checker shall report that these methods do not exist
 
@@ -95,6 +71,84 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
                     f'write .key_by("user_id").{name}(...), or .key_with(lambda record: ...).{name}(...)'
                 )
             raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of the records; None for a stream of Python objects."""
+        return self._output.schema
+
+    @property
+    def name(self) -> str:
+        """The name of the step that makes this stream."""
+        return self._output.name
+
+    @property
+    def has_event_time(self) -> bool:
+        """True after `event_time`, where records have event times."""
+        return self._output.has_event_time
+
+    def __repr__(self) -> str:
+        """Show the name and the columns: `Stream(clicks: url string, at timestamp[ms])`."""
+        schema = self.schema
+        columns = ["Python objects"] if schema is None else [f"{f.name} {f.type}" for f in schema]
+        time = "; event time" if self.has_event_time else ""
+        return f"{type(self).__name__}({self.name}: {', '.join(columns)}{time})"
+
+    def show(self, n: int = 10, *, within: Duration = "10s") -> None:
+        """Print the first records of this stream as a table.
+
+        Runs the part of the job that makes the stream, in this process and with parallelism 1, until
+        there are `n` records, the input ends, or the time is up. Nothing is written: the job's sinks and
+        other branches do not run, and its checkpoints are neither read nor written. Functions of steps on
+        the way are called. A window fires only when its time has come, so showing one may take much of the
+        input.
+
+        Args:
+            n: the most records to print.
+            within: how long to wait for them.
+
+        Raises:
+            UsageError: the job is wrong as written, or a source keeps its data in the job's storage.
+            JobError: a step failed.
+        """
+        origin = capture_origin()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise PlanError(
+                f"show needs a whole number of records from 1 n=`{n}`", where=str(origin)
+            )
+        within_ms = parse_duration(within, "within", str(origin))
+        self._output.job.show(self._output, n, within_ms, origin)
+
+    def parallel(self, parallelism: int) -> Self:
+        """Run the step that makes this stream in this many subtasks."""
+        self._output.set_parallelism(parallelism, capture_origin())
+        return self
+
+    def start_new_chain(self) -> Self:
+        """Do not run the step in the same subtask as the one before it."""
+        node = self._output.own_node("start_new_chain", capture_origin())
+        if node.chaining is Chaining.ALWAYS:
+            node.chaining = Chaining.HEAD
+        return self
+
+    def disable_chaining(self) -> Self:
+        """Do not run the step in the same subtask as any other."""
+        self._output.own_node("disable_chaining", capture_origin()).chaining = Chaining.NEVER
+        return self
+
+    def slot_sharing_group(self, name: str) -> Self:
+        """Run the step only in slots of this group, whose resources the job declares.
+
+        The steps behind it are in the same group, unless they name another, or read streams of several
+        groups: then they are in the group `default`. Steps of different groups share no slot and no chain.
+
+        Raises:
+            PlanError: the job declares no such group.
+        """
+        origin = capture_origin()
+        node = self._output.own_node("slot_sharing_group", origin)
+        node.slot_sharing_group = self._output.job.check_group(name, origin)
+        return self
 
     # one record at a time
 
@@ -129,54 +183,11 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         `max_in_flight` and `on_error`, as for `map`, are for functions.
         """
         origin = capture_origin()
-        policy = checked_on_error(on_error, origin)
-        if isinstance(condition, str | pl.Expr):
-            if policy != FAIL:
-                raise PlanError(
-                    "on_error= is for functions, and this filter is an expression",
-                    where=str(origin),
-                    fix="leave it out: expressions give null where a function would raise",
-                )
-            schema = self._columns("filter by expression", origin)
-            step = FilterStep(
-                check_filter(condition, schema, "filter", str(origin)), show(condition)
-            )
-            return self._expression("filter", name, origin, step, schema)
-        if not callable(condition):
-            raise PlanError(
-                f"filter needs a condition, got `{type(condition).__name__}`",
-                where=str(origin),
-                fix='give SQL text such as "amount > 0", a polars expression, or a function of the record',
-            )
-        check_returns(condition, "filter", origin)
-        user = self._user_function("filter", name, origin, condition, None, max_in_flight, policy)
-        operator = AsyncFilterOperator if is_async(condition) else FilterOperator
-        return self._add(
-            "filter",
-            name,
-            origin,
-            with_life(
-                partial(operator, user),
-                condition,
-                user.step,
-                origin,
-                Results(self.schema, self._has_event_time),
-            ),
-            is_async=is_async(condition),
-            schema=self.schema,
-            row_type=self._row_type,
-            columns=user.reader.columns_read,
-            detail=function_name(condition),
-            sides=failed_sides(policy, self.schema),
-        )
+        return Stream(add_filter(self._output, condition, name, max_in_flight, on_error, origin))
 
     def select(self, *expressions: ExpressionLike, name: str = "") -> Stream[Any]:
         """Compute new columns: column names, `"a * 2 AS b"`, `pl.Expr`; `"*"` is all."""
-        origin = capture_origin()
-        schema = self._columns("select", origin)
-        columns = check_select(expressions, schema, "select", str(origin))
-        step = SelectStep(tuple(columns), ", ".join(show(each) for each in expressions))
-        return self._expression("select", name, origin, step, schema)
+        return Stream(add_select(self._output, expressions, name, capture_origin()))
 
     @overload
     def map(
@@ -235,8 +246,10 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
             on_error: the handling of records for which it raises: `fail`, `drop`, `side_output`
                 (the stream `.failed`), or an `OnError` with retries.
         """
-        operators = (MapOperator, AsyncMapOperator)
-        return self._per_record("map", operators, function, into, name, max_in_flight, on_error)
+        origin = capture_origin()
+        return Stream(
+            add_map(self._output, "map", function, into, name, max_in_flight, on_error, origin)
+        )
 
     def flat_map(
         self,
@@ -248,9 +261,177 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         on_error: OnErrorLike = "fail",
     ) -> Stream[U]:
         """Call a function that returns any number of results for each record; arguments as for `map`."""
-        operators = (FlatMapOperator, AsyncFlatMapOperator)
-        return self._per_record(
-            "flat_map", operators, function, into, name, max_in_flight, on_error
+        origin = capture_origin()
+        return Stream(
+            add_map(self._output, "flat_map", function, into, name, max_in_flight, on_error, origin)
+        )
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], Any],
+        *,
+        into: SchemaLike | None = None,
+        name: str = "",
+        rows: int | None = None,
+        within: Duration | None = None,
+        max_in_flight: int | None = None,
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Any]:
+        """Call a function with whole `pa.RecordBatch`es. Results must not depend on the batch boundaries.
+
+        Args:
+            function: returns a RecordBatch; if it has as many rows as the input, they keep their
+                event times, in order.
+            into: the columns of the result, if they differ from those of the input.
+            name: names the step in errors and metrics; with `rows` and an `async def` function it
+                is the address of the state.
+            rows: call it with this many rows at a time; fewer at barriers, watermarks and the end.
+            within: the longest time a row waits for a batch of `rows` to fill; 50 ms by default.
+            max_in_flight: for an `async def` function with `rows`, the batches in flight, 4 by
+                default.
+            on_error: the handling of records for which it raises; the batch is called in ever
+                smaller parts until they are found.
+        """
+        return Stream(
+            add_map_batches(
+                self._output,
+                function,
+                into=into,
+                name=name,
+                rows=rows,
+                within=within,
+                max_in_flight=max_in_flight,
+                on_error=on_error,
+                origin=capture_origin(),
+            )
+        )
+
+    @named("async step", "records with calls in flight are stored under this name")
+    def map_async(
+        self,
+        function: Callable[[T], Awaitable[U]],
+        *,
+        name: str,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        timeout: Duration = TIMEOUT,
+        ordered: bool = True,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout = "fail",
+        on_error: OnErrorLike = "fail",
+        into: SchemaLike | None = None,
+    ) -> Stream[U]:
+        """Call a coroutine function for each record; records with calls in flight are state.
+
+        Args:
+            function: from a record to a record.
+            name: the address of the state.
+            max_in_flight: calls begun whose results were not emitted yet, per subtask.
+            timeout: for a record, from its first attempt to the end of its last.
+            ordered: results keep the order of the records; otherwise they are emitted as calls
+                finish, but none crosses a watermark.
+            retry: when the function is called again for the same record.
+            on_timeout: the handling of a timed-out record: `fail`, `side_output` (the stream
+                `.timed_out`), or a function of the record that gives the result instead.
+            on_error: the handling of a record whose last attempt raised.
+            into: make columns of the results.
+        """
+        return Stream(
+            add_map_async(
+                self._output,
+                function,
+                name=name,
+                max_in_flight=max_in_flight,
+                timeout=timeout,
+                ordered=ordered,
+                retry=retry,
+                on_timeout=on_timeout,
+                on_error=on_error,
+                into=into,
+                origin=capture_origin(),
+            )
+        )
+
+    @overload
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: LookupFunction,
+        *,
+        into: SchemaLike,
+        name: str,
+        suffix: str | None = ...,
+        cache_rows: int = ...,
+        cache_for: Duration = ...,
+        max_in_flight: int = ...,
+        timeout: Duration = ...,
+        ordered: bool = ...,
+        retry: Retry | None = ...,
+        on_timeout: OnTimeout = ...,
+        on_error: OnErrorLike = ...,
+    ) -> Stream[Any]: ...
+    @overload
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: StaticTable,
+        *,
+        how: LookupHow = ...,
+        suffix: str | None = ...,
+        name: str = ...,
+    ) -> Stream[Any]: ...
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
+        function: LookupFunction | StaticTable,
+        *,
+        how: LookupHow = "left",
+        suffix: str | None = None,
+        name: str = "",
+        into: SchemaLike | None = None,
+        cache_rows: int | None = None,
+        cache_for: Duration | None = None,
+        max_in_flight: int | None = None,
+        timeout: Duration | None = None,
+        ordered: bool | None = None,
+        retry: Retry | None = None,
+        on_timeout: OnTimeout | None = None,
+        on_error: OnErrorLike | None = None,
+    ) -> Stream[Any]:
+        """Join each record with what a coroutine function, or a static table, has for its key.
+
+        Args:
+            key: the column whose value `function` gets; with several it gets a tuple.
+            function: from a key to a record (a mapping or an object) with the columns of `into`, or
+                None, which gives nulls; or a table made by `hg.static_table`.
+            how: for tables: `left` gives nulls where the table has no row, `inner` drops such
+                records.
+            suffix: appended to found columns whose names are taken.
+            name: for functions, the address of the state.
+            into: for functions, the columns that are found; they may be null in the result.
+            cache_rows: for functions, the answers kept per process and step, None among them; 0:
+                none. The default is 10,000.
+            cache_for: for functions, how long an answer is valid; the default is 1m.
+            max_in_flight: for functions, as for `map_async`; so are the arguments after it.
+        """
+        return Stream(
+            add_lookup(
+                self._output,
+                key,
+                function,
+                how,
+                suffix,
+                name,
+                capture_origin(),
+                into=into,
+                cache_rows=cache_rows,
+                cache_for=cache_for,
+                max_in_flight=max_in_flight,
+                timeout=timeout,
+                ordered=ordered,
+                retry=retry,
+                on_timeout=on_timeout,
+                on_error=on_error,
+            )
         )
 
     def event_time(
@@ -294,57 +475,154 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
                 function raised), as for `map`.
             name: names the step in errors and metrics.
         """
-        return add_event_time(
-            self,
-            when,
-            max_out_of_order=max_out_of_order,
-            strategy=strategy,
-            idle_after=idle_after,
-            close_after=close_after,
-            per_split=per_split,
-            wait_for_queued=wait_for_queued,
-            align=align,
-            max_drift=max_drift,
-            align_every=align_every,
-            on_error=on_error,
-            name=name,
+        return Stream(
+            add_event_time(
+                self._output,
+                when,
+                max_out_of_order=max_out_of_order,
+                strategy=strategy,
+                idle_after=idle_after,
+                close_after=close_after,
+                per_split=per_split,
+                wait_for_queued=wait_for_queued,
+                align=align,
+                max_drift=max_drift,
+                align_every=align_every,
+                on_error=on_error,
+                name=name,
+                origin=capture_origin(),
+            )
         )
+
+    # functions with state, and loops
+
+    @named("stateful step", "its state is stored under this name")
+    def process(
+        self,
+        function: Process[T, Out],
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        on_error: OnErrorLike = "fail",
+    ) -> Stream[Out]:
+        """Call a function with state of the subtask, and side outputs, for each record.
+
+        Records keep their distribution: after `rebalance()` a subtask gets any of them. State per
+        key and timers need `key_by` or `key_with` before.
+
+        Args:
+            function: an instance; each subtask works with a copy of it.
+            name: the address of the state.
+            into: columns to make of the results; without it they stay Python objects.
+            on_error: the handling of records for which it raises, as for `KeyedStream.process`.
+        """
+        made = add_keyless(self._output, function, name, into, on_error, capture_origin())
+        return Stream(made)
+
+    @overload
+    def connect(self, other: BroadcastStream[U]) -> BroadcastConnected[T, U]: ...  # type: ignore[overload-overlap]
+    @overload
+    def connect(self, other: Stream[U]) -> ConnectedStreams[T, U]: ...
+    def connect(
+        self, other: Stream[U] | BroadcastStream[U]
+    ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
+        """Connect this stream and another, both without keys, for one function; follow with
+        `.process(...)`.
+
+        Args:
+            other: a stream, or `stream.broadcast()`, which every subtask gets.
+        """
+        from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
+
+        origin = capture_origin()
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnected(self._output, other._output, origin)
+        if isinstance(other, Stream):
+            return ConnectedStreams(self._output, other._output, origin)
+        raise PlanError(
+            f"connect needs a stream without keys here, got `{type(other).__name__}`",
+            where=str(origin),
+            fix="call .key_by(...) or .key_with(...) on both streams, or on none",
+        )
+
+    @named("iteration", "records under way in the loop are stored under this name")
+    def iterate(
+        self,
+        body: Callable[[Stream[T]], tuple[Stream[T], Stream[U]]],
+        *,
+        name: str,
+        wait: Duration = "0s",
+        parallelism: int | None = None,
+    ) -> Stream[U]:
+        """Add a loop: `body(stream) -> (feedback, output)`; records of `feedback` go back into `stream`.
+
+        It ends when the inputs have ended and no records are in flight in it any more.
+
+        Args:
+            body: called once, now, to build the steps of the loop.
+            name: the address of the state.
+            wait: the loop ends only after it was empty for this long.
+            parallelism: of both ends of the loop.
+        """
+        origin = capture_origin()
+        loop = begin_loop(
+            self._output, body, name=name, wait=wait, parallelism=parallelism, origin=origin
+        )
+        return _closed(loop, body)
+
+    @named("iteration", "records under way in the loop are stored under this name")
+    def iterate_rounds(
+        self,
+        body: Callable[[Stream[T]], tuple[Stream[T], Stream[U]]],
+        *,
+        name: str,
+        max_rounds: int,
+        while_any: ExpressionLike | Callable[[T], Any] | None = None,
+        parallelism: int | None = None,
+    ) -> Stream[U]:
+        """Add a loop in rounds, for input that ends: the feedback of one round is the input of the next.
+
+        Event time in the loop is the number of the round, from 0; when a round is over in all
+        subtasks, it is the watermark. The loop ends after a round without feedback, or as
+        `while_any` or `max_rounds` say; then the feedback of the last round is dropped.
+
+        Args:
+            body: called once, now, to build the steps of the loop.
+            name: the address of the state.
+            max_rounds: the most rounds.
+            while_any: there is another round only if this holds for some record of the feedback.
+            parallelism: of both ends of the loop.
+        """
+        origin = capture_origin()
+        loop = begin_rounds(
+            self._output,
+            body,
+            name=name,
+            max_rounds=max_rounds,
+            while_any=while_any,
+            parallelism=parallelism,
+            origin=origin,
+        )
+        return _closed(loop, body)
 
     # several streams, and where records go
 
     def union(self, *others: Stream[T], name: str = "") -> Stream[T]:
         """Merge this stream and others; their columns must be the same."""
-        origin = capture_origin()
-        streams = (self, *others)
-        for other in others:
-            self._check_union(other, origin)
-        schemas = [stream.schema for stream in streams if stream.schema is not None]
-        node = Node(
-            id=-1,
-            name=name,
-            kind="union",
-            origin=origin,
-            inputs=tuple(stream._input() for stream in streams),
-            factory=UnionOperator,
-            schema=united(*schemas) if schemas else None,
-            row_type=self._row_type
-            if all(stream._row_type is self._row_type for stream in streams)
-            else None,
-            columns_read=frozenset(),
-        )
-        return self._like(self._job.add_node(node))
+        given = [other._output if isinstance(other, Stream) else None for other in others]
+        return Stream(add_union(self._output, given, name, capture_origin()))
 
     def rebalance(self) -> Stream[T]:
         """Distribute batches over all subtasks of the next step in turn."""
-        return self._routed(Rebalance())
+        return Stream(self._output.distributed(Rebalance()))
 
     def rescale(self) -> Stream[T]:
         """Distribute batches in turn over the nearby subtasks of the next step only."""
-        return self._routed(Rescale())
+        return Stream(self._output.distributed(Rescale()))
 
     def shuffle(self) -> Stream[T]:
         """Send each batch to a random subtask of the next step."""
-        return self._routed(Shuffle())
+        return Stream(self._output.distributed(Shuffle()))
 
     def broadcast(self, *, name: str = "") -> BroadcastStream[T]:
         """Send every record to every subtask of the next step, for `connect`.
@@ -354,18 +632,15 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         """
         from .connected import BroadcastStream  # broadcast streams are streams
 
-        return BroadcastStream(self, name)
+        return BroadcastStream(replace(self._output, partitioning=Broadcast(), label=name))
 
     def to_one(self) -> Stream[T]:
         """Run the next step in a single subtask."""
-        return self._routed(Global())
+        return Stream(self._output.distributed(Global()))
 
     def partition_with(self, function: Callable[[T, int], int]) -> Stream[T]:
         """Send each record to the subtask `function(record, parallelism)` of the next step."""
-        origin = capture_origin()
-        check_plain(function, "partition_with", origin)
-        check_takes(function, ("the record", "the parallelism"), "partition_with", origin)
-        return self._routed(Custom(function))
+        return Stream(distributed_by_function(self._output, function, capture_origin()))
 
     def key_by(self, *columns: str) -> KeyedStream[T]:
         """Partition the records by the values of these columns.
@@ -374,42 +649,21 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
         """
         from .keyed_stream import KeyedStream  # keyed streams are made of streams
 
-        origin = capture_origin()
-        schema = self._columns("key_by", origin)
-        if not columns:
-            raise PlanError(
-                "key_by needs a column", where=str(origin), fix='such as key_by("user_id")'
-            )
-        for column in columns:
-            if not isinstance(column, str):
-                raise PlanError(
-                    f"key_by takes the names of columns, got `{type(column).__name__}`",
-                    where=str(origin),
-                    fix='such as key_by("user_id", "day"); key_with takes a function of the record',
-                )
-        if len(set(columns)) < len(columns):
-            raise PlanError("key_by names a column twice", where=str(origin))
-        for column in columns:
-            if column not in schema.names:
-                raise unknown_column(column, schema, "key_by", str(origin))
-            _check_key(column, schema.field(column).type, origin)
-        return KeyedStream(self, HashColumns(tuple(columns)))
+        return KeyedStream(keyed_by_columns(self._output, columns, capture_origin()))
 
     def key_with(self, function: Callable[[T], Hashable]) -> KeyedStream[T]:
         """Partition the records by `function(record)`: no floats, no mutable values."""
         from .keyed_stream import KeyedStream
 
-        origin = capture_origin()
-        check_plain(function, "key_with", origin)
-        check_takes(function, ("the record",), "key_with", origin)
-        self._check_reads(function, "key_with", origin)
-        return KeyedStream(self, HashFunction(function))
+        return KeyedStream(keyed_by_function(self._output, function, capture_origin()))
 
     def window(self, window: Window | SessionWindow) -> WindowedStream[T]:
         """Put all records of a window together, whatever their key, in one subtask."""
         from .keyed_stream import WindowedStream
 
-        return WindowedStream(self, (), Global(), window, capture_origin())
+        return WindowedStream(self._output.distributed(Global()), window, capture_origin())
+
+    # results
 
     @overload
     def side(self, tag: SideOutput[U]) -> Stream[U]: ...
@@ -418,17 +672,7 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     def side(self, tag: SideOutput[U] | str) -> Stream[Any]:
         """Return a side output of the step that makes this stream: `Function.attribute`, or its name."""
         tag = tag.name if isinstance(tag, SideOutput) else tag
-        if tag not in self._node.sides or self._side is not None:
-            sides = [] if self._side is not None else list(self._node.sides)
-            raise PlanError(
-                f"`{self.name}` has no side output `{tag}`",
-                where=str(capture_origin()),
-                fix=suggest(tag, sides, "side outputs"),
-            )
-        # Records without event time are emitted by `event_time`, too.
-        untimed = tag == FAILED and self._node.kind == "event_time"
-        timed = self._has_event_time and not untimed
-        return Stream(self._job, self._node, side=tag, has_event_time=timed)
+        return Stream(self._output.side_output(tag, capture_origin()))
 
     @property
     def late(self) -> Stream[Any]:
@@ -473,46 +717,26 @@ class Stream(Loops[T], Lookups[T], Calls[T], Processes[T]):
     ) -> None:
         """Send the records to a sink; its default slot sharing group is that of its input."""
         origin = capture_origin()
-        if not isinstance(sink, Sink):
-            raise PlanError(f"write needs a sink, got `{type(sink).__name__}`", where=str(origin))
-        self._check_sink(sink, name, origin)
-        node = Node(
-            id=-1,
-            name=name,
-            kind="sink",
-            origin=origin,
-            inputs=(self._input(),),
-            factory=partial(SinkOperator, sink),
-            sink=sink,
-            parallelism=parallelism,
-            slot_sharing_group=slot_sharing_group
-            and self._job.check_group(slot_sharing_group, origin),
-            stateful=True,
-            detail=sink.describe(),
-        )
-        self._job.add_node(node)
-
-    def _routed(self, partitioning: Partitioning) -> Stream[T]:
-        return Stream(
-            self._job,
-            self._node,
-            side=self._side,
-            partitioning=partitioning,
-            has_event_time=self._has_event_time,
-        )
+        add_sink(self._output, sink, name, parallelism, slot_sharing_group, origin)
 
 
-def _check_key(column: str, kind: pa.DataType, origin: Origin) -> None:
-    if pa.types.is_floating(kind):
+def output_of(stream: Stream[Any]) -> NodeOutput:
+    """The inside of a stream, for headgate's own modules."""
+    return stream._output
+
+
+def _closed(loop: OpenLoop, body: Callable[[Any], object]) -> Stream[Any]:
+    """Call the user's function that adds the steps in a loop, and close the loop with its feedback."""
+    inside: Stream[Any] = Stream(loop.inside)
+    result = body(inside)
+    pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    feedback, output = pair
+    if not isinstance(feedback, Stream) or not isinstance(output, Stream):
         raise PlanError(
-            f"column `{column}` is a float, and floats are no keys type=`{kind}`",
-            where=str(origin),
-            fix=f"equal amounts may differ in the last bit; convert it to whole numbers, such as "
-            f'.select("*", "CAST(round({column} * 100) AS BIGINT) AS {column}_100")',
+            f"the body of `{inside.name}` must return two streams, the feedback and the output, and "
+            f"returned `{type(result).__name__}`",
+            where=str(loop.origin),
+            fix="return feedback, output; add a step to a keyed stream first",
         )
-    try:
-        check_key_type(kind)
-    except StateError as error:
-        raise PlanError(
-            f"{error.message} column=`{column}`", where=str(origin), fix=error.fix
-        ) from None
+    end_loop(loop, feedback._output, output._output)
+    return output

@@ -13,6 +13,7 @@ from ..operators.graph import Node
 from ..operators.origin import capture_origin
 from ..operators.source import REJECTED, Record, Source
 from .job_definition import JobDefinition
+from .node_output import NodeOutput
 from .required_name import named
 from .resources import Resources
 from .restarts import fixed_delay
@@ -109,7 +110,7 @@ class WrittenJob:
                 detail=source.describe(),
             )
         )
-        return Stream(self._definition, node)
+        return Stream(NodeOutput(self._definition, node))
 
     def checkpoint(
         self,

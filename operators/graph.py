@@ -1,7 +1,7 @@
 """The logical graph of a job, before chains and subtasks.
 
-Nodes are added by the fluent API (`stream.py`) or by the manifest, never removed. The graph is sent
-to the coordinator by cloudpickle.
+Nodes are added by the methods of streams, which the manifest calls too, and never removed. The graph is
+sent to the coordinator by cloudpickle.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..errors import PlanError
 from .base import OperatorFactory
 from .origin import Origin
 from .partitioning import Partitioning
@@ -108,3 +109,16 @@ class Graph:
             for index, input_ in enumerate(reader.inputs)
             if input_.node is node
         ]
+
+
+def check_parallelism(value: object, origin: Origin, what: str = "parallelism") -> int:
+    """Check a parallelism given by the user.
+
+    Raises:
+        PlanError: not a whole number of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlanError(
+            f"{what} must be a whole number of at least 1 value=`{value!r}`", where=str(origin)
+        )
+    return value

@@ -72,3 +72,6 @@ Partitioning: TypeAlias = (
     | Global
     | Custom
 )
+
+KeyedBy: TypeAlias = HashColumns | HashFunction
+"""The partitionings by key."""

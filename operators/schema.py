@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import PlanError
+from .origin import Origin
 from .suggestions import suggest
 
 ColumnsLike: TypeAlias = pa.Schema | Mapping[str, Any]
@@ -86,6 +87,14 @@ def to_schema(described: SchemaLike) -> pa.Schema:
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise PlanError(f"column `{twice}` appears twice")
     return schema
+
+
+def into_schema(into: SchemaLike, origin: Origin) -> pa.Schema:
+    """Return the schema given with `into=`; errors name the user's line."""
+    try:
+        return to_schema(into)
+    except PlanError as error:
+        raise PlanError(error.message, where=str(origin), fix=error.fix) from error
 
 
 def is_record_class(described: object) -> bool:

@@ -7,10 +7,10 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ..api.job_definition import JobDefinition
-from ..api.stream_base import StreamBase
+from ..api.node_output import NodeOutput
 from ..errors import (
     HeadgateError,
     InternalError,
@@ -164,18 +164,18 @@ class RunnableJob(JobDefinition):
             if_exists=None if if_exists is None else parse_if_exists(if_exists),
         )
 
-    def _show(self, stream: StreamBase[Any], rows: int, within_ms: int, origin: Origin) -> None:
+    def show(self, output: NodeOutput, rows: int, within_ms: int, origin: Origin) -> None:
         from .preview import preview, print_table
 
         try:
             found = preview(
-                self.graph, self.options, self._part, stream._input(), rows, within_ms, origin
+                self.graph, self.options, self._part, output.as_input(), rows, within_ms, origin
             )
         except InternalError:
             raise
         except HeadgateError as error:
             raise error.with_traceback(None) from cause_of(error)
-        print_table(found, stream.schema, format_duration(within_ms))
+        print_table(found, output.schema, format_duration(within_ms))
 
     def _part(self, graph: Graph, options: dict[str, str]) -> JobSpec:
         """A part of this job as a job of its own, without checkpoints and with parallelism 1."""

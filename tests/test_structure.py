@@ -31,19 +31,8 @@ CIRCLES: dict[str, frozenset[str]] = {
     "each operation of a stream returns a stream of some kind": frozenset(
         [
             "api.connected",
-            "api.job_definition",
             "api.keyed_stream",
-            "api.steps.async_calls",
-            "api.steps.batches",
-            "api.steps.event_time",
-            "api.steps.joins",
-            "api.steps.lookups",
-            "api.steps.loops",
-            "api.steps.patterns",
-            "api.steps.process",
-            "api.steps.windows",
             "api.stream",
-            "api.stream_base",
         ]
     ),
 }

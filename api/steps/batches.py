@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -23,12 +23,8 @@ from ...operators.per_record.map_batches import (
     MapBatchesOperator,
 )
 from ...operators.per_record.micro_batches import MicroBatches
-from ...operators.schema import SchemaLike, record_class
-from ..stream_base import StreamBase, into_schema
-
-if TYPE_CHECKING:
-    from ..stream import Stream
-
+from ...operators.schema import SchemaLike, into_schema, record_class
+from ..node_output import NodeOutput
 
 WITHIN: Final = "50ms"
 """The default for how long a row waits for a batch of `rows=` to fill."""
@@ -37,7 +33,7 @@ MAX_BATCHES_IN_FLIGHT: Final = 4
 
 
 def add_map_batches(
-    stream: StreamBase[Any],
+    output: NodeOutput,
     function: Callable[[pa.RecordBatch], Any],
     *,
     into: SchemaLike | None,
@@ -47,14 +43,14 @@ def add_map_batches(
     max_in_flight: int | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `map_batches`."""
-    schema = stream._columns("map_batches", origin)
+    schema = output.columns("map_batches", origin)
     check_returns(function, "map_batches", origin)
     check_takes(function, ("the record batch",), "map_batches", origin)
     policy = checked_on_error(on_error, origin)
     made = schema if into is None else into_schema(into, origin)
-    step = name or stream._job.derived_name("map_batches")
+    step = name or output.job.derived_name("map_batches")
     user = BatchFunction(function, step, origin, made, policy)
     asynchronous = is_async(function)
     sized = rows is not None
@@ -71,18 +67,18 @@ def add_map_batches(
         name=name,
         kind="map_batches",
         origin=origin,
-        inputs=(stream._input(),),
+        inputs=(output.as_input(),),
         factory=with_life(
-            factory, function, step, origin, Results(made, stream.has_event_time, whole=True)
+            factory, function, step, origin, Results(made, output.has_event_time, whole=True)
         ),
         schema=made,
-        row_type=stream._row_type if into is None else record_class(into),
+        row_type=output.row_type if into is None else record_class(into),
         chaining=Chaining.HEAD if asynchronous else Chaining.ALWAYS,
         stateful=sized and asynchronous,
         sides=failed_sides(policy, schema),
         detail=function_name(function) + (f", {rows} rows at a time" if sized else ""),
     )
-    return stream._like(stream._job.add_node(node))
+    return output.add(node)
 
 
 def _factory(

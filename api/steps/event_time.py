@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...errors import PlanError
 from ...operators.durations import Duration, parse_duration
@@ -12,7 +12,7 @@ from ...operators.event_time import ColumnTimes, EventTimes, FunctionTimes, chec
 from ...operators.functions.checks import check_plain, function_name
 from ...operators.functions.dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ...operators.graph import Chaining, Node
-from ...operators.origin import Origin, capture_origin
+from ...operators.origin import Origin
 from ...operators.partitioning import Forward
 from ...operators.per_record.map_batches import MapBatchesOperator
 from ...operators.schema import unknown_column
@@ -25,17 +25,15 @@ from ...operators.watermarks.strategy import (
     WatermarkStrategy,
     bounded_by,
 )
-
-if TYPE_CHECKING:
-    from ..stream import Stream
-
+from ..node_output import NodeOutput
+from .per_record import user_function
 
 _PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"})
 """The kinds of steps that emit the results of a batch at once."""
 
 
 def add_event_time(
-    stream: Stream[Any],
+    output: NodeOutput,
     when: str | Callable[[Any], Any],
     *,
     max_out_of_order: Duration | None,
@@ -49,20 +47,20 @@ def add_event_time(
     align_every: Duration | None,
     on_error: OnErrorLike,
     name: str,
-) -> Stream[Any]:
+    origin: Origin,
+) -> NodeOutput:
     """See `Stream.event_time`.
 
     Raises:
         PlanError: arguments that do not fit each other, or the stream.
     """
-    origin = capture_origin()
     settings = WatermarkSettings(
         _strategy(max_out_of_order, strategy, origin),
         _optional_ms(idle_after, "idle_after", origin),
         _optional_ms(close_after, "close_after", origin),
-        per_split and _knows_splits(stream),
+        per_split and _knows_splits(output),
         _alignment(align, max_drift, align_every, origin),
-        _waits_by_default(stream, per_split) if wait_for_queued is None else wait_for_queued,
+        _waits_by_default(output, per_split) if wait_for_queued is None else wait_for_queued,
         waits_by_default=wait_for_queued is None,
     )
     if wait_for_queued and not settings.per_split:
@@ -79,33 +77,34 @@ def add_event_time(
             fix='the progress of event time is stored under this name; add name="..."',
         )
     if settings.alignment is not None:
-        _check_alignment(stream, settings, settings.alignment, origin)
+        _check_alignment(output, settings, settings.alignment, origin)
     policy = checked_on_error(on_error, origin)
-    times, columns, detail = _times(stream, when, name, policy, origin)
-    of = "" if name else _reads(stream, detail)
-    timed = stream._add(
-        "event_time",
-        name,
-        origin,
-        partial(EventTimeOperator, times, settings, origin, of, policy),
-        schema=stream.schema,
-        row_type=stream._row_type,
-        columns=columns,
+    times, columns, detail = _times(output, when, name, policy, origin)
+    of = "" if name else _reads(output, detail)
+    node = Node(
+        id=-1,
+        name=name,
+        kind="event_time",
+        origin=origin,
+        inputs=(output.as_input(),),
+        factory=partial(EventTimeOperator, times, settings, origin, of, policy),
+        schema=output.schema,
+        row_type=output.row_type,
+        columns_read=columns,
         detail=detail,
-        has_event_time=True,
-        sides=failed_sides(policy, stream.schema),
+        stateful=settings.close_after_ms is not None,
+        sides=failed_sides(policy, output.schema),
+        watermarks=settings,
     )
-    timed._node.watermarks = settings
-    timed._node.stateful = settings.close_after_ms is not None
-    return timed
+    return output.add(node, has_event_time=True)
 
 
 def _times(
-    stream: Stream[Any], when: object, name: str, policy: OnError, origin: Origin
+    output: NodeOutput, when: object, name: str, policy: OnError, origin: Origin
 ) -> tuple[EventTimes, frozenset[str] | None, str]:
     """Return the source of event times, the columns it reads (None: all), and a text for `explain`."""
     if isinstance(when, str):
-        schema = stream._columns("event_time by column", origin)
+        schema = output.columns("event_time by column", origin)
         if when not in schema.names:
             raise unknown_column(when, schema, "event_time", str(origin))
         check_time_column(when, schema.field(when).type, str(origin))
@@ -117,14 +116,14 @@ def _times(
             fix='such as event_time("at"), or a function of the record that returns a datetime',
         )
     check_plain(when, "event_time", origin)
-    user = stream._user_function("event_time", name, origin, when, None, 1, policy)
+    user = user_function(output, "event_time", name, origin, when, None, 1, policy)
     return FunctionTimes(user), user.reader.columns_read, function_name(when)
 
 
-def _waits_by_default(stream: Stream[Any], per_split: bool) -> bool:
+def _waits_by_default(output: NodeOutput, per_split: bool) -> bool:
     """Return True directly after a bounded source: as its end is known, no record has to be late."""
-    source = _source_of(stream)
-    return per_split and _knows_splits(stream) and source is not None and source.bounded
+    source = _source_of(output)
+    return per_split and _knows_splits(output) and source is not None and source.bounded
 
 
 def _strategy(
@@ -173,7 +172,7 @@ def _alignment(
 
 
 def _check_alignment(
-    stream: Stream[Any], settings: WatermarkSettings, alignment: Alignment, origin: Origin
+    output: NodeOutput, settings: WatermarkSettings, alignment: Alignment, origin: Origin
 ) -> None:
     if settings.idle_after_ms is None:
         raise PlanError(
@@ -182,14 +181,14 @@ def _check_alignment(
             fix="or one split without records holds up all sources of the group; "
             'add idle_after="1m"',
         )
-    if _up_to_source(stream) is None:
+    if _up_to_source(output) is None:
         raise PlanError(
             f"alignment stops sources, and there is none right before group=`{alignment.group}`",
             where=str(origin),
             fix="call event_time after job.read, with nothing but map, filter, select or flat_map "
             "between them, none of them async",
         )
-    for node in stream._job.graph.nodes:
+    for node in output.job.graph.nodes:
         other = node.watermarks.alignment if node.watermarks is not None else None
         if other is not None and other.group == alignment.group and other != alignment:
             raise PlanError(
@@ -199,15 +198,15 @@ def _check_alignment(
             )
 
 
-def _knows_splits(stream: Stream[Any]) -> bool:
-    """Return True if each batch after `stream` is of one split: the one that the source has read last.
+def _knows_splits(output: NodeOutput) -> bool:
+    """Return True if each batch of `output` is of one split: the one that the source has read last.
 
     That is not so for side outputs, and after steps that collect records before they emit them.
     """
-    nodes = _up_to_source(stream)
+    nodes = _up_to_source(output)
     return (
         nodes is not None
-        and stream._input().side is None
+        and output.as_input().side is None
         and all(_passes_batches(node) and node.inputs[0].side is None for node in nodes)
     )
 
@@ -218,9 +217,9 @@ def _passes_batches(node: Node) -> bool:
     return node.kind in _PASSING
 
 
-def _reads(stream: Stream[Any], when: str) -> str:
+def _reads(output: NodeOutput, when: str) -> str:
     """Return a text for the source of event times: the column or function, and all sources."""
-    sources, nodes = set(), [stream._input().node]
+    sources, nodes = set(), [output.as_input().node]
     seen: set[int] = set()
     while nodes:
         node = nodes.pop()
@@ -231,9 +230,9 @@ def _reads(stream: Stream[Any], when: str) -> str:
     return " ".join([when, *sorted(sources)])
 
 
-def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
-    """Return the steps between `stream` and the source whose subtask they share; None if there is none."""
-    input_ = stream._input()
+def _up_to_source(output: NodeOutput) -> list[Node] | None:
+    """Return the steps between `output` and the source whose subtask they share; None if there is none."""
+    input_ = output.as_input()
     nodes: list[Node] = []
     while isinstance(input_.partitioning, Forward) and input_.node.chaining is not Chaining.NEVER:
         if input_.node.source is not None:
@@ -245,12 +244,12 @@ def _up_to_source(stream: Stream[Any]) -> list[Node] | None:
     return None
 
 
-def _source_of(stream: Stream[Any]) -> Source | None:
-    """Return the source whose subtask runs `stream` as well, if there is one."""
-    nodes = _up_to_source(stream)
+def _source_of(output: NodeOutput) -> Source | None:
+    """Return the source whose subtask runs the node of `output` as well, if there is one."""
+    nodes = _up_to_source(output)
     if nodes is None:
         return None
-    first = nodes[-1].inputs[0].node if nodes else stream._input().node
+    first = nodes[-1].inputs[0].node if nodes else output.as_input().node
     return first.source
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, overload
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from ...operators.async_calls.map_async import OnTimeout
 from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_takes
 from ...operators.functions.dead_letters import OnErrorLike
+from ...operators.graph import Node
 from ...operators.joins.columns import free_name, plain_schema
 from ...operators.joins.lookup import (
     CACHE_FOR,
@@ -24,150 +25,89 @@ from ...operators.joins.lookup import (
     TableLookupStep,
 )
 from ...operators.joins.static_table import StaticTable
-from ...operators.origin import Origin, capture_origin
+from ...operators.origin import Origin
 from ...operators.per_record.base import MAX_IN_FLIGHT
-from ...operators.schema import SchemaLike, unknown_column
+from ...operators.schema import SchemaLike, into_schema, unknown_column
+from ..node_output import NodeOutput
 from ..required_name import named
-from ..stream_base import StreamBase, into_schema
 from .async_calls import TIMEOUT, add_map_async, check_coroutine
 
-if TYPE_CHECKING:
-    from ..stream import Stream
 
-
-T = TypeVar("T")
-
-
-class Lookups(StreamBase[T], Generic[T]):
-    """Joins with data outside the job."""
-
-    @overload
-    def lookup(
-        self,
-        key: str | tuple[str, ...],
-        function: LookupFunction,
-        *,
-        into: SchemaLike,
-        name: str,
-        suffix: str | None = ...,
-        cache_rows: int = ...,
-        cache_for: Duration = ...,
-        max_in_flight: int = ...,
-        timeout: Duration = ...,
-        ordered: bool = ...,
-        retry: Retry | None = ...,
-        on_timeout: OnTimeout = ...,
-        on_error: OnErrorLike = ...,
-    ) -> Stream[Any]: ...
-    @overload
-    def lookup(
-        self,
-        key: str | tuple[str, ...],
-        function: StaticTable,
-        *,
-        how: LookupHow = ...,
-        suffix: str | None = ...,
-        name: str = ...,
-    ) -> Stream[Any]: ...
-    def lookup(
-        self,
-        key: str | tuple[str, ...],
-        function: LookupFunction | StaticTable,
-        *,
-        how: LookupHow = "left",
-        suffix: str | None = None,
-        name: str = "",
-        into: SchemaLike | None = None,
-        cache_rows: int | None = None,
-        cache_for: Duration | None = None,
-        max_in_flight: int | None = None,
-        timeout: Duration | None = None,
-        ordered: bool | None = None,
-        retry: Retry | None = None,
-        on_timeout: OnTimeout | None = None,
-        on_error: OnErrorLike | None = None,
-    ) -> Stream[Any]:
-        """Join each record with what a coroutine function, or a static table, has for its key.
-
-        Args:
-            key: the column whose value `function` gets; with several it gets a tuple.
-            function: from a key to a record (a mapping or an object) with the columns of `into`, or
-                None, which gives nulls; or a table made by `hg.static_table`.
-            how: for tables: `left` gives nulls where the table has no row, `inner` drops such
-                records.
-            suffix: appended to found columns whose names are taken.
-            name: for functions, the address of the state.
-            into: for functions, the columns that are found; they may be null in the result.
-            cache_rows: for functions, the answers kept per process and step, None among them; 0:
-                none. The default is 10,000.
-            cache_for: for functions, how long an answer is valid; the default is 1m.
-            max_in_flight: for functions, as for `map_async`; so are the arguments after it.
-        """
-        origin = capture_origin()
-        given = {
-            "into": into,
-            "cache_rows": cache_rows,
-            "cache_for": cache_for,
-            "max_in_flight": max_in_flight,
-            "timeout": timeout,
-            "ordered": ordered,
-            "retry": retry,
-            "on_timeout": on_timeout,
-            "on_error": on_error,
-        }
-        calls: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        if isinstance(function, StaticTable):
-            if calls:
-                raise PlanError(
-                    f"a lookup in a table makes no calls: {', '.join(calls)} do not apply",
-                    where=str(origin),
-                    fix="leave them out; the table says which columns it brings",
-                )
-            return add_table_lookup(self, key, function, how, suffix, name, origin)
-        if how != "left":
+def add_lookup(
+    output: NodeOutput,
+    key: str | tuple[str, ...],
+    function: LookupFunction | StaticTable,
+    how: LookupHow,
+    suffix: str | None,
+    name: str,
+    origin: Origin,
+    **given: Any,
+) -> NodeOutput:
+    """Add the step of `lookup`; `given` are the arguments for calls, None where the user gave none."""
+    calls = {key: value for key, value in given.items() if value is not None}
+    if isinstance(function, StaticTable):
+        if calls:
             raise PlanError(
-                f"how=`{how}` is for tables: where a function finds nothing the record gets nulls",
+                f"a lookup in a table makes no calls: {', '.join(calls)} do not apply",
                 where=str(origin),
-                fix='leave it out, and add .filter("column IS NOT NULL")',
+                fix="leave them out; the table says which columns it brings",
             )
-        if into is None:
-            raise PlanError(
-                "lookup with a function needs into=: the columns that the function finds",
-                where=str(origin),
-                fix='such as into={"name": "string"}, or a Struct class',
-            )
-        return self._ask(key, function, suffix=suffix, name=name, origin=origin, **calls)
-
-    @named("async step", "records with calls in flight are stored under this name")
-    def _ask(
-        self,
-        key: str | tuple[str, ...],
-        function: LookupFunction,
-        *,
-        into: SchemaLike,
-        name: str,
-        suffix: str | None,
-        origin: Origin,
-        cache_rows: int = CACHE_ROWS,
-        cache_for: Duration = CACHE_FOR,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        timeout: Duration = TIMEOUT,
-        ordered: bool = True,
-        retry: Retry | None = None,
-        on_timeout: OnTimeout = "fail",
-        on_error: OnErrorLike = "fail",
-    ) -> Stream[Any]:
-        settings = {"max_in_flight": max_in_flight, "timeout": timeout, "ordered": ordered}
-        policies = {"retry": retry, "on_timeout": on_timeout, "on_error": on_error}
-        joined, schema = _joined(
-            self, key, function, into, name, suffix, cache_rows, cache_for, origin
+        return _add_table_lookup(output, key, function, how, suffix, name, origin)
+    if how != "left":
+        raise PlanError(
+            f"how=`{how}` is for tables: where a function finds nothing the record gets nulls",
+            where=str(origin),
+            fix='leave it out, and add .filter("column IS NOT NULL")',
         )
-        more: dict[str, Any] = {**settings, **policies, "lifetime": function}
-        return add_map_async(self, None, joined, name=name, into=schema, origin=origin, **more)
+    if "into" not in calls:
+        raise PlanError(
+            "lookup with a function needs into=: the columns that the function finds",
+            where=str(origin),
+            fix='such as into={"name": "string"}, or a Struct class',
+        )
+    return _add_calls(output, key, function, suffix=suffix, name=name, origin=origin, **calls)
+
+
+@named("async step", "records with calls in flight are stored under this name")
+def _add_calls(
+    output: NodeOutput,
+    key: str | tuple[str, ...],
+    function: LookupFunction,
+    *,
+    into: SchemaLike,
+    name: str,
+    suffix: str | None,
+    origin: Origin,
+    cache_rows: int = CACHE_ROWS,
+    cache_for: Duration = CACHE_FOR,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    timeout: Duration = TIMEOUT,
+    ordered: bool = True,
+    retry: Retry | None = None,
+    on_timeout: OnTimeout = "fail",
+    on_error: OnErrorLike = "fail",
+) -> NodeOutput:
+    joined, schema = _joined(
+        output, key, function, into, name, suffix, cache_rows, cache_for, origin
+    )
+    return add_map_async(
+        output,
+        joined,
+        name=name,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        ordered=ordered,
+        retry=retry,
+        on_timeout=on_timeout,
+        on_error=on_error,
+        into=schema,
+        origin=origin,
+        lifetime=function,
+    )
 
 
 def _joined(
-    stream: StreamBase[Any],
+    output: NodeOutput,
     key: str | tuple[str, ...],
     function: LookupFunction,
     into: SchemaLike,
@@ -182,7 +122,7 @@ def _joined(
     Raises:
         PlanError: a column does not exist, names clash, or the number of rows is wrong.
     """
-    schema = plain_schema(stream._columns("lookup", origin))
+    schema = plain_schema(output.columns("lookup", origin))
     keys = (key,) if isinstance(key, str) else tuple(key)
     for column in keys:
         if column not in schema.names:
@@ -199,29 +139,29 @@ def _joined(
     found, fields = into_schema(into, origin), list(schema)
     for field in found:
         taken = [each.name for each in fields]
-        column = free_name(field.name, taken, found.names, suffix, (stream.name, name), origin)
+        column = free_name(field.name, taken, found.names, suffix, (output.name, name), origin)
         fields.append(pa.field(column, field.type, True))
     names = tuple(schema.names), tuple(found.names)
     return LookUp(function, keys, *names, cache_rows, keep_ms / 1_000), pa.schema(fields)
 
 
-def add_table_lookup(
-    stream: StreamBase[Any],
+def _add_table_lookup(
+    output: NodeOutput,
     key: str | tuple[str, ...],
     table: StaticTable,
     how: LookupHow,
     suffix: str | None,
     name: str,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `lookup` with a table.
 
     Raises:
         PlanError: a column does not exist, key types differ, or names clash.
     """
-    own = plain_schema(stream._columns("lookup", origin))
+    own = plain_schema(output.columns("lookup", origin))
     keys = (key,) if isinstance(key, str) else tuple(key)
-    _check_keys(own, keys, table, stream.name, origin)
+    _check_keys(own, keys, table, output.name, origin)
     if how not in get_args(LookupHow):
         raise PlanError(
             f"a lookup cannot be how=`{how}`", where=str(origin), fix='it can be: "inner" or "left"'
@@ -229,17 +169,21 @@ def add_table_lookup(
     fields = list(own)
     for column in table.columns:
         field = table.schema.field(column)
-        taken, names = [each.name for each in fields], (stream.name, table.describe())
+        taken, names = [each.name for each in fields], (output.name, table.describe())
         called = free_name(column, taken, table.columns, suffix, names, origin)
         fields.append(pa.field(called, field.type, field.nullable or how == "left"))
     step = TableLookupStep(table, keys, how, own, pa.schema(fields), origin)
-    return stream._add(
-        "lookup",
-        name,
-        origin,
-        partial(TableLookup, step),
-        schema=step.result,
-        detail=f"{how}, {', '.join(keys)} in {table.describe()}",
+    return output.add(
+        Node(
+            id=-1,
+            name=name,
+            kind="lookup",
+            origin=origin,
+            inputs=(output.as_input(),),
+            factory=partial(TableLookup, step),
+            schema=step.result,
+            detail=f"{how}, {', '.join(keys)} in {table.describe()}",
+        )
     )
 
 

@@ -1,10 +1,14 @@
-"""Loops: the methods call the user's body on the inner stream, check its result, and add both ends."""
+"""Loops: the checks of their arguments, and the nodes of both ends.
+
+The streams call the user's function, which adds the steps inside, after the head is in the graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -13,113 +17,127 @@ from ...errors import PlanError
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.expressions.expression_steps import ExpressionSteps, FilterStep
-from ...operators.expressions.expressions import ExpressionLike, check_filter, show
+from ...operators.expressions.expressions import check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
-from ...operators.graph import Chaining, Node
+from ...operators.graph import Chaining, Node, check_parallelism
 from ...operators.loops.head import IterationHead, IterationTail
 from ...operators.loops.settings import LoopSettings, Matching, Rounds
-from ...operators.origin import Origin, capture_origin
+from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
 from ...operators.per_record.operators import kept_rows
 from ...operators.schema import difference, optional, same_columns
-from ..required_name import named
-from ..stream_base import StreamBase, check_parallelism
+from ..node_output import NodeOutput
+from .per_record import user_function
 
-if TYPE_CHECKING:
-    from ..stream import Stream
-
-T = TypeVar("T")
-U = TypeVar("U")
-_STATE = "records under way in the loop are stored under this name"
-
-Body: TypeAlias = Callable[[Any], tuple[Any, Any]]
-HEAD, TAIL = "iterate", "feedback"
+HEAD: Final = "iterate"
+TAIL: Final = "feedback"
 """Kinds of nodes."""
 
 
-def add_iterate(
-    stream: StreamBase[Any],
-    body: Body,
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop whose head is in the graph, and whose feedback is still missing."""
+
+    inside: NodeOutput
+    """The records in the loop, of which its steps are made."""
+    settings: LoopSettings
+    origin: Origin
+
+
+def begin_loop(
+    output: NodeOutput,
+    body: object,
     *,
     name: str,
     wait: Duration,
     parallelism: int | None,
     origin: Origin,
-) -> Stream[Any]:
-    """Add the loop of `stream.iterate(...)`; return the body's output."""
+) -> OpenLoop:
+    """Add the head of the loop of `stream.iterate(...)`."""
     wait_ms = parse_duration(wait, "wait of iterate", str(origin))
-    settings = LoopSettings(name, _schema_in_loop(stream), wait_ms)
+    settings = LoopSettings(name, _schema_in_loop(output), wait_ms)
     detail = f"waits {format_duration(wait_ms)} at the end" if wait_ms else ""
-    return _add(stream, body, settings, parallelism, detail, stream.has_event_time, origin)
+    return _begin(output, body, settings, parallelism, detail, output.has_event_time, origin)
 
 
-def add_rounds(
-    stream: StreamBase[Any],
-    body: Body,
+def begin_rounds(
+    output: NodeOutput,
+    body: object,
     *,
     name: str,
     max_rounds: int,
     while_any: Any,
     parallelism: int | None,
     origin: Origin,
-) -> Stream[Any]:
-    """Add the loop of `stream.iterate_rounds(...)`; return the body's output."""
+) -> OpenLoop:
+    """Add the head of the loop of `stream.iterate_rounds(...)`."""
     if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
         raise PlanError(
             f"max_rounds must be a whole number of at least 1 value=`{max_rounds}`",
             where=str(origin),
         )
-    condition = None if while_any is None else matching(stream, while_any, name, origin)
-    settings = LoopSettings(name, _schema_in_loop(stream), rounds=Rounds(max_rounds, condition))
-    return _add(stream, body, settings, parallelism, f"at most {max_rounds} rounds", True, origin)
+    condition = None if while_any is None else matching(output, while_any, name, origin)
+    settings = LoopSettings(name, _schema_in_loop(output), rounds=Rounds(max_rounds, condition))
+    detail = f"at most {max_rounds} rounds"
+    return _begin(output, body, settings, parallelism, detail, True, origin)
 
 
-def _add(
-    stream: StreamBase[Any],
-    body: Body,
+def _begin(
+    output: NodeOutput,
+    body: object,
     settings: LoopSettings,
     parallelism: int | None,
     detail: str,
     has_event_time: bool,
     origin: Origin,
-) -> Stream[Any]:
+) -> OpenLoop:
     check_plain(body, "the body of an iteration", origin)
     if parallelism is not None:
         check_parallelism(parallelism, origin)
-    job = stream._job
-    head = job.add_node(
-        Node(
-            id=-1,
-            name=settings.name,
-            kind=HEAD,
-            origin=origin,
-            inputs=(stream._input(),),
-            factory=partial(IterationHead, settings),
-            schema=settings.schema,
-            row_type=stream._row_type,
-            parallelism=parallelism,
-            # Barriers leave it at once and come back later, so no other operator may be cut with
-            # it.
-            chaining=Chaining.NEVER,
-            stateful=True,
-            detail=detail,
-        )
+    head = Node(
+        id=-1,
+        name=settings.name,
+        kind=HEAD,
+        origin=origin,
+        inputs=(output.as_input(),),
+        factory=partial(IterationHead, settings),
+        schema=settings.schema,
+        row_type=output.row_type,
+        parallelism=parallelism,
+        # Barriers leave it at once and come back later, so no other operator may be cut with
+        # it.
+        chaining=Chaining.NEVER,
+        stateful=True,
+        detail=detail,
     )
-    inside = stream._like(head, has_event_time)
-    feedback, output = _returned(body(inside), inside, origin)
+    return OpenLoop(output.add(head, has_event_time), settings, origin)
+
+
+def end_loop(loop: OpenLoop, feedback: NodeOutput, output: NodeOutput) -> None:
+    """Add the tail of a loop, which takes the feedback that the user's function has returned.
+
+    Raises:
+        PlanError: the feedback cannot go back to the head, or `output` is of another job.
+    """
+    inside, origin = loop.inside, loop.origin
+    if feedback.job is not inside.job or output.job is not inside.job:
+        raise PlanError(
+            f"the body of `{inside.name}` returns streams of another job", where=str(origin)
+        )
+    head = inside.node
     _check_feedback(feedback, inside, origin)
-    _check_not_nested(head, feedback._node, origin)
-    if settings.rounds is not None:
+    _check_not_nested(head, feedback.node, origin)
+    if loop.settings.rounds is not None:
         _check_bounded(feedback, origin)
-    tail = job.add_node(
+    tail = inside.job.add_node(
         Node(
             id=-1,
             name="",
             kind=TAIL,
             origin=origin,
-            inputs=(feedback._input(),),
+            inputs=(feedback.as_input(),),
             factory=IterationTail,
-            schema=settings.schema,
+            schema=loop.settings.schema,
             parallelism=head.parallelism,
             feeds=head.id,
         )
@@ -130,36 +148,14 @@ def _add(
             where=str(origin),
             fix="leave out the partitioning of the feedback stream, or give iterate parallelism=1",
         )
-    return output
 
 
-def _schema_in_loop(stream: StreamBase[Any]) -> pa.Schema | None:
+def _schema_in_loop(output: NodeOutput) -> pa.Schema | None:
     """Return the schema in the loop: feedback may be null where the input is not."""
-    return None if stream.schema is None else optional(stream.schema)
+    return None if output.schema is None else optional(output.schema)
 
 
-def _returned(
-    result: Any, inside: Stream[Any], origin: Origin
-) -> tuple[StreamBase[Any], Stream[Any]]:
-    from ..stream import Stream  # streams are made with this module
-
-    pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
-    feedback, output = pair
-    if not isinstance(feedback, StreamBase) or not isinstance(output, Stream):
-        raise PlanError(
-            f"the body of `{inside.name}` must return two streams, the feedback and the output, and "
-            f"returned `{type(result).__name__}`",
-            where=str(origin),
-            fix="return feedback, output; add a step to a keyed stream first",
-        )
-    if feedback._job is not inside._job or output._job is not inside._job:
-        raise PlanError(
-            f"the body of `{inside.name}` returns streams of another job", where=str(origin)
-        )
-    return feedback, output
-
-
-def _check_feedback(feedback: StreamBase[Any], inside: Stream[Any], origin: Origin) -> None:
+def _check_feedback(feedback: NodeOutput, inside: NodeOutput, origin: Origin) -> None:
     before, after = inside.schema, feedback.schema
     if (before is None) != (after is None):
         kind = "Python objects" if after is None else "columns"
@@ -212,9 +208,9 @@ def ancestors(node: Node) -> list[Node]:
     return list(found.values())
 
 
-def _check_bounded(feedback: StreamBase[Any], origin: Origin) -> None:
+def _check_bounded(feedback: NodeOutput, origin: Origin) -> None:
     """Check that all input of the loop ends, from outside or by a step within: a round waits for it."""
-    endless = [node.name for node in _sources(ancestors(feedback._node)) if not _ends(node)]
+    endless = [node.name for node in _sources(ancestors(feedback.node)) if not _ends(node)]
     if endless:
         raise PlanError(
             f"the first round ends when the input ends, and source `{endless[0]}` has no end",
@@ -253,82 +249,18 @@ class MatchingRecords:
         return len(kept_rows(self._user.apply(self._user.reader(batch))))
 
 
-def matching(stream: StreamBase[Any], condition: Any, name: str, origin: Origin) -> Matching:
-    """Return the condition over the records of a stream.
+def matching(output: NodeOutput, condition: Any, name: str, origin: Origin) -> Matching:
+    """Return the condition over the records of an output.
 
     Raises:
-        PlanError: it is no condition, or it reads what the stream does not have.
+        PlanError: it is no condition, or it reads what they do not have.
     """
     if not isinstance(condition, str | pl.Expr):
         check_plain(condition, "while_any", origin)
         check_returns(condition, "while_any", origin)
         return MatchingRecords(
-            stream._user_function("while_any", name, origin, condition, None, max_in_flight=1)
+            user_function(output, "while_any", name, origin, condition, None, max_in_flight=1)
         )
-    schema = stream._columns("while_any by expression", origin)
+    schema = output.columns("while_any by expression", origin)
     column = check_filter(condition, schema, "while_any", str(origin))
     return MatchingRows(ExpressionSteps([FilterStep(column, show(condition))], schema))
-
-
-class Loops(StreamBase[T], Generic[T]):
-    """Steps that feed records back."""
-
-    @named("iteration", _STATE)
-    def iterate(
-        self,
-        body: Callable[[Stream[T]], tuple[StreamBase[T], Stream[U]]],
-        *,
-        name: str,
-        wait: Duration = "0s",
-        parallelism: int | None = None,
-    ) -> Stream[U]:
-        """Add a loop: `body(stream) -> (feedback, output)`; records of `feedback` go back into `stream`.
-
-        It ends when the inputs have ended and no records are in flight in it any more.
-
-        Args:
-            body: called once, now, to build the steps of the loop.
-            name: the address of the state.
-            wait: the loop ends only after it was empty for this long.
-            parallelism: of both ends of the loop.
-        """
-        from .loops import add_iterate
-
-        origin = capture_origin()
-        return add_iterate(self, body, name=name, wait=wait, parallelism=parallelism, origin=origin)
-
-    @named("iteration", _STATE)
-    def iterate_rounds(
-        self,
-        body: Callable[[Stream[T]], tuple[StreamBase[T], Stream[U]]],
-        *,
-        name: str,
-        max_rounds: int,
-        while_any: ExpressionLike | Callable[[T], Any] | None = None,
-        parallelism: int | None = None,
-    ) -> Stream[U]:
-        """Add a loop in rounds, for input that ends: the feedback of one round is the input of the next.
-
-        Event time in the loop is the number of the round, from 0; when a round is over in all
-        subtasks, it is the watermark. The loop ends after a round without feedback, or as
-        `while_any` or `max_rounds` say; then the feedback of the last round is dropped.
-
-        Args:
-            body: called once, now, to build the steps of the loop.
-            name: the address of the state.
-            max_rounds: the most rounds.
-            while_any: there is another round only if this holds for some record of the feedback.
-            parallelism: of both ends of the loop.
-        """
-        from .loops import add_rounds
-
-        origin = capture_origin()
-        return add_rounds(
-            self,
-            body,
-            name=name,
-            max_rounds=max_rounds,
-            while_any=while_any,
-            parallelism=parallelism,
-            origin=origin,
-        )

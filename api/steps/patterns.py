@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import PlanError
 from ...operators.async_calls.map_async import TIMED_OUT
@@ -24,14 +24,10 @@ from ...operators.process.declared import declared_states
 from ...operators.process.functions import ProcessFunction
 from ...operators.process.operator import Input, ProcessStep
 from ...operators.rows import RowReader
-from ...operators.schema import SchemaLike, record_class
+from ...operators.schema import SchemaLike, into_schema, record_class
 from ...operators.suggestions import suggest
 from ...operators.windows.late import late_sides
-from ..stream_base import into_schema
-from .process import KeyedBy, _key, _key_fields
-
-if TYPE_CHECKING:
-    from ..stream import Stream
+from ..node_output import NodeOutput
 
 
 class Matching(ProcessFunction[Any, Any]):
@@ -39,38 +35,36 @@ class Matching(ProcessFunction[Any, Any]):
 
 
 def add_match(
-    stream: Stream[Any],
-    keyed_by: KeyedBy,
+    output: NodeOutput,
     pattern: object,
     select: Callable[[Match[Any]], Any] | None,
     name: str,
     into: SchemaLike | None,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `keyed.match(...)`.
 
     Raises:
         PlanError: not a pattern, one that cannot be matched, or one that does not fit the stream.
     """
-    checked = _checked(stream, pattern, select, into, origin)
+    checked = _checked(output, pattern, select, into, origin)
     automaton = compiled(checked)
     leaves = [leaf for leaf in automaton.leaves if leaf.kind == "expression"]
-    expressions = Expressions(leaves, stream.schema, name)
+    expressions = Expressions(leaves, output.schema, name)
     bits = {leaf: bit for bit, leaf in enumerate(leaves)}
     rules = Rules(automaton, checked.after, checked.within_ms, checked.gap_ms, bits, name)
-    reader = RowReader(stream.schema, stream._row_type, repr)
+    reader = RowReader(output.schema, output.row_type, repr)
     # Conditions and select see the records too, so all columns are read, not only those that one
     # function uses.
-    reader.columns, reader.record_class = None, stream._row_type
+    reader.columns, reader.record_class = None, output.row_type
     schema = None if into is None else into_schema(into, origin)
-    declared = declared_states(
-        Matching(), _key_fields(stream, keyed_by, origin), str(origin), event_time=True
-    )
+    fields = output.key_fields(origin)
+    declared = declared_states(Matching(), fields, str(origin), event_time=True)
     shape = zlib.crc32(automaton.shape().encode()) >> 1
     step = ProcessStep(
         Matching(),
         UserFunction(select or repr, name, origin, reader, schema),
-        (Input(reader, _key(keyed_by)),),
+        (Input(reader, output.key),),
         match_states(declared, shape),
         (TIMED_OUT,),
         True,
@@ -80,19 +74,19 @@ def add_match(
         name=name,
         kind="match",
         origin=origin,
-        inputs=(stream._input(keyed_by),),
+        inputs=(output.as_input(),),
         factory=partial(MatchOperator, step, rules, expressions, select),
         schema=schema,
         row_type=record_class(into),
         stateful=True,
-        sides={**late_sides(stream.schema), TIMED_OUT: None},
+        sides={**late_sides(output.schema), TIMED_OUT: None},
         detail=checked.describe(),
     )
-    return stream._like(stream._job.add_node(node))
+    return output.add(node)
 
 
 def _checked(
-    stream: Stream[Any],
+    output: NodeOutput,
     pattern: object,
     select: Callable[[Match[Any]], Any] | None,
     into: SchemaLike | None,
@@ -105,9 +99,9 @@ def _checked(
             where=where,
             fix='such as hg.cep.begin("a").where(...).next("b")',
         )
-    if not stream.has_event_time:
+    if not output.has_event_time:
         raise PlanError(
-            f"a pattern needs event time, and `{stream.name}` has none",
+            f"a pattern needs event time, and `{output.name}` has none",
             where=where,
             fix='call .event_time("column", max_out_of_order="10s") before',
         )

@@ -1,11 +1,11 @@
-"""Steps with process functions: the stream methods, the checks of functions, and the nodes."""
+"""Steps with process functions: the checks of functions, and the nodes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -13,8 +13,7 @@ from ...errors import PlanError
 from ...operators.functions.checks import check_takes, is_async
 from ...operators.functions.dead_letters import FAILED, OnErrorLike, checked_on_error, failed_sides
 from ...operators.graph import ByClock, Node
-from ...operators.origin import Origin, capture_origin
-from ...operators.partitioning import HashColumns, HashFunction
+from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
 from ...operators.process.batches import (
     EVENT_TIME_COLUMN,
@@ -40,20 +39,10 @@ from ...operators.process.operator import (
     ProcessStep,
 )
 from ...operators.rows import RowReader
-from ...operators.schema import SchemaLike, record_class
+from ...operators.schema import SchemaLike, into_schema, record_class
 from ...state.evolution import keeps_hash
-from ..required_name import named
-from ..stream_base import StreamBase, into_schema
+from ..node_output import NodeOutput
 
-if TYPE_CHECKING:
-    from ..connected import BroadcastConnected, BroadcastStream, ConnectedStreams
-    from ..stream import Stream
-
-T = TypeVar("T")
-U = TypeVar("U")
-Out = TypeVar("Out")
-
-KeyedBy = HashColumns | HashFunction
 _AT_TIMES = ("finish", "on_checkpoint_complete", "on_checkpoint_aborted")
 _METHODS: dict[type[Any], tuple[str, ...]] = {
     KeyedProcess: ("on_record",),
@@ -65,107 +54,100 @@ _METHODS: dict[type[Any], tuple[str, ...]] = {
 
 
 def add_keyed(
-    stream: Stream[Any],
-    keyed_by: KeyedBy,
+    output: NodeOutput,
     function: object,
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `keyed.process(...)`."""
     if isinstance(function, KeyedBatchProcess):
-        return _add_batches(stream, keyed_by, function, name, into, on_error, origin)
+        return _add_batches(output, function, name, into, on_error, origin)
     checked = _checked(function, KeyedProcess, origin)
-    fields = _key_fields(stream, keyed_by, origin)
-    inputs = ((stream, keyed_by),)
-    return _add(inputs, KeyedProcessOperator, checked, fields, name, into, on_error, origin)
+    fields = output.key_fields(origin)
+    return _add((output,), KeyedProcessOperator, checked, fields, name, into, on_error, origin)
 
 
 def add_keyless(
-    stream: Stream[Any],
+    output: NodeOutput,
     function: object,
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `stream.process(...)`."""
     checked = _checked(function, Process, origin)
-    inputs = ((stream, None),)
-    return _add(inputs, KeyedProcessOperator, checked, None, name, into, on_error, origin)
+    return _add((output,), KeyedProcessOperator, checked, None, name, into, on_error, origin)
 
 
 def _add_batches(
-    stream: Stream[Any],
-    keyed_by: KeyedBy,
+    output: NodeOutput,
     function: KeyedBatchProcess[Any, Any, Any],
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     _checked(function, KeyedBatchProcess, origin)
-    schema = stream._columns("a KeyedBatchProcess", origin)
-    fields = _key_fields(stream, keyed_by, origin)
+    schema = output.columns("a KeyedBatchProcess", origin)
+    fields = output.key_fields(origin)
     if fields is None:
         raise PlanError(
             "a KeyedBatchProcess needs a key made of columns, and key_with gives a function",
             where=str(origin),
             fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
         )
-    if stream.has_event_time and EVENT_TIME_COLUMN in schema.names:
+    if output.has_event_time and EVENT_TIME_COLUMN in schema.names:
         raise PlanError(
-            f"`{stream.name}` has a column `{EVENT_TIME_COLUMN}`, which is the event time "
+            f"`{output.name}` has a column `{EVENT_TIME_COLUMN}`, which is the event time "
             "of rows in a KeyedBatchProcess",
             where=str(origin),
             fix="give it another name with select",
         )
-    inputs = ((stream, keyed_by),)
     operator = KeyedBatchProcessOperator
     made = schema if into is None else into
-    result = _add(inputs, operator, function, fields, name, made, on_error, origin)
+    result = _add((output,), operator, function, fields, name, made, on_error, origin)
     if into is None:
-        result._node.row_type = stream._row_type
+        result.node.row_type = output.row_type
     return result
 
 
 def add_connected(
-    first: tuple[Stream[Any], KeyedBy | None],
-    second: tuple[Stream[Any], KeyedBy | None],
+    first: NodeOutput,
+    second: NodeOutput,
     function: object,
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `keyed.connect(keyed).process(...)`, or of two streams without keys."""
     checked = _checked(function, CoProcess, origin)
-    fields = _common_fields(
-        _key_fields(*first, origin), _key_fields(*second, origin), first[0], second[0], origin
-    )
+    fields = _common_fields(first, second, origin)
     return _add((first, second), CoProcessOperator, checked, fields, name, into, on_error, origin)
 
 
 def add_broadcast(
-    keyed: tuple[Stream[Any], KeyedBy | None],
-    broadcast: Stream[Any],
+    output: NodeOutput,
+    broadcast: NodeOutput,
     function: object,
     name: str,
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     """Add the step of `keyed.connect(stream.broadcast()).process(...)`, or of a stream without keys."""
     checked = _checked(function, BroadcastProcess, origin)
-    fields = _key_fields(*keyed, origin)
-    inputs = (keyed, (broadcast, None))
+    fields = output.key_fields(origin)
+    inputs = (output, broadcast)
     return _add(inputs, BroadcastProcessOperator, checked, fields, name, into, on_error, origin)
 
 
-def check_connected(first: Stream[Any], second: Stream[Any], origin: Origin) -> None:
+def check_connected(first: NodeOutput, second: NodeOutput, origin: Origin) -> None:
     """Raise PlanError unless two streams can be inputs of one step."""
-    if first._job is not second._job:
+    if first.job is not second.job:
         raise PlanError("connect needs streams of the same job", where=str(origin))
     if first.has_event_time != second.has_event_time:
         without, other = (second, first) if first.has_event_time else (first, second)
@@ -179,7 +161,7 @@ def check_connected(first: Stream[Any], second: Stream[Any], origin: Origin) -> 
 
 
 def _add(
-    inputs: Sequence[tuple[Stream[Any], KeyedBy | None]],
+    inputs: Sequence[NodeOutput],
     operator: type[ProcessOperator],
     function: ProcessFunction[Any, Any],
     fields: Sequence[pa.Field] | None,
@@ -187,23 +169,23 @@ def _add(
     into: SchemaLike | None,
     on_error: OnErrorLike,
     origin: Origin,
-) -> Stream[Any]:
+) -> NodeOutput:
     policy = checked_on_error(on_error, origin)
     schema = None if into is None else into_schema(into, origin)
-    main = inputs[0][0]
+    main = inputs[0]
     declared = declared_states(
         function,
         fields,
         str(origin),
         event_time=main.has_event_time,
-        keyed=inputs[0][1] is not None,
+        keyed=main.keyed_by is not None,
     )
     methods = [getattr(function, method) for method in _METHODS[_kind_of(function)]]
     given = tuple(
-        Input(RowReader(stream.schema, stream._row_type, method), _key(keyed_by))
-        for (stream, keyed_by), method in zip(inputs, methods, strict=True)
+        Input(RowReader(output.schema, output.row_type, method), output.key)
+        for output, method in zip(inputs, methods, strict=True)
     )
-    sides = _sides(function, origin)
+    sides = side_names(function, origin)
     failed = failed_sides(policy, None)
     if FAILED in sides and failed:
         raise PlanError(
@@ -219,67 +201,46 @@ def _add(
         sides,
         main.has_event_time,
     )
-    return main._like(
-        main._job.add_node(
-            Node(
-                id=-1,
-                name=name,
-                kind="process",
-                origin=origin,
-                inputs=tuple(stream._input(keyed_by) for stream, keyed_by in inputs),
-                factory=partial(operator, step),
-                schema=schema,
-                row_type=record_class(into),
-                stateful=True,
-                sides={**dict.fromkeys(sides), **failed},
-                detail=type(function).__name__,
-                by_clock=ByClock.TIMERS if sets_clock_timers(function) else None,
-            )
+    return main.add(
+        Node(
+            id=-1,
+            name=name,
+            kind="process",
+            origin=origin,
+            inputs=tuple(output.as_input() for output in inputs),
+            factory=partial(operator, step),
+            schema=schema,
+            row_type=record_class(into),
+            stateful=True,
+            sides={**dict.fromkeys(sides), **failed},
+            detail=type(function).__name__,
+            by_clock=ByClock.TIMERS if sets_clock_timers(function) else None,
         )
     )
 
 
-def _sides(function: object, origin: Origin) -> tuple[str, ...]:
+def side_names(function: object, origin: Origin) -> tuple[str, ...]:
+    """Return the names of the side outputs that a function declares."""
     try:
         return tuple(declared_sides(type(function)))
     except PlanError as error:
         raise PlanError(error.message, where=str(origin), fix=error.fix) from error
 
 
-def _key(keyed_by: KeyedBy | None) -> Any:
-    if isinstance(keyed_by, HashColumns):
-        return keyed_by.columns
-    return None if keyed_by is None else keyed_by.function
-
-
-def _key_fields(
-    stream: Stream[Any], keyed_by: KeyedBy | None, origin: Origin
-) -> list[pa.Field] | None:
-    if not isinstance(keyed_by, HashColumns):
-        return None
-    schema = stream._columns("key_by", origin)
-    return [schema.field(column) for column in keyed_by.columns]
-
-
-def _common_fields(
-    first: list[pa.Field] | None,
-    second: list[pa.Field] | None,
-    one: Stream[Any],
-    other: Stream[Any],
-    origin: Origin,
-) -> list[pa.Field] | None:
+def _common_fields(first: NodeOutput, second: NodeOutput, origin: Origin) -> list[pa.Field] | None:
     """Return the key columns of both: the names of the first, the wider type of each pair."""
-    if first is None or second is None:
-        return first or second
-    types = [_common_type(a.type, b.type) for a, b in zip(first, second, strict=False)]
-    if len(first) != len(second) or None in types:
+    ours, theirs = first.key_fields(origin), second.key_fields(origin)
+    if ours is None or theirs is None:
+        return ours or theirs
+    types = [_common_type(a.type, b.type) for a, b in zip(ours, theirs, strict=False)]
+    if len(ours) != len(theirs) or None in types:
         raise PlanError(
-            f"`{one.name}` has the key ({_shown(first)}), `{other.name}` has ({_shown(second)}): equal "
+            f"`{first.name}` has the key ({_shown(ours)}), `{second.name}` has ({_shown(theirs)}): equal "
             "keys would not match",
             where=str(origin),
             fix="key both by columns of the same number and types; CAST in select makes them alike",
         )
-    return [field.with_type(type_) for field, type_ in zip(first, types, strict=True)]
+    return [field.with_type(type_) for field, type_ in zip(ours, types, strict=True)]
 
 
 def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -360,65 +321,3 @@ def _fix(function: object, kind: type[Any]) -> str:
     if isinstance(function, KeyedProcess | KeyedBatchProcess):
         return f"a {_kind_of(function).__name__} has one input: keyed.process(...)"
     return f"derive a class from hg.{kind.__name__}[...]; map and flat_map take functions"
-
-
-class Processes(StreamBase[T], Generic[T]):
-    """Steps of functions with state of the subtask."""
-
-    @named("stateful step", "its state is stored under this name")
-    def process(
-        self,
-        function: Process[T, Out],
-        *,
-        name: str,
-        into: SchemaLike | None = None,
-        on_error: OnErrorLike = "fail",
-    ) -> Stream[Out]:
-        """Call a function with state of the subtask, and side outputs, for each record.
-
-        Records keep their distribution: after `rebalance()` a subtask gets any of them. State per
-        key and timers need `key_by` or `key_with` before.
-
-        Args:
-            function: an instance; each subtask works with a copy of it.
-            name: the address of the state.
-            into: columns to make of the results; without it they stay Python objects.
-            on_error: the handling of records for which it raises, as for `KeyedStream.process`.
-        """
-        from .process import add_keyless  # makes streams
-
-        return add_keyless(self._whole, function, name, into, on_error, capture_origin())
-
-    @overload
-    def connect(self, other: BroadcastStream[U]) -> BroadcastConnected[T, U]: ...  # type: ignore[overload-overlap]
-    @overload
-    def connect(self, other: Stream[U]) -> ConnectedStreams[T, U]: ...
-    def connect(
-        self, other: Stream[U] | BroadcastStream[U]
-    ) -> ConnectedStreams[T, U] | BroadcastConnected[T, U]:
-        """Connect this stream and another, both without keys, for one function; follow with
-        `.process(...)`.
-
-        Args:
-            other: a stream, or `stream.broadcast()`, which every subtask gets.
-        """
-        from ..connected import BroadcastConnected, BroadcastStream, ConnectedStreams
-        from ..stream import Stream
-
-        origin = capture_origin()
-        if isinstance(other, BroadcastStream):
-            return BroadcastConnected((self._whole, None), other, origin)
-        if isinstance(other, Stream):
-            return ConnectedStreams((self._whole, None), (other, None), origin)
-        raise PlanError(
-            f"connect needs a stream without keys here, got `{type(other).__name__}`",
-            where=str(origin),
-            fix="call .key_by(...) or .key_with(...) on both streams, or on none",
-        )
-
-    @property
-    def _whole(self) -> Stream[Any]:
-        from ..stream import Stream
-
-        assert isinstance(self, Stream)
-        return self

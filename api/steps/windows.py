@@ -1,11 +1,11 @@
-"""Windows with aggregates or functions of records: the methods, their checks, and the nodes."""
+"""Windows with aggregates or functions of records: their checks, operators and nodes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -16,13 +16,14 @@ from ...operators.base import OperatorFactory
 from ...operators.expressions.expressions import show
 from ...operators.functions.checks import check_plain, check_returns, check_takes, is_async
 from ...operators.graph import ByClock, Node
-from ...operators.origin import Origin, capture_origin
+from ...operators.origin import Origin
+from ...operators.partitioning import HashFunction
 from ...operators.per_record.base import UserFunction
 from ...operators.process.declared import declared_states
 from ...operators.process.functions import ProcessFunction
 from ...operators.process.operator import Input, ProcessStep
 from ...operators.rows import RowReader
-from ...operators.schema import SchemaLike, record_class
+from ...operators.schema import SchemaLike, into_schema, record_class
 from ...operators.windows.clocked_windows import ClockedWindows
 from ...operators.windows.kinds import (
     WINDOW_FIELDS,
@@ -58,19 +59,8 @@ from ...operators.windows.sessions.gaps import bound_gap
 from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow
 from ...operators.windows.tumbling import TumblingAggregate
-from ..required_name import named
-from ..stream_base import into_schema
-from .process import KeyedBy, _key, _key_fields, _sides
-
-if TYPE_CHECKING:
-    from ...operators.windows.records.evictors import Evictor
-    from ...operators.windows.records.triggers import Trigger
-    from ..stream import Stream
-    from .process import KeyedBy
-
-T = TypeVar("T")
-Out = TypeVar("Out")
-_STATE: Final = "its state is stored under this name"
+from ..node_output import NodeOutput
+from .process import side_names
 
 AnyWindow: TypeAlias = TimeWindow | SessionWindow | CountWindow | GlobalWindow
 _AGGREGATE: Final = ("create", "add", "result")
@@ -85,8 +75,7 @@ class Windows:
     """Record-at-a-time windows over a keyed stream, checked; its methods add the step.
 
     Args:
-        stream: the records.
-        keyed_by: their keys.
+        output: the records; without keys they all have the same one.
         window: a window of `hg.tumbling` and so on, or a `hg.WindowAssigner`.
         trigger: replaces the trigger of the window.
         evictor: leaves records out.
@@ -99,14 +88,15 @@ class Windows:
 
     def __init__(
         self,
-        stream: Stream[Any],
-        keyed_by: KeyedBy,
+        output: NodeOutput,
         window: Any,
         trigger: Trigger[Any] | None,
         evictor: Evictor[Any] | None,
         origin: Origin,
     ) -> None:
-        self._stream, self._keyed_by, self._origin = stream, keyed_by, origin
+        keyed = output.keyed_by is not None
+        self._output = output if keyed else output.distributed(HashFunction(one_key))
+        self._origin = origin
         self._lateness_ms = getattr(window, "allowed_lateness_ms", 0)
         self._window = window
         trigger = self._checked(trigger, Trigger, "trigger")
@@ -132,15 +122,15 @@ class Windows:
         name: str,
         into: SchemaLike | None,
         origin: Origin,
-    ) -> Stream[Any]:
+    ) -> NodeOutput:
         """Add the step of `.reduce(...)`; without `process` its results have the stream's record type."""
         check_plain(function, "reduce", origin)
         check_returns(function, "reduce", origin)
         check_takes(function, ("the value so far", "the record"), "reduce", origin)
         result = self._add(Reduced(function), process, name, into, origin)
-        if process is None and into is None and self._stream.schema is not None:
-            node = result._node
-            node.schema, node.row_type = self._stream.schema, self._stream._row_type
+        if process is None and into is None and self._output.schema is not None:
+            node = result.node
+            node.schema, node.row_type = self._output.schema, self._output.row_type
         return result
 
     def aggregate(
@@ -150,7 +140,7 @@ class Windows:
         name: str,
         into: SchemaLike | None,
         origin: Origin,
-    ) -> Stream[Any]:
+    ) -> NodeOutput:
         """Add the step of `.aggregate(...)`."""
         if isinstance(function, type):
             raise PlanError(
@@ -174,7 +164,7 @@ class Windows:
         name: str,
         into: SchemaLike | None,
         origin: Origin,
-    ) -> Stream[Any]:
+    ) -> NodeOutput:
         """Add the step of `.process(...)`."""
         return self._add(None, function, name, into, origin)
 
@@ -185,31 +175,31 @@ class Windows:
         name: str,
         into: SchemaLike | None,
         origin: Origin,
-    ) -> Stream[Any]:
+    ) -> NodeOutput:
         function = EmitResult() if process is None else self._function(process, origin)
         assigner = self._assigner(name)
         trigger = self._trigger(assigner)
         self._check_merging(assigner, trigger, combined, function, origin)
         windowing = Windowing(assigner, trigger, self._evictor, self._lateness_ms, combined)
-        stream, schema = self._stream, None if into is None else into_schema(into, origin)
+        output, schema = self._output, None if into is None else into_schema(into, origin)
         if process is None and isinstance(combined, Reduced) and into is None:
-            schema = stream.schema
+            schema = output.schema
         step = self._step(function, windowing, name, schema, origin)
         node = Node(
             id=-1,
             name=name,
             kind="window",
             origin=origin,
-            inputs=(stream._input(self._keyed_by),),
+            inputs=(output.as_input(),),
             factory=partial(WindowOperator, step, windowing),
             schema=schema,
             row_type=record_class(into),
             stateful=True,
-            sides={**late_sides(stream.schema), **dict.fromkeys(step.sides)},
+            sides={**late_sides(output.schema), **dict.fromkeys(step.sides)},
             detail=self._describe(trigger),
             by_clock=_by_clock(assigner, trigger),
         )
-        return stream._like(stream._job.add_node(node))
+        return output.add(node)
 
     def _step(
         self,
@@ -219,16 +209,16 @@ class Windows:
         schema: Any,
         origin: Origin,
     ) -> ProcessStep:
-        stream, keyed_by = self._stream, self._keyed_by
+        output = self._output
         # Triggers, evictors and assigners see the records too, so all columns are read, not only
         # those that one function uses.
-        reader = RowReader(stream.schema, stream._row_type, repr)
-        reader.columns, reader.record_class = None, stream._row_type
+        reader = RowReader(output.schema, output.row_type, repr)
+        reader.columns, reader.record_class = None, output.row_type
         declared = declared_states(
             function,
-            _key_fields(stream, keyed_by, origin),
+            output.key_fields(origin),
             str(origin),
-            event_time=stream.has_event_time,
+            event_time=output.has_event_time,
         )
         if taken := TABLES.intersection([*declared.keyed, *declared.lists, *declared.broadcast]):
             raise PlanError(
@@ -241,10 +231,9 @@ class Windows:
             declared, incremental=incremental, merging=windowing.assigner.merging
         )
         user = UserFunction(function.on_window, name, origin, reader, schema)  # type: ignore[arg-type]
-        given = (Input(reader, _key(keyed_by)),)
-        return ProcessStep(
-            function, user, given, states, _sides(function, origin), stream.has_event_time
-        )
+        given = (Input(reader, output.key),)
+        sides = side_names(function, origin)
+        return ProcessStep(function, user, given, states, sides, output.has_event_time)
 
     # --- checks --------------------------------------------------------------------------------
 
@@ -287,9 +276,9 @@ class Windows:
                 f"the time of windows is event or processing, not `{assigner.time}`",
                 where=str(self._origin),
             )
-        if assigner.time == "event" and not self._stream.has_event_time:
+        if assigner.time == "event" and not self._output.has_event_time:
             raise PlanError(
-                f"a window needs event time, and `{self._stream.name}` has none",
+                f"a window needs event time, and `{self._output.name}` has none",
                 where=str(self._origin),
                 fix='call .event_time("column", max_out_of_order="10s") before, or let the windows be in '
                 'processing time: time="processing"',
@@ -304,9 +293,9 @@ class Windows:
                 where=str(self._origin),
                 fix="such as .window(..., trigger=hg.triggers.Count(100))",
             )
-        if triggers.needs_event_time(trigger) and not self._stream.has_event_time:
+        if triggers.needs_event_time(trigger) and not self._output.has_event_time:
             raise PlanError(
-                f"the trigger of a window fires by event time, and `{self._stream.name}` has none",
+                f"the trigger of a window fires by event time, and `{self._output.name}` has none",
                 where=str(self._origin),
                 fix='call .event_time("column", max_out_of_order="10s") before, or take a trigger by the '
                 "machine's clock such as hg.triggers.ContinuousProcessingTime(...)",
@@ -337,7 +326,7 @@ class Windows:
                 fix="write def merge(self, first, second): ..., which makes one accumulator of two",
             )
         for name, state in declared_states(
-            function, None, str(origin), event_time=self._stream.has_event_time
+            function, None, str(origin), event_time=self._output.has_event_time
         ).keyed.items():
             if state.per_window:
                 raise PlanError(
@@ -436,121 +425,6 @@ def describe(window: object) -> str:
     return text
 
 
-class RecordWindows(Generic[T]):
-    """The operations on windows that take a function of records; subclasses provide the windows."""
-
-    def _windows(self, origin: Origin) -> Windows:
-        raise NotImplementedError
-
-    @named("stateful step", _STATE)
-    def reduce(
-        self,
-        function: Callable[[T, T], T],
-        process: WindowProcess[Any, T, Any] | None = None,
-        *,
-        name: str,
-        into: SchemaLike | None = None,
-    ) -> Stream[Any]:
-        """Combine the records of each key and window, two at a time, as they arrive.
-
-        A window keeps one value. Results have the last ms of the window as event time; late records
-        are in the result's `.late` stream.
-
-        Args:
-            function: `(value so far, record) -> new value`; the first record is the first value.
-            process: gets the value of a window, alone in a list, with the key and the window;
-                without it the value is the result.
-            name: the address of the state.
-            into: columns to make of the results of `process`.
-        """
-        origin = capture_origin()
-        return self._windows(origin).reduce(function, process, name, into, origin)
-
-    @named("stateful step", _STATE)
-    def aggregate(
-        self,
-        function: AggregateFunction[T, Any, Out],
-        process: WindowProcess[Any, Out, Any] | None = None,
-        *,
-        name: str,
-        into: SchemaLike | None = None,
-    ) -> Stream[Any]:
-        """Combine the records of each key and window into an accumulator, as they arrive.
-
-        Args:
-            function: an instance: `create`, `add`, `result`, and `merge` for windows that merge.
-            process: gets the result of a window, alone in a list, with the key and the window;
-                without it the result is emitted.
-            name: the address of the state.
-            into: columns to make of the results; without it they stay Python objects.
-        """
-        origin = capture_origin()
-        return self._windows(origin).aggregate(function, process, name, into, origin)
-
-    @named("stateful step", _STATE)
-    def process(
-        self,
-        function: WindowProcess[Any, T, Out],
-        *,
-        name: str,
-        into: SchemaLike | None = None,
-    ) -> Stream[Out]:
-        """Call a function with all records of a window, which are kept until then, each time it fires.
-
-        Args:
-            function: an instance; each subtask works with a copy of it.
-            name: the address of the state.
-            into: columns to make of the results; without it they stay Python objects.
-        """
-        origin = capture_origin()
-        return self._windows(origin).process(function, name, into, origin)
-
-
-class RecordWindowedStream(RecordWindows[T]):
-    """Windows that only functions of records can use; `why` says for what reason."""
-
-    def __init__(
-        self,
-        stream: Stream[Any],
-        keyed_by: KeyedBy,
-        window: Any,
-        trigger: Trigger[Any] | None,
-        evictor: Evictor[Any] | None,
-        why: str,
-        origin: Origin,
-    ) -> None:
-        self._made = Windows(stream, keyed_by, window, trigger, evictor, origin)
-        self._shown = f"{stream.name}, {describe(window)}"
-        self._why = why
-
-    def __repr__(self) -> str:
-        return f"RecordWindowedStream({self._shown})"
-
-    def _windows(self, origin: Origin) -> Windows:
-        return self._made
-
-    if not TYPE_CHECKING:  # a type checker shall report that these do not exist
-
-        def agg(self, **arguments: Any) -> NoReturn:
-            """Refuse: aggregates of columns do not support triggers, evictors and custom assigners."""
-            raise self._refused("agg")
-
-        def join(self, *arguments: Any, **named: Any) -> NoReturn:
-            """Refuse, see `agg`."""
-            raise self._refused("join")
-
-        def co_group(self, *arguments: Any, **named: Any) -> NoReturn:
-            """Refuse, see `agg`."""
-            raise self._refused("co_group")
-
-    def _refused(self, what: str) -> PlanError:
-        return PlanError(
-            f"{what} of windows works on whole columns, and {self._why}",
-            where=str(capture_origin()),
-            fix="use .reduce(...), .aggregate(...) or .process(...) on the window",
-        )
-
-
 def why_records(
     columns: bool,
     window: object,
@@ -635,3 +509,30 @@ def session_aggregate(
     gap = bound_gap(window, plan.schema, step, plan.where)
     factory = partial(SessionAggregate, gap, window.allowed_lateness_ms, plan, step)
     return factory, plan.columns_read | gap.reads
+
+
+def check_windowed(output: NodeOutput, window: object, origin: Origin) -> None:
+    """Check a window of whole columns, for `agg` and joins.
+
+    Raises:
+        PlanError: not a window, or one that does not fit the records.
+    """
+    output.columns("window", origin)
+    if not isinstance(window, Window | SessionWindow):
+        raise PlanError(
+            f"not a window type=`{type(window).__name__}`",
+            where=str(origin),
+            fix='such as .window(hg.tumbling("1m"))',
+        )
+    if isinstance(window, SessionWindow) and window.processing:
+        raise PlanError(
+            "sessions in processing time need a key",
+            where=str(origin),
+            fix="call .key_with(lambda record: 0) before, for one window of all records",
+        )
+    if needs_event_time(window) and not output.has_event_time:
+        raise PlanError(
+            f"a window needs event time, and `{output.name}` has none",
+            where=str(origin),
+            fix='call .event_time("column", max_out_of_order="10s") before',
+        )

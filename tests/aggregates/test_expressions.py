@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.connectors import collect, from_list
 from headgate.errors import DataError, ManifestErrors, PlanError
 from headgate.operators.aggregation.aggregates import parse_aggregate
@@ -119,7 +120,7 @@ def test_late_records_are_as_they_came():
 def test_only_the_columns_that_are_read_are_sent():
     job = hg.Job("pruned")
     made = read(job).key_by("k").agg(total=hg.sum("price * amount"), name="totals")
-    assert made._node.columns_read == {"k", "price", "amount"}
+    assert output_of(made).node.columns_read == {"k", "price", "amount"}
 
 
 def test_a_name_of_a_column_is_that_column():

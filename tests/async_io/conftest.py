@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
@@ -60,7 +61,7 @@ class Bench:
         self, stream: Any, parallelism: int = 1, options: dict[str, str] | None = None
     ) -> None:
         self.options = options or {}
-        self.node = stream._node
+        self.node = output_of(stream).node
         self.loop = VirtualLoop(seed=1)
         self.clock = VirtualClock(self.loop)
         self.counts: dict[str, int] = {}

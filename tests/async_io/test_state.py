@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headgate.api.stream import output_of
 from headgate.errors import StateError
 
 
@@ -163,7 +164,7 @@ def test_other_columns_are_refused(bench: Any, world: Any) -> None:
 
     step = bench(stream({"a": "int64", "b": "string"}))
     step.push_columns(pa.record_batch({"a": [1], "b": ["x"]}))
-    step.node = stream({"a": "string", "b": "string"})._node
+    step.node = output_of(stream({"a": "string", "b": "string"})).node
     with pytest.raises(
         StateError, match="do not fit the step step=`ask`: column `a` is int64"
     ) as e:
@@ -171,7 +172,7 @@ def test_other_columns_are_refused(bench: Any, world: Any) -> None:
     assert "test_state.py" in e.value.where
     other = bench(stream({"a": "int64", "b": "string"}))
     other.push_columns(pa.record_batch({"a": [1], "b": ["x"]}))
-    other.node = stream(None)._node
+    other.node = output_of(stream(None)).node
     with pytest.raises(StateError, match="the stream is now of Python objects, and was not"):
         other.restart()
 
@@ -186,5 +187,5 @@ def test_the_order_of_columns_may_change(bench: Any, world: Any) -> None:
 
     step = bench(stream({"a": "int64", "b": "string"}))
     step.push_columns(pa.record_batch({"a": [1], "b": ["x"]}))
-    step.node = stream({"b": "string", "a": "int64"})._node
+    step.node = output_of(stream({"b": "string", "a": "int64"})).node
     assert step.restart().advance(10).take() == [(1, "x")]

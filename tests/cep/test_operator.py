@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.errors import PlanError, StateError, UserCodeError
@@ -317,7 +318,9 @@ def test_an_expression_without_columns_holds_for_all_records(world):
 def test_a_step_that_has_travelled_to_a_worker_works(world):
     pattern = hg.cep.begin("a").where("amount < 10").one_or_more().until("amount IS NULL")
     result = columns(pattern.next("b").where(lambda r: r.amount == 50))
-    result._node.factory = cloudpickle.loads(cloudpickle.dumps(result._node.factory))
+    output_of(result).node.factory = cloudpickle.loads(
+        cloudpickle.dumps(output_of(result).node.factory)
+    )
     step = world.Step(result)
     rows = [("ann", 5, 1), ("ann", 50, 2), ("ann", 5, 3), ("ann", None, 4), ("ann", 50, 5)]
     step.push_columns(batch(rows), [row[2] for row in rows])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 import headgate as hg
+from headgate.api.stream import Stream, output_of
 from headgate.connectors import from_list
 from headgate.connectors.files.source import files_source
 from headgate.errors import PlanError, UsageError
 from headgate.operators.base import Operator
+from headgate.operators.graph import Node
 from headgate.operators.origin import capture_origin
 
 SCHEMA = {"k": "string", "at": "int64"}
@@ -106,7 +108,7 @@ UNCHAINED = {"pipeline.operator-chaining.enabled": "false"}
 
 def vertices(rows):
     rows.write(hg.connectors.blackhole(), name="out")
-    return [vertex.name for vertex in rows._job.spec().plan.vertices]
+    return [vertex.name for vertex in output_of(rows).job.spec().plan.vertices]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_queued_splits_are_waited_for_where_they_are_known(behind, arguments):
 
 
 def per_split(timed):
-    return timed._node.watermarks.per_split
+    return output_of(timed).node.watermarks.per_split
 
 
 class Collecting(Operator):
@@ -193,7 +195,16 @@ def test_splits_are_known_behind_steps_that_pass_batches_on():
 
 def test_splits_are_not_known_behind_side_outputs_and_steps_that_collect(tmp_path):
     rows = stream()
-    collected = rows._add("collecting", "", capture_origin(), Collecting, schema=rows.schema)
+    collecting = Node(
+        id=-1,
+        name="",
+        kind="collecting",
+        origin=capture_origin(),
+        inputs=(output_of(rows).as_input(),),
+        factory=Collecting,
+        schema=rows.schema,
+    )
+    collected = Stream(output_of(rows).add(collecting))
     assert not per_split(collected.event_time("at"))
     assert not per_split(collected.filter("at > 0").event_time("at"))
     (tmp_path / "a.csv").write_text("at\n")

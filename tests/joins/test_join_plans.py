@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.connectors import blackhole, from_list
 from headgate.errors import HeadgateError, PlanError, UsageError
 
@@ -75,7 +76,7 @@ def test_columns_of_the_result(sides: Any) -> None:
     assert joined.late.schema == LEFT
     assert joined.side("late_other").schema == RIGHT
     joined.write(blackhole(), name="out")
-    joined._job.validate()
+    output_of(joined).job.validate()
 
 
 def test_rows_that_may_be_missing_make_columns_nullable(sides: Any) -> None:
@@ -122,7 +123,7 @@ def test_versions_are_valid_for_some_time(sides: Any) -> None:
     assert "valid_for must be positive value=`0s`" in error.value.message
     assert "test_join_plans.py:" in error.value.where
     joined = left.join_as_of(right, suffix="2", valid_for="90s", name="joined")
-    assert joined._node.detail == "inner, versions valid for 1m 30s"
+    assert output_of(joined).node.detail == "inner, versions valid for 1m 30s"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_bounds_in_all_forms(sides: Any) -> None:
         joined = left.key_by("k").join(
             right.key_by("k"), within=within, suffix="2", name=f"joined {number}"
         )
-        assert joined._node.detail == "-10m to 5s, inner"
+        assert output_of(joined).node.detail == "-10m to 5s, inner"
 
 
 JOINS = {

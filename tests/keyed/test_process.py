@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob
 from headgate.errors import PlanError, StateError, UserCodeError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
@@ -72,7 +73,7 @@ class Subtask:
         if event_time:
             stream = stream.event_time("n" if schema is not None else lambda record: 0)
         keyed = stream.key_by("k") if schema is not None else stream.key_with(key or first)
-        node = keyed.process(function, name="p")._node
+        node = output_of(keyed.process(function, name="p")).node
         self.operator = node.factory()
         self.operator.output = self.output = Output()
         self.clock, self.timers = Clock(), Timers()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob, definition_of
 from headgate.connectors.files.sink import json_sink
 from headgate.connectors.files.source import csv_source, json_source
@@ -508,7 +509,8 @@ def of_python(form: Form, steps: Any, folder: Path, out: Path, parallelism: int)
     x.write(json_sink(f"{out}/out", guarantee="none"), name="out")
     if form.side:
         aside.write(json_sink(f"{out}/side", guarantee="none"), name="aside_out")
-    if not any(i.node.name == "rates" or "event_time" in i.node.name for i in x._node.inputs[1:]):
+    inputs = output_of(x).node.inputs
+    if not any(i.node.name == "rates" or "event_time" in i.node.name for i in inputs[1:]):
         rates.write(hg.connectors.blackhole(), name="unused")
     return job
 

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from headgate.api.stream import Stream
+from headgate.api.stream import Stream, output_of
 from headgate.errors import HeadgateError, PlanError, UsageError
 from headgate.operators.aggregation.aggregates import avg, count, sum
 from headgate.operators.graph import Chaining
@@ -164,9 +164,9 @@ def test_into_renames_the_record_class_and_casts_what_can_be(world):
 
 def test_records_keep_their_class_until_columns_change(world):
     stream = world.stream(schema=pa.schema({"url": pa.string(), "n": pa.int64()}), row_type=Click)
-    assert stream.filter("n > 1")._node.row_type is Click
-    assert stream.select("n")._node.row_type is None
-    assert stream.map(lambda c: c, into=PerUrl)._node.row_type is PerUrl
+    assert output_of(stream.filter("n > 1")).node.row_type is Click
+    assert output_of(stream.select("n")).node.row_type is None
+    assert output_of(stream.map(lambda c: c, into=PerUrl)).node.row_type is PerUrl
 
 
 def test_coroutines_head_a_chain_and_chains_can_be_cut(world):
@@ -174,22 +174,25 @@ def test_coroutines_head_a_chain_and_chains_can_be_cut(world):
         return row
 
     stream = world.stream()
-    assert stream.map(later)._node.chaining is Chaining.HEAD
-    assert stream.filter(functools.partial(later))._node.chaining is Chaining.HEAD
-    assert stream.filter("ok")._node.chaining is Chaining.ALWAYS
-    assert stream.filter("ok").start_new_chain()._node.chaining is Chaining.HEAD
-    assert stream.filter("ok").disable_chaining().parallel(3)._node.chaining is Chaining.NEVER
+    assert output_of(stream.map(later)).node.chaining is Chaining.HEAD
+    assert output_of(stream.filter(functools.partial(later))).node.chaining is Chaining.HEAD
+    assert output_of(stream.filter("ok")).node.chaining is Chaining.ALWAYS
+    assert output_of(stream.filter("ok").start_new_chain()).node.chaining is Chaining.HEAD
+    assert (
+        output_of(stream.filter("ok").disable_chaining().parallel(3)).node.chaining
+        is Chaining.NEVER
+    )
     assert world.graph.nodes[-1].parallelism == 3
 
 
 def test_columns_read_are_known(world):
     stream = world.stream()
-    assert stream.filter("n > 1 AND ok")._node.columns_read == {"n", "ok"}
-    assert stream.filter(lambda row: row.n > 1)._node.columns_read == {"n"}
-    assert stream.map(str)._node.columns_read is None
-    assert stream.map(lambda row: row.url)._node.columns_read == {"url"}
-    assert stream.event_time("ts")._node.columns_read == {"ts"}
-    assert stream.select("url", "n * 2 AS m")._node.columns_read == {"url", "n"}
+    assert output_of(stream.filter("n > 1 AND ok")).node.columns_read == {"n", "ok"}
+    assert output_of(stream.filter(lambda row: row.n > 1)).node.columns_read == {"n"}
+    assert output_of(stream.map(str)).node.columns_read is None
+    assert output_of(stream.map(lambda row: row.url)).node.columns_read == {"url"}
+    assert output_of(stream.event_time("ts")).node.columns_read == {"ts"}
+    assert output_of(stream.select("url", "n * 2 AS m")).node.columns_read == {"url", "n"}
 
 
 def test_a_graph_travels(world):

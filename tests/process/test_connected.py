@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob
 from headgate.connectors import generator, sequence
 from headgate.errors import PlanError, StateError, UserCodeError
@@ -80,7 +81,7 @@ def test_keys_of_columns_must_be_alike() -> None:
         connect(ints, texts)
     with pytest.raises(PlanError, match=r"has \(id: int16, n: int64\)"):
         connect(ints, small.key_by("id", "n"))
-    node = connect(small.key_by("id"), ints)._node
+    node = output_of(connect(small.key_by("id"), ints)).node
     (info,) = (info for info in node.factory().states() if info.name == "total")
     assert info.arrow_schema().field("id").type == pa.int64()
 
@@ -308,8 +309,8 @@ def test_a_step_with_two_inputs_heads_a_vertex_and_explains_itself(world: Any) -
     from headgate.runtime.plan import make_plan
 
     result = rules_of(world)
-    plan = make_plan(result._job.graph, job_name="test", parallelism=2)
-    (vertex,) = (v for v in plan.vertices if v.head is result._node)
+    plan = make_plan(output_of(result).job.graph, job_name="test", parallelism=2)
+    (vertex,) = (v for v in plan.vertices if v.head is output_of(result).node)
     edges = plan.inputs_of(vertex)
     assert [(edge.input_index, type(edge.partitioning).__name__) for edge in edges] == [
         (0, "HashFunction"),

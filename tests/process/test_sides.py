@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.api.stream import output_of
 from headgate.connectors import collect, from_list
 from headgate.errors import PlanError, StateError
 
@@ -89,7 +90,7 @@ def test_a_subclass_has_the_side_outputs_of_its_base(world: Any) -> None:
 
     (stream,) = world.sources()
     result = stream.key_with(is_odd).process(More(), name="p")
-    assert set(result._node.sides) == {"odd", "large", "more"}
+    assert set(output_of(result).node.sides) == {"odd", "large", "more"}
 
 
 def test_side_outputs_of_others_are_refused(world: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headgate.api.stream import output_of
 from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
@@ -70,7 +71,7 @@ class Step:
         options: dict[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
-        self.node = stream._node
+        self.node = output_of(stream).node
         self.clock, self.metrics = ManualClock(), Counters()
         self._options, self._directory, self._number = options or {}, directory, 0
         self.closed: list[Any] = []

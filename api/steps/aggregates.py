@@ -1,0 +1,196 @@
+"""Aggregates per key, over windows or running: the checks of their arguments, and the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from ...errors import PlanError
+from ...operators.aggregation.aggregates import Aggregate, AggregatePlan
+from ...operators.aggregation.reduce import ReduceOperator
+from ...operators.aggregation.running_aggregate import RunningAggregate
+from ...operators.base import OperatorFactory
+from ...operators.expressions.expression_steps import SelectStep
+from ...operators.expressions.expressions import Column
+from ...operators.functions.checks import check_plain, check_returns, check_takes
+from ...operators.graph import ByClock, Node
+from ...operators.origin import Origin
+from ...operators.partitioning import HashColumns
+from ...operators.schema import SchemaLike, into_schema, record_class, same_columns
+from ...operators.suggestions import suggest
+from ...operators.windows.kinds import Window
+from ...operators.windows.late import late_sides
+from ...operators.windows.sessions.window import SessionWindow
+from ..node_output import NodeOutput
+from .per_record import add_expression
+from .windows import needs_event_time, session_aggregate, window_aggregate, window_fields
+
+
+def add_reduce(
+    output: NodeOutput, function: Callable[[Any, Any], Any], name: str, origin: Origin
+) -> NodeOutput:
+    """Add the step of `keyed.reduce(...)`."""
+    check_plain(function, "reduce", origin)
+    check_returns(function, "reduce", origin)
+    check_takes(function, ("the value so far", "the record"), "reduce", origin)
+    assert output.key is not None  # a keyed stream has keys
+    operator = partial(
+        ReduceOperator,
+        function,
+        output.key,
+        schema=output.schema,
+        row_type=output.row_type,
+        step=name,
+        origin=origin,
+    )
+    return output.add(
+        Node(
+            id=-1,
+            name=name,
+            kind="reduce",
+            origin=origin,
+            inputs=(output.as_input(),),
+            factory=operator,
+            schema=output.schema,
+            row_type=output.row_type,
+            stateful=True,
+        )
+    )
+
+
+def add_aggregate(
+    output: NodeOutput,
+    aggregates: Mapping[str, Aggregate],
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> NodeOutput:
+    """Add the step of `keyed.agg(...)`."""
+    if not isinstance(output.partitioning, HashColumns):
+        raise PlanError(
+            "agg needs a key made of columns, and key_with gives a function",
+            where=str(origin),
+            fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
+        )
+    plan = _plan(output, aggregates, origin)
+    result = output.add(
+        Node(
+            id=-1,
+            name=name,
+            kind="agg",
+            origin=origin,
+            inputs=(output.as_input(),),
+            factory=partial(RunningAggregate, plan, name),
+            schema=plan.result_schema,
+            stateful=True,
+            detail=plan.describe(),
+            columns_read=plan.columns_read,
+        )
+    )
+    return _fitted(result, into, origin)
+
+
+def add_window_aggregate(
+    output: NodeOutput,
+    window: Window | SessionWindow,
+    aggregates: Mapping[str, Aggregate],
+    name: str,
+    into: SchemaLike | None,
+    origin: Origin,
+) -> NodeOutput:
+    """Add the step of `keyed.window(...).agg(...)`."""
+    plan = _plan(output, aggregates, origin, window_fields(window))
+    factory: OperatorFactory
+    if isinstance(window, SessionWindow):
+        factory, columns = session_aggregate(window, plan, name)
+    else:
+        factory = window_aggregate(window, plan, name)
+        columns = plan.columns_read
+    result = output.add(
+        Node(
+            id=-1,
+            name=name,
+            kind="window",
+            origin=origin,
+            inputs=(output.as_input(),),
+            factory=factory,
+            schema=plan.result_schema,
+            stateful=True,
+            sides=late_sides(output.schema) if needs_event_time(window) else {},
+            detail=f"{window.describe()}: {plan.describe()}",
+            columns_read=columns,
+            by_clock=_by_clock(window),
+        )
+    )
+    return _fitted(result, into, origin)
+
+
+def _by_clock(window: Window | SessionWindow) -> ByClock | None:
+    if getattr(window, "processing", False):
+        return ByClock.WINDOWS
+    early = getattr(window, "early", None)
+    return ByClock.EARLY if early is not None and early.every_ms else None
+
+
+def _plan(
+    output: NodeOutput,
+    aggregates: Mapping[str, Aggregate],
+    origin: Origin,
+    added: tuple[pa.Field, ...] = (),
+) -> AggregatePlan:
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise PlanError(
+                f"`{column}` is not an aggregate type=`{type(aggregate).__name__}`",
+                where=str(origin),
+                fix=f'such as {column}=hg.count() or {column}=hg.sum("amount")',
+            )
+    schema, by = output.columns("agg", origin), output.partitioning
+    keys = by.columns if isinstance(by, HashColumns) else ()
+    return AggregatePlan(keys, dict(aggregates), schema, added, str(origin))
+
+
+def _fitted(output: NodeOutput, into: SchemaLike | None, origin: Origin) -> NodeOutput:
+    """Return the result with the columns of `into`: fewer, reordered, or cast without loss."""
+    if into is None:
+        return output
+    wanted = into_schema(into, origin)
+    found = output.columns("agg", origin)
+    for name in wanted.names:
+        if name not in found.names:
+            raise PlanError(
+                f"`{name}` of into= is not in the result of `{output.name}`",
+                where=str(origin),
+                fix=suggest(name, found.names, "columns"),
+            )
+    if same_columns(wanted, found):
+        output.node.row_type = record_class(into)
+        return output
+    columns = tuple(_cast(field, found.field(field.name).type, origin) for field in wanted)
+    step = SelectStep(columns, ", ".join(wanted.names))
+    result = add_expression(output, "select", "", origin, step, found)
+    result.node.row_type = record_class(into)
+    return replace(result, aggregate=output)
+
+
+def _cast(field: pa.Field, found: pa.DataType, origin: Origin) -> Column:
+    reads = frozenset([field.name])
+    if found == field.type:
+        return Column(field.name, pl.col(field.name), field.name, reads)
+    kinds = (pa.types.is_timestamp, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if not any(kind(found) and kind(field.type) for kind in kinds):
+        raise PlanError(
+            f"`{field.name}` of into= is {field.type}, the result is {found}",
+            where=str(origin),
+            fix=f"change the type of `{field.name}`, or convert after agg with select",
+        )
+    return Column(field.name, pl.col(field.name).cast(_polars_type(field.type)), None, reads)
+
+
+def _polars_type(kind: pa.DataType) -> Any:
+    return pl.Series(pl.from_arrow(pa.array([], kind))).dtype
