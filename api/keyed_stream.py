@@ -28,6 +28,7 @@ from ..operators.windows.records.evictors import Evictor
 from ..operators.windows.records.functions import AggregateFunction, WindowProcess
 from ..operators.windows.records.triggers import Trigger
 from ..operators.windows.sessions.window import SessionWindow
+from ..state.keyed.ttl import StateTtl
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .node_output import NodeOutput
 from .required_name import named
@@ -64,14 +65,22 @@ class KeyedStream(Generic[T]):
         return f"KeyedStream(by {by} of {Stream[T](self._output)!r})"
 
     @named("stateful step", _STATE)
-    def reduce(self, function: Callable[[T, T], T], *, name: str) -> Stream[T]:
+    def reduce(
+        self,
+        function: Callable[[T, T], T],
+        *,
+        name: str,
+        ttl: Duration | StateTtl | None = None,
+    ) -> Stream[T]:
         """Combine the records of each key, two at a time; emits the running value for each record.
 
         Args:
             function: `(value so far, record) -> new value`; a key's first record is its first value.
             name: the address of the state.
+            ttl: how long the value of a key lives after the key's last record, by the machine's
+                clock: a duration, or `StateTtl`. The record after that is again its first value.
         """
-        return Stream(add_reduce(self._output, function, name, capture_origin()))
+        return Stream(add_reduce(self._output, function, name, ttl, capture_origin()))
 
     @named("stateful step", _STATE)
     def process(

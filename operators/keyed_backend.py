@@ -12,6 +12,7 @@ from ..state.keyed.keys import KeyShape
 from ..state.keyed.memory import MemoryBackend
 from ..state.settings import RocksDBSettings
 from .base import OperatorContext
+from .clock import Clock
 from .extras import missing_extra
 from .sizes import parse_size
 
@@ -38,6 +39,11 @@ def check_state_backend(options: Mapping[str, str]) -> None:
         raise OptionError(missing.message, fix=missing.fix)
 
 
+def lies_in_rocksdb(options: Mapping[str, str]) -> bool:
+    """Return True if the options put keyed state on disk."""
+    return options.get(_TYPE) == _ROCKSDB
+
+
 def open_keyed_backend(
     context: OperatorContext, keys: KeyShape, specs: Mapping[str, TableSpec]
 ) -> KeyedBackend:
@@ -52,7 +58,7 @@ def open_keyed_backend(
         OptionError: there is no such backend, or its package is not installed.
     """
     check_state_backend(context.options)
-    if context.options.get(_TYPE) != _ROCKSDB:
+    if not lies_in_rocksdb(context.options):
         return MemoryBackend(keys, specs, context.max_parallelism)
     from ..state.rocksdb.backend import RocksDBBackend  # imported here, as it needs an extra
 
@@ -65,6 +71,13 @@ def open_keyed_backend(
         file_token=context.file_token,
         settings=rocksdb_settings(context.options),
     )
+
+
+class ProcessingTime:
+    """The machine's clock, by which state expires; see `ttl.TtlClock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now = self.passed = self.use = clock.now_ms
 
 
 def rocksdb_settings(options: Mapping[str, str]) -> RocksDBSettings:

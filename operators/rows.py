@@ -148,6 +148,15 @@ def to_rows(
     ]
 
 
+def row_of(values: Sequence[Any], names: tuple[str, ...], record_class: type[Any] | None) -> Any:
+    """Return one record with these values of its columns."""
+    if record_class is None:
+        return row_type(names)(*values)
+    if _positional_fields(cast(Any, record_class)) == names:
+        return record_class(*values)
+    return record_class(**dict(zip(names, values, strict=True)))
+
+
 @cache
 def _positional_fields(record_class: Any) -> tuple[str, ...] | None:
     """Return the constructor's parameters in order; None if one is keyword-only."""

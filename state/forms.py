@@ -281,11 +281,12 @@ def is_record(kind: Any) -> bool:
 
 
 Plain: TypeAlias = Callable[[Any], Any]
-_TIMES = (
+_CONVERTED = (
     (pa.types.is_timestamp, datetime),
     (pa.types.is_date, date),
     (pa.types.is_time, time),
     (pa.types.is_duration, timedelta),
+    (pa.types.is_decimal, Decimal),
 )
 
 
@@ -304,7 +305,7 @@ def _known_plain(type_: pa.DataType) -> Plain:
     if pa.types.is_list(type_):
         item = plain_of(type_.value_type)
         return lambda value: [item(element) for element in value]
-    for is_one, kind in _TIMES:
+    for is_one, kind in _CONVERTED:
         if is_one(type_):
             return lambda value: msgspec.convert(value, kind)
     return lambda value: value

@@ -16,7 +16,7 @@ from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedPro
 from ...operators.windows.records.functions import WindowProcess
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import REFERENCE, Field, Items, OneOf, Section, Table, Text
+from .fields import REFERENCE, Field, Items, OneOf, Section, Table, Text, duration
 from .pair_steps import CONNECT, check_connect, connected, without_keys
 from .step import (
     CALLED,
@@ -28,6 +28,7 @@ from .step import (
     Verb,
     check_keys,
     function_of,
+    given,
     instance_of,
     key_has_columns,
     keyed,
@@ -191,7 +192,21 @@ def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
     groups = _Groups("reduce", name, table, builder)
     if not groups.windowed:
         _refuse_window_process("no window", name, table, builder)
-    return _plan_combined(name, table, "reduce", function, groups, builder)
+    ttl = _ttl("reduce", name, table, groups, builder)
+    return _plan_combined(name, table, "reduce", function, groups, builder, **ttl)
+
+
+def _ttl(verb: str, name: str, table: Table, groups: _Groups, builder: Builder) -> dict[str, Any]:
+    """Return the argument `ttl` if it is given; it is refused with a window."""
+    if not groups.windowed:
+        return given(table, ttl="ttl")
+    if table.tried("ttl"):
+        builder.problems.add(
+            table.line_of("ttl"),
+            f"ttl has no effect for {verb} with a window operator=`{name}`",
+            "remove it: the state of a window ends with the window",
+        )
+    return {}
 
 
 def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
@@ -307,12 +322,18 @@ def _refuse_window_process(what: str, name: str, table: Table, builder: Builder)
 
 
 def _plan_combined(
-    name: str, table: Table, verb: str, function: Any, groups: _Groups, builder: Builder
+    name: str,
+    table: Table,
+    verb: str,
+    function: Any,
+    groups: _Groups,
+    builder: Builder,
+    **options: Any,
 ) -> Step:
     """Plan `reduce` or `aggregate` with a function, and perhaps a function of the results of windows."""
     behind = instance_of(table, "windowProcess", builder)
     fits = sound(table, windowProcess=behind)
-    options = {"process": behind} if behind is not None and groups.windowed else {}
+    options |= {"process": behind} if behind is not None and groups.windowed else {}
     made = function if fits else None
     return _plan_function(name, table, verb, made, groups, builder, **options)
 
@@ -350,6 +371,11 @@ _COMBINED: Final = {
         INSTANCE, "a `module:WindowProcess` that gets the results of `reduce` or `aggregate`"
     ),
 }
+_TTL: Final = {
+    "ttl": Field(
+        duration(), "without a window: the value of a key lives this long after its last record"
+    ),
+}
 VERBS: Final = (
     Verb(
         "aggregate",
@@ -365,7 +391,7 @@ VERBS: Final = (
         "reduce",
         Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
         plan_reduce,
-        _COMBINED,
+        {**_COMBINED, **_TTL},
     ),
     Verb(
         "process",

@@ -10,11 +10,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from ...errors import PlanError
+from ...errors import HeadgateError, PlanError
 from ...operators.aggregation.aggregates import Aggregate, AggregatePlan
 from ...operators.aggregation.reduce import ReduceOperator
 from ...operators.aggregation.running_aggregate import RunningAggregate
 from ...operators.base import OperatorFactory
+from ...operators.durations import Duration, parse_duration
 from ...operators.expressions.expression_steps import SelectStep
 from ...operators.expressions.expressions import Column
 from ...operators.functions.checks import check_plain, check_returns, check_takes
@@ -26,15 +27,21 @@ from ...operators.suggestions import suggest
 from ...operators.windows.kinds import Window
 from ...operators.windows.late import late_sides
 from ...operators.windows.sessions.window import SessionWindow
+from ...state.keyed.ttl import StateTtl, ttl_of
 from ..node_output import NodeOutput
 from .per_record import add_expression
 from .windows import needs_event_time, session_aggregate, window_aggregate, window_fields
 
 
 def add_reduce(
-    output: NodeOutput, function: Callable[[Any, Any], Any], name: str, origin: Origin
+    output: NodeOutput,
+    function: Callable[[Any, Any], Any],
+    name: str,
+    ttl: Duration | StateTtl | None,
+    origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.reduce(...)`."""
+    rules = _checked_ttl(ttl, origin)
     check_plain(function, "reduce", origin)
     check_returns(function, "reduce", origin)
     check_takes(function, ("the value so far", "the record"), "reduce", origin)
@@ -43,6 +50,7 @@ def add_reduce(
         ReduceOperator,
         function,
         output.key,
+        ttl=rules,
         schema=output.schema,
         row_type=output.row_type,
         step=name,
@@ -61,6 +69,31 @@ def add_reduce(
             stateful=True,
         )
     )
+
+
+def _checked_ttl(ttl: Duration | StateTtl | None, origin: Origin) -> StateTtl | None:
+    """Return when the keys of a running aggregate expire; None: never.
+
+    Raises:
+        PlanError: a rule is wrong, or only states of process functions have it.
+    """
+    try:
+        rules = ttl_of(ttl)
+        if rules is None:
+            return None
+        if parse_duration(rules.after, "ttl") < 1:
+            raise PlanError("ttl must be at least 1 ms")
+    except HeadgateError as error:
+        raise PlanError(error.message, where=str(origin), fix=error.fix) from error
+    for rule, allowed in (("time", "processing"), ("expired", "never_return")):
+        if getattr(rules, rule) != allowed:
+            raise PlanError(
+                f"the keys of this step expire with {rule}=`{allowed}` only "
+                f"value=`{getattr(rules, rule)}`",
+                where=str(origin),
+                fix="write a process function: its states take all of hg.StateTtl",
+            )
+    return rules
 
 
 def add_aggregate(

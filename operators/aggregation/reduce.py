@@ -5,31 +5,44 @@ function returns, perhaps the object it was given, changed in place. So while a 
 written, the value of a key is encoded before the function gets it for the first time, for use in
 the snapshot.
 
+With a time to live, or with the backend `rocksdb`, the values lie in a keyed backend instead, which
+gives the function a copy of each.
+
 Values are stored as columns where their type is known: that of the stream's columns, or the one in
 the function's annotations. All other values are pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
-from ...errors import StateError
+from ...errors import HeadgateError, StateError
 from ...state.codecs import Codec, PickleCodec, codec_of
 from ...state.evolution import check_compatible, is_declared_later
 from ...state.forms import returned_type
-from ...state.keyed.canonical import Layout, Rows
+from ...state.hashing import hash_keys, key_groups_of
+from ...state.keyed.base import ABSENT
+from ...state.keyed.canonical import Layout, Rows, TableSpec
 from ...state.keyed.cuts import Changes, Cut
 from ...state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
+from ...state.keyed.ttl import Expiry, StateTtl
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
-from ..base import Operator
+from ..base import Operator, OperatorContext
+from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..functions.user_code import bad_result, user_error
+from ..keyed_backend import ProcessingTime, lies_in_rocksdb, open_keyed_backend
 from ..origin import Origin
-from ..rows import PER_RECORD_ROWS, RowMismatch, getter_of, to_columns, to_list, to_rows
+from ..rows import PER_RECORD_ROWS, RowMismatch, getter_of, row_of, to_columns, to_list, to_rows
+from .aggregate_tables import files_of_another_backend
 
 
 def row_codec(schema: pa.Schema, record_class: type[Any] | None) -> RowCodec | None:
@@ -61,10 +74,7 @@ def _lossless(kind: pa.DataType) -> pa.DataType:
 
 
 class RowCodec(Codec):
-    """Stores records as tuples of their columns, which are immutable.
-
-    Unlike other codecs, its `to_array` takes the results of `hold`.
-    """
+    """Stores records as tuples of their columns, which are immutable."""
 
     adapts = True
 
@@ -72,6 +82,9 @@ class RowCodec(Codec):
         self._schema = schema
         self._record_class = record_class
         self.type_ = pa.struct(list(schema))
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain_scalar).encode
+        hints = tuple(_python_type(field.type) | None for field in schema)
+        self._decode = msgspec.msgpack.Decoder(tuple[hints]).decode  # type: ignore[valid-type]
 
     def hold(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, tuple):
@@ -79,16 +92,19 @@ class RowCodec(Codec):
         names = self._schema.names
         if isinstance(value, Mapping):
             return tuple(value[name] for name in names)
-        return tuple(getter_of(value, name)(value) for name in names)
+        try:
+            return tuple(getter_of(value, name)(value) for name in names)
+        except (AttributeError, KeyError) as error:
+            raise TypeError(f"a record lacks a column: {error}") from error
 
     def release(self, held: tuple[Any, ...]) -> Any:
-        return to_rows(to_columns([held], self._schema), self._record_class)[0]
+        return row_of(held, tuple(self._schema.names), self._record_class)
 
     def encode(self, value: Any) -> bytes:
-        raise NotImplementedError("rows are stored as columns only")
+        return self._encode(self.hold(value))
 
     def decode(self, data: bytes) -> Any:
-        raise NotImplementedError("rows are stored as columns only")
+        return self.release(self._decode(data))
 
     def to_array(self, values: Iterable[Any]) -> pa.Array:
         data = to_columns(list(values), self._schema)
@@ -109,7 +125,31 @@ class RowCodec(Codec):
         return to_rows(data, self._record_class)
 
 
+_PYTHON: Final[tuple[tuple[Callable[[pa.DataType], bool], Any], ...]] = (
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_date, date),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_binary, bytes),
+)
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    """Return the type of the Python values of a column that `_lossless` keeps."""
+    return next((python for is_one, python in _PYTHON if is_one(kind)), str)
+
+
+def _plain_scalar(value: Any) -> Any:
+    """Return a scalar of numpy as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"this cannot be a value of a column type=`{type(value).__name__}`")
+
+
 _STATE = "reduce"
+_SWEEP_MS: Final = 1_000
 _ABSENT = object()
 _PIECE = 4_096
 """The number of keys that the thread of a snapshot takes at a time."""
@@ -154,12 +194,97 @@ def _codec(
 ) -> Codec:
     """Return the codec of values: as columns where their type is known, else pickled."""
     if schema is not None:
-        return row_codec(schema, row_type) or _PickledCodec()
+        return row_codec(schema, row_type) or PickleCodec()
     try:
         found = codec_of(returned_type(function))
     except StateError:  # a field of a type that only a type checker can resolve
-        return _PickledCodec()
-    return _PickledCodec() if found.encoding is not None else _TypedCodec(found)
+        return PickleCodec()
+    return PickleCodec() if found.encoding is not None else found
+
+
+def _of_held(codec: Codec) -> Codec:
+    """Return a codec whose `to_array` takes the results of `hold`."""
+    if isinstance(codec, RowCodec):
+        return codec
+    return _PickledCodec() if codec.encoding is not None else _TypedCodec(codec)
+
+
+class _StoredValues:
+    """The values of the keys in a keyed backend, where they can expire, and need not fit into memory.
+
+    Args:
+        layout: of the values.
+        ttl: when they expire; None: never.
+        ttl_ms: its duration.
+        context: of the subtask.
+    """
+
+    def __init__(
+        self, layout: Layout, ttl: StateTtl | None, ttl_ms: int | None, context: OperatorContext
+    ) -> None:
+        self._context = context
+        spec = TableSpec(_STATE, layout, ttl_ms)
+        self._backend = open_keyed_backend(context, layout.keys, {_STATE: spec})
+        self._table = self._backend.value_table(_STATE)
+        self._expiry: Expiry | None = None
+        self._cancel_sweep: Callable[[], None] | None = None
+        if ttl is not None and ttl_ms is not None:
+            self._expiry = Expiry(ttl_ms, ttl, ProcessingTime(context.clock))
+            if ttl.cleanup_per_second:
+                self._cancel_sweep = context.timers.call_later(_SWEEP_MS, self._sweep)
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        keys: list[Any],
+        records: list[Any],
+        results: list[Any],
+    ) -> None:
+        """Add the running value after each record to `results`."""
+        backend, table, expiry = self._backend, self._table, self._expiry
+        groups = [-1] * len(keys)
+        if backend.needs_key_groups:
+            groups = key_groups_of(hash_keys(keys), self._context.max_parallelism).tolist()
+        set_key, get, put = backend.set_key, table.get, table.put
+        if expiry is None:
+            for key, group, record in zip(keys, groups, records, strict=True):
+                set_key(key, group)
+                before = get()
+                value = record if before is ABSENT else function(before, record)
+                put(value)
+                results.append(value)
+            return
+        now, dead_until = expiry.clock.now(), expiry.dead_until()
+        for key, group, record in zip(keys, groups, records, strict=True):
+            set_key(key, group)
+            before = get()
+            if before is ABSENT or before[1] <= dead_until:
+                value, used = record, now
+            else:
+                value, used = function(before[0], record), max(now, before[1])
+            put((value, used))
+            results.append(value)
+        table.sweep(expiry.ttl.cleanup_per_access * len(keys), dead_until)
+
+    def _sweep(self) -> None:
+        assert self._expiry is not None
+        self._table.sweep(self._expiry.ttl.cleanup_per_second, self._expiry.all_dead_until())
+        self._cancel_sweep = self._context.timers.call_later(_SWEEP_MS, self._sweep)
+
+    def snapshot(self) -> StateSnapshot:
+        dead_until = {} if self._expiry is None else {_STATE: self._expiry.all_dead_until()}
+        cut = self._backend.snapshot(dead_until)[_STATE]
+        if isinstance(cut, TableCut):
+            return StateSnapshot(tables={_STATE: cut})
+        return StateSnapshot(files={_STATE: cut})
+
+    def restore(self, state: RestoredState) -> None:
+        self._backend.restore(state, self._context.clock.now_ms())
+
+    def close(self) -> None:
+        if self._cancel_sweep is not None:
+            self._cancel_sweep()
+        self._backend.close()
 
 
 class ReduceOperator(Operator):
@@ -171,6 +296,7 @@ class ReduceOperator(Operator):
         schema: of a column stream, whose values are emitted as columns again; None for Python
             objects.
         row_type: the class of the records of a column stream, None for a generated one.
+        ttl: when values expire, by the machine's clock; None: never.
         step: name of the step, for errors.
         origin: the user's line.
     """
@@ -180,6 +306,7 @@ class ReduceOperator(Operator):
         function: Callable[[Any, Any], Any],
         key: Sequence[str] | Callable[[Any], Hashable],
         *,
+        ttl: StateTtl | None = None,
         schema: pa.Schema | None = None,
         row_type: type[Any] | None = None,
         step: str = "reduce",
@@ -192,11 +319,22 @@ class ReduceOperator(Operator):
         shape = OPAQUE_KEYS
         if not callable(key) and schema is not None:
             shape = keys_of_columns([schema.field(name) for name in key])
-        self._layout = Layout(shape, "reduce", _codec(function, schema, row_type))
+        self._ttl = ttl
+        self._ttl_ms = None if ttl is None else parse_duration(ttl.after, "ttl")
+        codec = _codec(function, schema, row_type)
+        self._layout = Layout(shape, "reduce", codec, with_ttl=ttl is not None)
+        self._stored: _StoredValues | None = None  # instead of `_values`
         self._values: dict[Any, Any] = {}
         # the keys in order of arrival; it only grows, so a thread can read it concurrently
         self._order: list[Any] = []
         self._changes = Changes()
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._ttl is not None or lies_in_rocksdb(context.options):
+            self._stored = _StoredValues(self._layout, self._ttl, self._ttl_ms, context)
+        else:
+            self._layout = replace(self._layout, value=_of_held(self._layout.value))
 
     def process(self, batch: Batch, input_index: int) -> None:
         if isinstance(batch, ColumnBatch):
@@ -240,6 +378,8 @@ class ReduceOperator(Operator):
 
     def _reduce(self, keys: list[Any], records: list[Any]) -> list[Any]:
         """Return the running value after each record."""
+        if self._stored is not None:
+            return self._reduce_stored(self._stored, keys, records)
         if not _PLAIN_KEYS.issuperset(map(type, keys)):
             keys = list(map(token, keys))
         values, function, changes = self._values, self._function, self._changes
@@ -263,6 +403,18 @@ class ReduceOperator(Operator):
         changes.dirty.update(keys)
         return results
 
+    def _reduce_stored(
+        self, stored: _StoredValues, keys: list[Any], records: list[Any]
+    ) -> list[Any]:
+        results: list[Any] = []
+        try:
+            stored.reduce(self._function, keys, records, results)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise user_error(self._step, self._origin, records[len(results)], error) from error
+        return results
+
     def _keep_old(self, keys: list[Any]) -> None:
         """Encode the values that open cuts need, before the function can change them."""
         changes, values = self._changes, self._values
@@ -281,10 +433,12 @@ class ReduceOperator(Operator):
             return error
 
     def states(self) -> Sequence[StateInfo]:
-        return [self._layout.info(_STATE)]
+        return [self._layout.info(_STATE, ttl_ms=self._ttl_ms)]
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Snapshot table `reduce`: key group, the key columns, the value."""
+        """Snapshot table `reduce`: key group, the key columns, the value; or its files."""
+        if self._stored is not None:
+            return self._stored.snapshot()
         cut, count = self._changes.cut(), len(self._order)
         max_parallelism = self.context.max_parallelism
 
@@ -341,7 +495,25 @@ class ReduceOperator(Operator):
             return replace(self._layout, value=_PickledCodec())
         return self._layout
 
-    def restore(self, state: RestoredState) -> None:
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        if self._stored is not None:
+            stored = self._stored
+            return self.context.run_in_thread(lambda: self._restored(lambda: stored.restore(state)))
+        if state.files.get(_STATE):
+            raise files_of_another_backend(_STATE, self._step)
+        self._restore(state)
+        return None
+
+    def _restored(self, restore: Callable[[], Any]) -> Any:
+        """Call `restore`; its errors name the step."""
+        try:
+            return restore()
+        except StateError as error:
+            raise StateError(
+                f"{error.message} step=`{self._step}`", where=str(self._origin), fix=error.fix
+            ) from error
+
+    def _restore(self, state: RestoredState) -> None:
         table = state.tables.get(_STATE)
         if table is None:
             return
@@ -350,12 +522,7 @@ class ReduceOperator(Operator):
             check_compatible(state.states[_STATE], info, self._step)
         if not {*self._layout.identity, "value"} <= set(table.column_names):
             raise StateError(f"the snapshot holds no state of a reduce step=`{self._step}`")
-        try:
-            rows = self._layout_of(state).rows(table)
-        except StateError as error:
-            raise StateError(
-                f"{error.message} step=`{self._step}`", where=str(self._origin), fix=error.fix
-            ) from error
+        rows = self._restored(lambda: self._layout_of(state).rows(table))
         self._order = list(map(token, rows.keys))
         self._values = dict(zip(self._order, rows.values, strict=True))
         # Deltas in another shape cannot build on what was stored.
@@ -363,3 +530,7 @@ class ReduceOperator(Operator):
         stored = None if old is None else old.arrow_schema()
         reshaped = stored is not None and not stored.equals(schema, check_metadata=True)
         self._changes.restored(rebase=reshaped)
+
+    def close(self) -> None:
+        if self._stored is not None:
+            self._stored.close()

@@ -21,11 +21,11 @@ from ...state.slots.table import Slots
 from ...state.snapshot import FilesCut, RestoredFiles
 from ...state.values import Index
 from ..base import OperatorContext
+from ..keyed_backend import lies_in_rocksdb
 from ..sizes import parse_size
 from .aggregates import AggregatePlan
 from .keyed_aggregate import KeyedGroup, Loader, identity_seed
 
-_BACKEND: Final = "state.backend.type"
 _MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
 _IDENTITY_VERSION: Final = 1
 _RESTORE_ROWS: Final = 1 << 16
@@ -36,7 +36,7 @@ def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
 
     Without keys there is one row, kept in memory.
     """
-    return bool(plan.keys) and context.options.get(_BACKEND) == "rocksdb"
+    return bool(plan.keys) and lies_in_rocksdb(context.options)
 
 
 class GroupDelta:

@@ -19,21 +19,13 @@ from ...state.keyed.undo import UndoLog, UndoTables
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..base import OperatorContext
-from ..clock import Clock
-from ..keyed_backend import open_keyed_backend
+from ..keyed_backend import ProcessingTime, open_keyed_backend
 from ..per_record.base import UserFunction
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .context import Context
 from .declared import Declared
 
 _SWEEP_MS: Final = 1_000
-
-
-class _ProcessingTime:
-    """The machine's clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.now = self.passed = self.use = clock.now_ms
 
 
 class _EventTime:
@@ -92,7 +84,7 @@ class FunctionStates:
         self._handles: dict[str, Any] = {}
         self._keyed: dict[int, str] = {}
         tables = self.backend if undo is None else UndoTables(self.backend, undo)
-        processing, event = _ProcessingTime(context.clock), _EventTime(times)
+        processing, event = ProcessingTime(context.clock), _EventTime(times)
         for name, descriptor in declared.keyed.items():
             ttl = descriptor.ttl
             if ttl is not None:

@@ -42,7 +42,7 @@ from .handles import (
     ValueHandle,
 )
 from .keys import KeyShape, entry_codec
-from .ttl import Expiry, StateTtl, TtlEntryTable, TtlValueTable
+from .ttl import Expiry, StateTtl, TtlEntryTable, TtlValueTable, ttl_of
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class KeyedState(StateDescriptor):
         migrate: Migrate | None = None,
     ) -> None:
         super().__init__(name)
-        self.ttl = StateTtl(ttl) if isinstance(ttl, str | timedelta) else ttl
+        self.ttl = ttl_of(ttl)
         self.version = version
         self.migrate = migrate
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -153,13 +153,6 @@ class KeyedState(StateDescriptor):
                 f"a state of version {version} needs migrate=",
                 fix="migrate=lambda value, version: ..., which makes a new value of an old one",
             )
-        if self.ttl is not None and not isinstance(self.ttl, StateTtl):
-            raise PlanError(
-                f"ttl must be a duration value=`{ttl!r}`",
-                fix='such as ttl="1d", or hg.StateTtl(...)',
-            )
-        if self.ttl is not None and (problem := self.ttl.problem()):
-            raise PlanError(f"ttl: {problem}")
 
     def value_type(self) -> Any:
         """Return the type of the values that are kept."""

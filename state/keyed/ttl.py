@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
+from ...errors import PlanError
 from .base import ABSENT, EntryTable, ValueTable
 
 _LEAST = -(2**63)
@@ -54,6 +55,26 @@ class StateTtl:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 return f"{name} must be a whole number of at least 0 value=`{value}`"
         return ""
+
+
+def ttl_of(ttl: str | timedelta | StateTtl | None) -> StateTtl | None:
+    """Return the rules that the argument `ttl` of a user gives; None if nothing expires.
+
+    Raises:
+        PlanError: it is neither a duration nor `StateTtl`, or a rule is wrong. The duration itself is
+            checked when it is parsed.
+    """
+    rules = StateTtl(ttl) if isinstance(ttl, str | timedelta) else ttl
+    if rules is None:
+        return None
+    if not isinstance(rules, StateTtl):
+        raise PlanError(
+            f"ttl must be a duration value=`{ttl!r}`",
+            fix='such as ttl="1d", or hg.StateTtl(...)',
+        )
+    if problem := rules.problem():
+        raise PlanError(f"ttl: {problem}")
+    return rules
 
 
 class TtlClock(Protocol):

@@ -40,7 +40,7 @@ def absorb(value: Numbers, record: Numbers) -> Numbers:
 def started(state: RestoredState | None = None) -> Any:
     operator = ReduceOperator(absorb, lambda record: record.key, origin=Origin("job.py:7"))
     operator.output = SimpleNamespace(emit=lambda batch: None)
-    operator.open(SimpleNamespace(max_parallelism=16))
+    operator.open(SimpleNamespace(max_parallelism=16, options={}))
     if state is not None:
         operator.restore(state)
     return operator

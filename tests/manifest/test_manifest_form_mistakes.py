@@ -255,6 +255,10 @@ OPERATORS = [
         "windowProcess has no effect with no window operator=`x`",
     ),
     (
+        JOIN + "window: {tumbling: 1m}, reduce: 'twin_steps:larger', ttl: 1h}",
+        "ttl has no effect for reduce with a window operator=`x` | remove it: the state of a window",
+    ),
+    (
         "x: {from: orders, window: {tumbling: 1m, trigger: 'twin_steps:every_second'}, "
         "reduce: 'twin_steps:larger'}",
         "a window with trigger needs a key operator=`x` | keyBy: [column]",

@@ -212,6 +212,10 @@ WINDOWS = {
             .process(steps.Count(), into=steps.Result, name="x")
         ),
     ),
+    "reduce with a time to live": Form(
+        'x: {from: orders, keyBy: ad, reduce: "twin_steps:larger", ttl: 1h}',
+        lambda steps, orders, rates: orders.key_by("ad").reduce(steps.larger, name="x", ttl="1h"),
+    ),
     "window process": Form(
         "x: {from: orders, keyBy: ad, window: {tumbling: 1h}, "
         f'reduce: "twin_steps:larger", windowProcess: "twin_steps:Count", {INTO}}}',

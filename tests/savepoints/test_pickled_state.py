@@ -242,7 +242,7 @@ def to_list_of(batch: Any) -> list[Any]:
 
 
 def opened(operator: ReduceOperator) -> ReduceOperator:
-    operator.open(SimpleNamespace(max_parallelism=16))  # type: ignore[arg-type]
+    operator.open(SimpleNamespace(max_parallelism=16, options={}))  # type: ignore[arg-type]
     return operator
 
 

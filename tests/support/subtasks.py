@@ -74,11 +74,12 @@ class Step:
         self.node = output_of(stream).node
         self.clock, self.metrics = ManualClock(), Counters()
         self._options, self._directory, self._number = options or {}, directory, 0
+        self._attempt = 0
         self.closed: list[Any] = []
         self._start(parallelism)
 
     def _start(self, parallelism: int) -> None:
-        self.parallelism = parallelism
+        self.parallelism, self._attempt = parallelism, self._attempt + 1
         self.operators, self.outputs = [], [Output() for _ in range(parallelism)]
         for index, output in enumerate(self.outputs):
             operator = self.node.factory()
@@ -91,6 +92,7 @@ class Step:
             index,
             self.parallelism,
             MAX_PARALLELISM,
+            attempt=self._attempt,
             clock=self.clock,
             timers=self.clock,
             metrics=self.metrics,
@@ -119,10 +121,21 @@ class Step:
                 operator.process(ObjectBatch([records[i] for i in mine], stamps), at)
         return self
 
-    def push_columns(self, data: pa.RecordBatch, times: list[int] | None = None) -> Step:
-        """A batch of columns to the only subtask."""
-        (operator,) = self.operators
-        operator.process(ColumnBatch(data, None if times is None else np.array(times, np.int64)), 0)
+    def push_columns(
+        self, data: pa.RecordBatch, times: list[int] | None = None, *, key: str | None = None
+    ) -> Step:
+        """A batch of columns, a part to each subtask by its column `key`; None: to the only one."""
+        stamps = None if times is None else np.array(times, np.int64)
+        if key is None:
+            (operator,) = self.operators
+            operator.process(ColumnBatch(data, stamps), 0)
+            return self
+        owners = np.array([self._owner(value) for value in data.column(key).to_pylist()], int)
+        for index, operator in enumerate(self.operators):
+            mine = np.flatnonzero(owners == index)
+            if mine.size:
+                part = data.take(pa.array(mine))
+                operator.process(ColumnBatch(part, None if stamps is None else stamps[mine]), 0)
         return self
 
     def _owner(self, key: Any) -> int:
@@ -145,8 +158,11 @@ class Step:
             operator.finish()
         return self
 
-    def restart(self, parallelism: int | None = None) -> Step:
-        """Snapshot, forget everything, restore; what was waiting for the clock is gone."""
+    def restart(self, parallelism: int | None = None, stream: Any = None) -> Step:
+        """Snapshot, forget everything, restore; what was waiting for the clock is gone.
+
+        `stream`: what the step made in another version of the job.
+        """
         snapshots = [operator.snapshot(1) for operator in self.operators]
         infos = {info.name: info for info in self.operators[0].states()}
         old = list(self.operators)
@@ -155,6 +171,7 @@ class Step:
         taken, self.clock.waiting = self.outputs, {}
         for operator in old:
             operator.close()
+        self.node = self.node if stream is None else output_of(stream).node
         self._start(parallelism or self.parallelism)
         for output in taken:
             self.outputs[0].events += output.events
