@@ -158,38 +158,33 @@ async def divide_async(user: BatchFunction, batch: ColumnBatch) -> Division:
     return division
 
 
-class MapBatchesOperator(Operator):
+class BatchCalls(Operator):
+    """An operator that calls a user's function of batches under the error policy of its step."""
+
+    def __init__(self, user: BatchFunction) -> None:
+        self._user = user
+        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._user.on_error.then != "fail":
+            self._letters.open(context, self.output)
+
+
+class MapBatchesOperator(BatchCalls):
     """Calls a function for each batch. Results must not depend on the batch boundaries.
 
     A function that returns as many rows as it got must keep their order, because event times follow
     it.
     """
 
-    def __init__(self, user: BatchFunction) -> None:
-        self._user = user
-        self._letters = DeadLetters(user.step, user.origin, user.on_error)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        if self._user.on_error.then != "fail":
-            self._letters.open(context, self.output)
-
     def process(self, batch: Batch, input_index: int) -> None:
         if len(batch):
             divide(self._user, column_batch(batch)).send(self._letters, self.output)
 
 
-class AsyncMapBatchesOperator(AsyncOperator):
+class AsyncMapBatchesOperator(BatchCalls, AsyncOperator):
     """The same for a coroutine function: one batch at a time."""
-
-    def __init__(self, user: BatchFunction) -> None:
-        self._user = user
-        self._letters = DeadLetters(user.step, user.origin, user.on_error)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        if self._user.on_error.then != "fail":
-            self._letters.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         if len(batch):

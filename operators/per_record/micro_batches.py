@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..base import Operator, OperatorContext
+from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch, concatenated
-from ..functions.dead_letters import DeadLetters
 from ..rows import column_batch
-from .map_batches import BatchFunction, divide
+from .map_batches import BatchCalls, BatchFunction, divide
 
 
 class RowBuffer:
@@ -69,18 +68,12 @@ class RowBuffer:
             self._stop = None
 
 
-class MicroBatches(Operator):
+class MicroBatches(BatchCalls):
     """Calls a plain function for batches of a set number of rows."""
 
     def __init__(self, user: BatchFunction, rows: int, within_ms: int) -> None:
-        self._user = user
-        self._letters = DeadLetters(user.step, user.origin, user.on_error)
+        super().__init__(user)
         self._buffer = RowBuffer(rows, within_ms, self._call)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        if self._user.on_error.then != "fail":
-            self._letters.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
         self._buffer.add(column_batch(batch), self.context)

@@ -111,8 +111,8 @@ class Guard:
         return failures
 
 
-class MapOperator(Operator):
-    """Calls a function for each record; results keep the event times of their records."""
+class Guarded(Operator):
+    """An operator that calls a user's function under the error policy of its step."""
 
     def __init__(self, user: UserFunction) -> None:
         self._guard = Guard(user)
@@ -120,51 +120,34 @@ class MapOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._guard.open(context, self.output)
+
+
+class MapOperator(Guarded):
+    """Calls a function for each record; results keep the event times of their records."""
 
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             self.output.emit(self._guard.batch(self._guard.results(piece)))
 
 
-class AsyncMapOperator(AsyncOperator):
+class AsyncMapOperator(Guarded, AsyncOperator):
     """The same for a coroutine function; results keep the order of the records."""
-
-    def __init__(self, user: UserFunction) -> None:
-        self._guard = Guard(user)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._guard.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             self.output.emit(self._guard.batch(await self._guard.results_async(piece)))
 
 
-class FilterOperator(Operator):
+class FilterOperator(Guarded):
     """Keeps the records for which a function is true. Conditions on columns: `expression_steps.py`."""
-
-    def __init__(self, user: UserFunction) -> None:
-        self._guard = Guard(user)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._guard.open(context, self.output)
 
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             _emit_kept(self._guard.results(piece), self.output)
 
 
-class AsyncFilterOperator(AsyncOperator):
+class AsyncFilterOperator(Guarded, AsyncOperator):
     """The same for a coroutine function."""
-
-    def __init__(self, user: UserFunction) -> None:
-        self._guard = Guard(user)
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._guard.open(context, self.output)
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
@@ -186,7 +169,31 @@ def kept_rows(answers: list[Any]) -> np.ndarray[Any, np.dtype[np.intp]]:
 _FIX = "return a list, or make the function a generator with yield; an empty list drops the record"
 
 
-class FlatMapOperator(Operator):
+class Flattening(Guarded):
+    """An operator whose function returns an iterable.
+
+    Args:
+        user: the function as the user wrote it.
+        listed: the function as it is called under an error policy other than to fail: it returns a list, so
+            it fails before any of the results of a record is emitted.
+    """
+
+    def __init__(self, user: UserFunction, listed: Callable[[Any], Any]) -> None:
+        super().__init__(replace(user, function=listed))
+        self._user = user
+
+    def _emit_whole(self, answered: Answered) -> None:
+        """Emit all results of each record, or make a dead letter of it."""
+        batch, records, results = answered
+        unfit = self._guard.unfit(results)
+        batch, records, results = self._guard.without(batch, records, results, unfit)
+        collected = Results(self._user, batch, self.output)
+        for index, record in enumerate(records):
+            collected.add(index, record, results[index])
+        collected.flush()
+
+
+class FlatMapOperator(Flattening):
     """Calls a function that returns an iterable; each result has the event time of its record.
 
     Results are emitted in batches while the input batch is processed, so that a record with
@@ -195,19 +202,14 @@ class FlatMapOperator(Operator):
     """
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
-        self._whole = _WholeRecords(replace(user, function=_Listed(user)))
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._whole.guard.open(context, self.output)
+        super().__init__(user, _Listed(user))
 
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             if self._user.on_error == FAIL:
                 self._process_at_once(piece)
             else:
-                self._whole.emit(self._whole.guard.results(piece), self.output)
+                self._emit_whole(self._guard.results(piece))
 
     def _process_at_once(self, batch: Batch) -> None:
         function = self._user.function
@@ -223,23 +225,18 @@ class FlatMapOperator(Operator):
         results.flush()
 
 
-class AsyncFlatMapOperator(AsyncOperator):
+class AsyncFlatMapOperator(Flattening, AsyncOperator):
     """The same for `async def` functions that return an iterable or yield."""
 
     def __init__(self, user: UserFunction) -> None:
-        self._user = user
         if is_async_generator(user.function):
-            self._user = replace(user, function=_Collected(user.function))
-        self._whole = _WholeRecords(replace(user, function=_ListedAsync(self._user)))
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._whole.guard.open(context, self.output)
+            user = replace(user, function=_Collected(user.function))
+        super().__init__(user, _ListedAsync(user))
 
     async def process_async(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
             if self._user.on_error != FAIL:
-                self._whole.emit(await self._whole.guard.results_async(piece), self.output)
+                self._emit_whole(await self._guard.results_async(piece))
                 continue
             records = self._user.reader(piece)
             results = Results(self._user, piece, self.output)
@@ -278,23 +275,6 @@ class _ListedAsync:
 
     async def __call__(self, record: Any) -> list[Any]:
         return list(iterated(self._user, record, await self._function(record)))
-
-
-class _WholeRecords:
-    """Emits all results of a record, or makes a dead letter of it."""
-
-    def __init__(self, user: UserFunction) -> None:
-        self._user = user
-        self.guard = Guard(user)
-
-    def emit(self, answered: Answered, output: Output) -> None:
-        batch, records, results = answered
-        unfit = self.guard.unfit(results)
-        batch, records, results = self.guard.without(batch, records, results, unfit)
-        collected = Results(self._user, batch, output)
-        for index, record in enumerate(records):
-            collected.add(index, record, results[index])
-        collected.flush()
 
 
 class Results:
