@@ -21,7 +21,10 @@ _STATE = "its state is stored under this name"
 
 
 class BroadcastStream(Stream[T]):
-    """A stream whose records all go to every subtask of the next step."""
+    """A stream whose records all go to every subtask of the next step.
+
+    It has the name given to `broadcast`, or that of the step that makes the stream.
+    """
 
 
 class ConnectedStreams(Generic[T, U]):

@@ -481,7 +481,7 @@ class RecordWindowedStream(_RecordWindows[T]):
     def __init__(
         self,
         output: NodeOutput,
-        window: Any,
+        window: AnyWindow | WindowAssigner[Any],
         trigger: Trigger[Any] | None,
         evictor: Evictor[Any] | None,
         why: str,

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, final
+from typing import Final, final
 
 from ..errors import PlanError, UsageError
 from ..operators.graph import Graph
@@ -92,9 +92,13 @@ def _counted(amount: float, what: str) -> str:
     return f"{amount:g} {what}" if amount == 1 else f"{amount:g} {what}s"
 
 
-def _check_amount(what: str, amount: Any) -> None:
-    number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    if not number or not math.isfinite(amount) or (amount and amount < AMOUNT_MIN):
+def _check_amount(what: str, amount: object) -> None:
+    if (
+        isinstance(amount, bool)
+        or not isinstance(amount, int | float)
+        or not math.isfinite(amount)
+        or (amount and amount < AMOUNT_MIN)
+    ):
         raise _refused(f"{what} must be a number from 0 on value=`{amount!r}`")
     if amount > AMOUNT_MAX:
         raise _refused(f"{what} must be at most {AMOUNT_MAX:,} value=`{amount!r}`")

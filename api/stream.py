@@ -418,10 +418,9 @@ class Stream(Generic[T]):
                 self._output,
                 key,
                 function,
-                how,
-                suffix,
-                name,
-                capture_origin(),
+                how=how,
+                suffix=suffix,
+                name=name,
                 into=into,
                 cache_rows=cache_rows,
                 cache_for=cache_for,
@@ -431,6 +430,7 @@ class Stream(Generic[T]):
                 retry=retry,
                 on_timeout=on_timeout,
                 on_error=on_error,
+                origin=capture_origin(),
             )
         )
 

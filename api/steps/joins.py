@@ -24,7 +24,9 @@ from ...operators.per_record.base import UserFunction
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
 from ...operators.suggestions import suggest
+from ...operators.windows.kinds import TimeWindow, Window
 from ...operators.windows.late import late_sides
+from ...operators.windows.sessions.window import SessionWindow
 from ..node_output import NodeOutput
 
 _ANY_SUFFIX: Final = " of the other"
@@ -72,31 +74,31 @@ def add_as_of_join(
 def add_window_join(
     left: NodeOutput,
     right: NodeOutput,
-    window: Any,
+    window: Window | SessionWindow,
     how: How,
     name: str,
     suffix: str | None,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.window(...).join(other)`."""
-    check_window(window, "a window join", origin)
+    panes = _of_event_time(window, "a window join", origin)
     columns = checked_columns(left, right, how, HOWS, suffix, origin)
-    factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), window)
-    detail = f"{window.describe()}, {how}"
+    factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), panes)
+    detail = f"{panes.describe()}, {how}"
     return add_join(left, right, "window_join", name, factory, columns.result, detail, origin)
 
 
 def add_co_group(
     left: NodeOutput,
     right: NodeOutput,
-    window: Any,
+    window: Window | SessionWindow,
     function: CoGroupFunction,
     into: SchemaLike | None,
     name: str,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.window(...).co_group(other, function)`."""
-    check_window(window, "co_group", origin)
+    panes = _of_event_time(window, "co_group", origin)
     check_plain(function, "co_group", origin)
     # Both sides stay apart, so names may clash; the suffix only makes the unused result possible.
     columns = checked_columns(left, right, "inner", HOWS, _ANY_SUFFIX, origin)
@@ -108,22 +110,26 @@ def add_co_group(
         UserFunction(cast(Any, function), name, origin, whole, schema),
         (left.row_type, right.row_type),
     )
-    detail = f"{window.describe()}, {function_name(function)}"
-    factory = partial(CoGroup, step, window)
+    detail = f"{panes.describe()}, {function_name(function)}"
+    factory = partial(CoGroup, step, panes)
     result = add_join(left, right, "co_group", name, factory, schema, detail, origin)
     result.node.row_type = record_class(into)
     return result
 
 
-def check_window(window: Any, what: str, origin: Origin) -> None:
-    """Raise PlanError unless the window is one of event time that joins support."""
-    early = getattr(window, "early", None)
-    if not hasattr(window, "grid") or early or window.processing:
+def _of_event_time(window: Window | SessionWindow, what: str, origin: Origin) -> TimeWindow:
+    """Return the window, if it is one of event time that joins support.
+
+    Raises:
+        PlanError: it is not.
+    """
+    if not isinstance(window, TimeWindow) or window.early or window.processing:
         raise PlanError(
             f"{what} takes windows of event time without early results window=`{window.describe()}`",
             where=str(origin),
             fix="such as hg.tumbling or hg.sliding, without emit_every= and emit_rows=",
         )
+    return window
 
 
 def checked_columns(

@@ -37,14 +37,34 @@ def add_lookup(
     output: NodeOutput,
     key: str | tuple[str, ...],
     function: LookupFunction | StaticTable,
+    *,
     how: LookupHow,
     suffix: str | None,
     name: str,
+    into: SchemaLike | None,
+    cache_rows: int | None,
+    cache_for: Duration | None,
+    max_in_flight: int | None,
+    timeout: Duration | None,
+    ordered: bool | None,
+    retry: Retry | None,
+    on_timeout: OnTimeout | None,
+    on_error: OnErrorLike | None,
     origin: Origin,
-    **given: Any,
 ) -> NodeOutput:
-    """Add the step of `lookup`; `given` are the arguments for calls, None where the user gave none."""
-    calls = {key: value for key, value in given.items() if value is not None}
+    """Add the step of `lookup`."""
+    given = {
+        "into": into,
+        "cache_rows": cache_rows,
+        "cache_for": cache_for,
+        "max_in_flight": max_in_flight,
+        "timeout": timeout,
+        "ordered": ordered,
+        "retry": retry,
+        "on_timeout": on_timeout,
+        "on_error": on_error,
+    }
+    calls: dict[str, Any] = {what: value for what, value in given.items() if value is not None}
     if isinstance(function, StaticTable):
         if calls:
             raise PlanError(
@@ -59,7 +79,7 @@ def add_lookup(
             where=str(origin),
             fix='leave it out, and add .filter("column IS NOT NULL")',
         )
-    if "into" not in calls:
+    if into is None:
         raise PlanError(
             "lookup with a function needs into=: the columns that the function finds",
             where=str(origin),

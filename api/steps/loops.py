@@ -5,7 +5,7 @@ The streams call the user's function, which adds the steps inside, after the hea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ from ...errors import PlanError
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.expressions.expression_steps import ExpressionSteps, FilterStep
-from ...operators.expressions.expressions import check_filter, show
+from ...operators.expressions.expressions import ExpressionLike, check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
 from ...operators.graph import Chaining, Node, check_parallelism
 from ...operators.loops.head import IterationHead, IterationTail
@@ -66,7 +66,7 @@ def begin_rounds(
     *,
     name: str,
     max_rounds: int,
-    while_any: Any,
+    while_any: ExpressionLike | Callable[[Any], Any] | None,
     parallelism: int | None,
     origin: Origin,
 ) -> OpenLoop:
@@ -76,7 +76,7 @@ def begin_rounds(
             f"max_rounds must be a whole number of at least 1 value=`{max_rounds}`",
             where=str(origin),
         )
-    condition = None if while_any is None else matching(output, while_any, name, origin)
+    condition = None if while_any is None else _matching(output, while_any, name, origin)
     settings = LoopSettings(name, _schema_in_loop(output), rounds=Rounds(max_rounds, condition))
     detail = f"at most {max_rounds} rounds"
     return _begin(output, body, settings, parallelism, detail, True, origin)
@@ -249,7 +249,12 @@ class MatchingRecords:
         return len(kept_rows(self._user.apply(self._user.reader(batch))))
 
 
-def matching(output: NodeOutput, condition: Any, name: str, origin: Origin) -> Matching:
+def _matching(
+    output: NodeOutput,
+    condition: ExpressionLike | Callable[[Any], Any],
+    name: str,
+    origin: Origin,
+) -> Matching:
     """Return the condition over the records of an output.
 
     Raises:

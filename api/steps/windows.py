@@ -79,7 +79,6 @@ class Windows:
         window: a window of `hg.tumbling` and so on, or a `hg.WindowAssigner`.
         trigger: replaces the trigger of the window.
         evictor: leaves records out.
-        allowed_lateness_ms: replaces that of the window; for assigners of the user's own.
         origin: the user's line.
 
     Raises:
@@ -89,7 +88,7 @@ class Windows:
     def __init__(
         self,
         output: NodeOutput,
-        window: Any,
+        window: AnyWindow | WindowAssigner[Any],
         trigger: Trigger[Any] | None,
         evictor: Evictor[Any] | None,
         origin: Origin,
@@ -99,13 +98,13 @@ class Windows:
         self._origin = origin
         self._lateness_ms = getattr(window, "allowed_lateness_ms", 0)
         self._window = window
-        trigger = self._checked(trigger, Trigger, "trigger")
-        evictor = self._checked(evictor, Evictor, "evictor")
+        self._check(trigger, Trigger, "trigger")
+        self._check(evictor, Evictor, "evictor")
         self._given, self._evictor = implied(window, trigger, evictor, str(origin))
 
-    def _checked(self, given: Any, kind: type[Any], what: str) -> Any:
+    def _check(self, given: object, kind: type, what: str) -> None:
         if given is None or isinstance(given, kind):
-            return given
+            return
         instead = f"the class `{given.__name__}`" if isinstance(given, type) else repr(given)
         raise PlanError(
             f"{what}= needs an instance of hg.{kind.__name__}, got {instead}",
@@ -206,7 +205,7 @@ class Windows:
         function: WindowProcess[Any, Any, Any],
         windowing: Windowing,
         name: str,
-        schema: Any,
+        schema: pa.Schema | None,
         origin: Origin,
     ) -> ProcessStep:
         output = self._output
