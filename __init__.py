@@ -16,245 +16,169 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "FailedRecord": "operators.functions.dead_letters",
-    "LateRecord": "operators.windows.late",
-    "Job": "runtime.job",
-    "JobHandle": "runtime.handle",
-    "JobOutcome": "runtime.protocol.job_result",
-    "Stream": "api.stream",
-    "KeyedStream": "api.keyed_stream",
-    "AggregateFunction": "operators.windows.records.functions",
-    "AggregatingState": "state.keyed.descriptors",
-    "BroadcastState": "state.keyed.descriptors",
-    "BroadcastContext": "operators.process.context",
-    "BroadcastProcess": "operators.process.functions",
-    "CoProcess": "operators.process.functions",
-    "Context": "operators.process.context",
-    "Evictor": "operators.windows.records.evictors",
-    "Groups": "operators.process.batches",
-    "KeyedBatchProcess": "operators.process.batches",
-    "KeyedProcess": "operators.process.functions",
-    "Process": "operators.process.functions",
-    "ListState": "state.keyed.descriptors",
-    "MapState": "state.keyed.descriptors",
-    "OnError": "operators.functions.dead_letters",
-    "PerWorker": "operators.functions.per_worker",
-    "OperatorListState": "state.keyed.descriptors",
-    "ReducingState": "state.keyed.descriptors",
-    "Resources": "api.resources",
-    "Retry": "operators.async_calls.call",
-    "SideOutput": "operators.process.emitter",
-    "StateTtl": "state.keyed.ttl",
-    "TimedRecord": "operators.windows.records.evictors",
-    "Timer": "operators.process.context",
-    "Trigger": "operators.windows.records.triggers",
-    "TriggerContext": "operators.windows.records.triggers",
-    "TriggerResult": "operators.windows.records.triggers",
-    "ValueState": "state.keyed.descriptors",
-    "WatermarkGenerator": "operators.watermarks.generators",
-    "WatermarkStrategy": "operators.watermarks.strategy",
-    "Window": "operators.windows.records.window",
-    "WindowAssigner": "operators.windows.records.assigners",
-    "WindowContext": "operators.windows.records.functions",
-    "WindowProcess": "operators.windows.records.functions",
-    "attach": "runtime.handle",
-    "avg": "operators.aggregation.aggregates",
-    "count": "operators.aggregation.aggregates",
-    "count_window": "operators.windows.kinds",
-    "cumulative": "operators.windows.kinds",
-    "exponential_delay": "api.restarts",
-    "failure_rate": "api.restarts",
-    "fixed_delay": "api.restarts",
-    "no_restart": "api.restarts",
-    "global_window": "operators.windows.kinds",
-    "approx_count_distinct": "operators.aggregation.aggregates",
-    "collect": "operators.aggregation.aggregates",
-    "count_distinct": "operators.aggregation.aggregates",
-    "quantile": "operators.aggregation.aggregates",
-    "first": "operators.aggregation.aggregates",
-    "last": "operators.aggregation.aggregates",
-    "max": "operators.aggregation.aggregates",
-    "max_by": "operators.aggregation.aggregates",
-    "min": "operators.aggregation.aggregates",
-    "min_by": "operators.aggregation.aggregates",
-    "per_window": "operators.windows.records.functions",
-    "per_worker": "operators.functions.per_worker",
-    "session": "operators.windows.sessions.window",
-    "hybrid_source": "connectors.hybrid",
-    "spark_source": "connectors.spark.source",
-    "static_table": "operators.joins.static_table",
-    "stddev": "operators.aggregation.aggregates",
-    "submit": "runtime.job",
-    "sum": "operators.aggregation.aggregates",
-    "variance": "operators.aggregation.aggregates",
-    "sliding": "operators.windows.kinds",
-    "top_n": "operators.aggregation.aggregates",
-    "tumbling": "operators.windows.kinds",
-    "cep": "operators.patterns.api",
+_NAMES = {
+    "api.keyed_stream": ("KeyedStream",),
+    "api.resources": ("Resources",),
+    "api.restarts": ("exponential_delay", "failure_rate", "fixed_delay", "no_restart"),
+    "api.stream": ("Stream",),
+    "connectors.hybrid": ("hybrid_source",),
+    "connectors.spark.source": ("spark_source",),
+    "operators.aggregation.aggregates": (
+        "approx_count_distinct",
+        "avg",
+        "collect",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "max_by",
+        "min",
+        "min_by",
+        "quantile",
+        "stddev",
+        "sum",
+        "top_n",
+        "variance",
+    ),
+    "operators.async_calls.call": ("Retry",),
+    "operators.functions.dead_letters": ("FailedRecord", "OnError"),
+    "operators.functions.per_worker": ("PerWorker", "per_worker"),
+    "operators.joins.static_table": ("static_table",),
+    "operators.process.batches": ("Groups", "KeyedBatchProcess"),
+    "operators.process.context": ("BroadcastContext", "Context", "Timer"),
+    "operators.process.emitter": ("SideOutput",),
+    "operators.process.functions": ("BroadcastProcess", "CoProcess", "KeyedProcess", "Process"),
+    "operators.watermarks.generators": ("WatermarkGenerator",),
+    "operators.watermarks.strategy": ("WatermarkStrategy",),
+    "operators.windows.kinds": (
+        "count_window",
+        "cumulative",
+        "global_window",
+        "sliding",
+        "tumbling",
+    ),
+    "operators.windows.late": ("LateRecord",),
+    "operators.windows.records.assigners": ("WindowAssigner",),
+    "operators.windows.records.evictors": ("Evictor", "TimedRecord"),
+    "operators.windows.records.functions": (
+        "AggregateFunction",
+        "WindowContext",
+        "WindowProcess",
+        "per_window",
+    ),
+    "operators.windows.records.triggers": ("Trigger", "TriggerContext", "TriggerResult"),
+    "operators.windows.records.window": ("Window",),
+    "operators.windows.sessions.window": ("session",),
+    "runtime.handle": ("JobHandle", "attach"),
+    "runtime.job": ("Job", "submit"),
+    "runtime.protocol.job_result": ("JobOutcome",),
+    "state.keyed.descriptors": (
+        "AggregatingState",
+        "BroadcastState",
+        "ListState",
+        "MapState",
+        "OperatorListState",
+        "ReducingState",
+        "ValueState",
+    ),
+    "state.keyed.ttl": ("StateTtl",),
+}
+"""The public names, by the module that each is in."""
+_MODULES = {
+    "cep": "operators.patterns.cep",
     "connectors": "connectors",
     "errors": "errors",
     "evictors": "operators.windows.records.evictors",
     "triggers": "operators.windows.records.triggers",
 }
+"""The public names of modules."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names} | _MODULES
 
-_MODULES = ("cep", "connectors", "errors", "evictors", "triggers")
-
-if TYPE_CHECKING:
-    from . import connectors, errors
-    from .api.keyed_stream import KeyedStream
-    from .api.resources import Resources
-    from .api.restarts import exponential_delay, failure_rate, fixed_delay, no_restart
-    from .api.stream import Stream
-    from .connectors.hybrid import hybrid_source
-    from .connectors.spark.source import spark_source
-    from .operators.aggregation.aggregates import (
-        approx_count_distinct,
-        avg,
-        collect,
-        count,
-        count_distinct,
-        first,
-        last,
-        max,
-        max_by,
-        min,
-        min_by,
-        quantile,
-        stddev,
-        sum,
-        top_n,
-        variance,
-    )
-    from .operators.async_calls.call import Retry
-    from .operators.functions.dead_letters import FailedRecord, OnError
-    from .operators.functions.per_worker import PerWorker, per_worker
-    from .operators.joins.static_table import static_table
-    from .operators.patterns import api as cep
-    from .operators.process.batches import Groups, KeyedBatchProcess
-    from .operators.process.context import BroadcastContext, Context, Timer
-    from .operators.process.emitter import SideOutput
-    from .operators.process.functions import (
-        BroadcastProcess,
-        CoProcess,
-        KeyedProcess,
-        Process,
-    )
-    from .operators.watermarks.generators import WatermarkGenerator
-    from .operators.watermarks.strategy import WatermarkStrategy
-    from .operators.windows.kinds import count_window, cumulative, global_window, sliding, tumbling
-    from .operators.windows.late import LateRecord
-    from .operators.windows.records import evictors, triggers
-    from .operators.windows.records.assigners import WindowAssigner
-    from .operators.windows.records.evictors import Evictor, TimedRecord
-    from .operators.windows.records.functions import (
-        AggregateFunction,
-        WindowContext,
-        WindowProcess,
-        per_window,
-    )
-    from .operators.windows.records.triggers import Trigger, TriggerContext, TriggerResult
-    from .operators.windows.records.window import Window
-    from .operators.windows.sessions.window import session
-    from .runtime.handle import JobHandle, attach
-    from .runtime.job import Job, submit
-    from .runtime.protocol.job_result import JobOutcome
-    from .state.keyed.descriptors import (
-        AggregatingState,
-        BroadcastState,
-        ListState,
-        MapState,
-        OperatorListState,
-        ReducingState,
-        ValueState,
-    )
-    from .state.keyed.ttl import StateTtl
-
-__all__ = [
-    "AggregateFunction",
-    "AggregatingState",
-    "BroadcastContext",
-    "BroadcastProcess",
-    "BroadcastState",
-    "CoProcess",
-    "Context",
-    "Evictor",
-    "FailedRecord",
-    "LateRecord",
-    "Groups",
-    "Job",
-    "JobHandle",
-    "JobOutcome",
-    "KeyedBatchProcess",
-    "KeyedProcess",
-    "KeyedStream",
-    "ListState",
-    "MapState",
-    "OnError",
-    "OperatorListState",
-    "PerWorker",
-    "Process",
-    "ReducingState",
-    "Resources",
-    "Retry",
-    "SideOutput",
-    "StateTtl",
-    "Stream",
-    "TimedRecord",
-    "Timer",
-    "Trigger",
-    "TriggerContext",
-    "TriggerResult",
-    "ValueState",
-    "WatermarkGenerator",
-    "WatermarkStrategy",
-    "Window",
-    "WindowAssigner",
-    "WindowContext",
-    "WindowProcess",
-    "__version__",
-    "approx_count_distinct",
-    "attach",
-    "avg",
-    "collect",
-    "cep",
-    "connectors",
-    "count",
-    "count_distinct",
-    "count_window",
-    "cumulative",
-    "errors",
-    "evictors",
-    "first",
-    "exponential_delay",
-    "failure_rate",
-    "fixed_delay",
-    "no_restart",
-    "global_window",
-    "hybrid_source",
-    "last",
-    "max",
-    "max_by",
-    "min",
-    "min_by",
-    "per_window",
-    "per_worker",
-    "session",
-    "quantile",
-    "spark_source",
-    "static_table",
-    "stddev",
-    "submit",
-    "sum",
-    "sliding",
-    "top_n",
-    "triggers",
-    "tumbling",
-    "variance",
-]
+if TYPE_CHECKING:  # the same names, which type checkers take from imports only
+    from . import connectors as connectors
+    from . import errors as errors
+    from .api.keyed_stream import KeyedStream as KeyedStream
+    from .api.resources import Resources as Resources
+    from .api.restarts import exponential_delay as exponential_delay
+    from .api.restarts import failure_rate as failure_rate
+    from .api.restarts import fixed_delay as fixed_delay
+    from .api.restarts import no_restart as no_restart
+    from .api.stream import Stream as Stream
+    from .connectors.hybrid import hybrid_source as hybrid_source
+    from .connectors.spark.source import spark_source as spark_source
+    from .operators.aggregation.aggregates import approx_count_distinct as approx_count_distinct
+    from .operators.aggregation.aggregates import avg as avg
+    from .operators.aggregation.aggregates import collect as collect
+    from .operators.aggregation.aggregates import count as count
+    from .operators.aggregation.aggregates import count_distinct as count_distinct
+    from .operators.aggregation.aggregates import first as first
+    from .operators.aggregation.aggregates import last as last
+    from .operators.aggregation.aggregates import max as max
+    from .operators.aggregation.aggregates import max_by as max_by
+    from .operators.aggregation.aggregates import min as min
+    from .operators.aggregation.aggregates import min_by as min_by
+    from .operators.aggregation.aggregates import quantile as quantile
+    from .operators.aggregation.aggregates import stddev as stddev
+    from .operators.aggregation.aggregates import sum as sum
+    from .operators.aggregation.aggregates import top_n as top_n
+    from .operators.aggregation.aggregates import variance as variance
+    from .operators.async_calls.call import Retry as Retry
+    from .operators.functions.dead_letters import FailedRecord as FailedRecord
+    from .operators.functions.dead_letters import OnError as OnError
+    from .operators.functions.per_worker import PerWorker as PerWorker
+    from .operators.functions.per_worker import per_worker as per_worker
+    from .operators.joins.static_table import static_table as static_table
+    from .operators.patterns import cep as cep
+    from .operators.process.batches import Groups as Groups
+    from .operators.process.batches import KeyedBatchProcess as KeyedBatchProcess
+    from .operators.process.context import BroadcastContext as BroadcastContext
+    from .operators.process.context import Context as Context
+    from .operators.process.context import Timer as Timer
+    from .operators.process.emitter import SideOutput as SideOutput
+    from .operators.process.functions import BroadcastProcess as BroadcastProcess
+    from .operators.process.functions import CoProcess as CoProcess
+    from .operators.process.functions import KeyedProcess as KeyedProcess
+    from .operators.process.functions import Process as Process
+    from .operators.watermarks.generators import WatermarkGenerator as WatermarkGenerator
+    from .operators.watermarks.strategy import WatermarkStrategy as WatermarkStrategy
+    from .operators.windows.kinds import count_window as count_window
+    from .operators.windows.kinds import cumulative as cumulative
+    from .operators.windows.kinds import global_window as global_window
+    from .operators.windows.kinds import sliding as sliding
+    from .operators.windows.kinds import tumbling as tumbling
+    from .operators.windows.late import LateRecord as LateRecord
+    from .operators.windows.records import evictors as evictors
+    from .operators.windows.records import triggers as triggers
+    from .operators.windows.records.assigners import WindowAssigner as WindowAssigner
+    from .operators.windows.records.evictors import Evictor as Evictor
+    from .operators.windows.records.evictors import TimedRecord as TimedRecord
+    from .operators.windows.records.functions import AggregateFunction as AggregateFunction
+    from .operators.windows.records.functions import WindowContext as WindowContext
+    from .operators.windows.records.functions import WindowProcess as WindowProcess
+    from .operators.windows.records.functions import per_window as per_window
+    from .operators.windows.records.triggers import Trigger as Trigger
+    from .operators.windows.records.triggers import TriggerContext as TriggerContext
+    from .operators.windows.records.triggers import TriggerResult as TriggerResult
+    from .operators.windows.records.window import Window as Window
+    from .operators.windows.sessions.window import session as session
+    from .runtime.handle import JobHandle as JobHandle
+    from .runtime.handle import attach as attach
+    from .runtime.job import Job as Job
+    from .runtime.job import submit as submit
+    from .runtime.protocol.job_result import JobOutcome as JobOutcome
+    from .state.keyed.descriptors import AggregatingState as AggregatingState
+    from .state.keyed.descriptors import BroadcastState as BroadcastState
+    from .state.keyed.descriptors import ListState as ListState
+    from .state.keyed.descriptors import MapState as MapState
+    from .state.keyed.descriptors import OperatorListState as OperatorListState
+    from .state.keyed.descriptors import ReducingState as ReducingState
+    from .state.keyed.descriptors import ValueState as ValueState
+    from .state.keyed.ttl import StateTtl as StateTtl
 
 
 if not TYPE_CHECKING:  # to a type checker it would say that any name is there
+    __all__ = ["__version__", *_HOMES]
 
     def __getattr__(name: str) -> Any:
         home = _HOMES.get(name)
@@ -267,4 +191,4 @@ if not TYPE_CHECKING:  # to a type checker it would say that any name is there
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_HOMES])

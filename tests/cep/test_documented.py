@@ -8,7 +8,7 @@ import pytest
 
 import headgate as hg
 from headgate.errors import PlanError
-from headgate.operators.patterns.api import (
+from headgate.operators.patterns.cep import (
     begin,
     no_skip,
     skip_past_last_event,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +70,23 @@ def test_every_name_is_there() -> None:
     for home in (hg, connectors):
         for name in dir(home):
             assert getattr(home, name) is not None, name
+
+
+def test_type_checkers_find_what_python_finds() -> None:
+    """They read imports that never run; Python reads the tables above them."""
+    found = {name: getattr(hg, name) for name in dir(hg) if name != "__version__"}
+    imports = [
+        node
+        for block in ast.parse(Path(hg.__file__).read_text()).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    typed = {
+        alias.asname: getattr(
+            importlib.import_module(f".{node.module or ''}", "headgate"), alias.name
+        )
+        for node in imports
+        for alias in node.names
+    }
+    assert typed == found
