@@ -205,16 +205,24 @@ class KeyedStream(Generic[T]):
 
     @named("stateful step", _STATE)
     def agg(
-        self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
+        self,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        ttl: Duration | StateTtl | None = None,
+        **aggregates: Aggregate,
     ) -> Stream[Any]:
         """Add running aggregates: the updated row of each key that a batch touched is emitted.
 
         Args:
             name: the address of the state.
             into: a class or schema that the result fits.
+            ttl: how long a key lives after its last record, by the machine's clock: a duration, or
+                `StateTtl`. Its aggregates then begin again.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
-        return Stream(add_aggregate(self._output, aggregates, name, into, capture_origin()))
+        made = add_aggregate(self._output, aggregates, name, into, ttl, capture_origin())
+        return Stream(made)
 
     @named("stateful step", _STATE)
     def join(

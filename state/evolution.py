@@ -32,6 +32,7 @@ MEANING: Final = b"headgate.meaning"
 with another meaning can have the same types, such as the sums of two columns.
 """
 LAST_USED_COLUMN: Final = "last_used"
+LAST_USED_TYPE: Final = pa.timestamp("ms", tz="UTC")
 _INTEGERS = {
     "int8": 8, "int16": 16, "int32": 32, "int64": 64,
     "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,

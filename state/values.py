@@ -51,6 +51,8 @@ class OrderedValues(Values):
 
 EVENT_TIME: Final = ""
 """Stands for a column with the times of the records."""
+NOW: Final = " now"
+"""Stands for a column with the machine's time in every row, ms."""
 
 
 def values_of(array: pa.Array) -> Values:

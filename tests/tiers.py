@@ -43,6 +43,7 @@ FAST_ONE_IN: dict[str, int] = {
     "k8s/test_model.py::test_every_promise_holds_and_it_comes_to_rest": 4,
     "keyed/test_keyed_backends.py": 5,
     "keyed/test_reduce_ttl.py": 2,
+    "keyed/test_running_ttl.py": 3,
     "keyed_rocksdb/test_rocksdb_checkpoints.py": 3,
     "keyed_rocksdb/test_rocksdb_checkpoints.py::test_files_do_not_pile_up_and_are_rarely_written_anew": 0,
     "liveness/test_processes.py": 3,

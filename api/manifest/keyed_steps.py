@@ -54,8 +54,8 @@ MATCH = Section(
         ),
     },
 )
-_NOT_FOR_COLUMNS: Final = {"name", "into"}
-"""Result names that `agg` would take for its own arguments."""
+_NOT_FOR_COLUMNS: Final = frozenset({"name", "into"})
+"""Result names that `agg` would take for its own arguments, with `ttl` for running aggregates."""
 
 
 _KEYED: Final = "a keyed stream"
@@ -128,6 +128,7 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
             "window: {tumbling: 1m}; without one, use process",
         )
         return None
+    _ttl("aggregate", name, table, groups, builder)
     function = instance_of(table, "aggregate", builder)
     return _plan_combined(name, table, "aggregate", function, groups, builder)
 
@@ -135,7 +136,9 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
 def _plan_columns(
     name: str, table: Table, written: Table, groups: _Groups, builder: Builder
 ) -> Step:
-    line, made = table.line_of("aggregate"), _aggregates(written, builder)
+    taken = _NOT_FOR_COLUMNS if groups.windowed else _NOT_FOR_COLUMNS | {"ttl"}
+    line, made = table.line_of("aggregate"), _aggregates(written, builder, taken)
+    ttl = _ttl("aggregate", name, table, groups, builder)
     whole = len(made) == len(written.lines) and None not in made.values() and groups.good
     into = builder.schema_of(table, "into")
     whole = whole and sound(table, into=into)
@@ -146,18 +149,20 @@ def _plan_columns(
         fits = _check_types(made, stream, written, builder)
         if grouped is None or not fits or not whole:
             return None
-        return builder.attempt(line, lambda: grouped.agg(**made, into=into, name=name))
+        return builder.attempt(line, lambda: grouped.agg(**made, **ttl, into=into, name=name))
 
     return step
 
 
-def _aggregates(written: Table, builder: Builder) -> dict[str, Any]:
+def _aggregates(
+    written: Table, builder: Builder, taken: frozenset[str] = _NOT_FOR_COLUMNS
+) -> dict[str, Any]:
     """Return the aggregate of each result column; None for those that are wrong."""
     made: dict[str, Any] = {}
     for column, text in written.values.items():
         at = written.line_of(column)
         made[column] = builder.attempt(at, lambda text=text: parse_aggregate(text))  # type: ignore[misc]
-    for column in _NOT_FOR_COLUMNS & written.lines.keys():
+    for column in taken & written.lines.keys():
         builder.problems.add(
             written.line_of(column), f"a result cannot be called `{column}`", "rename it"
         )
@@ -372,9 +377,7 @@ _COMBINED: Final = {
     ),
 }
 _TTL: Final = {
-    "ttl": Field(
-        duration(), "without a window: the value of a key lives this long after its last record"
-    ),
+    "ttl": Field(duration(), "without a window: a key lives this long after its last record"),
 }
 VERBS: Final = (
     Verb(
@@ -385,7 +388,7 @@ VERBS: Final = (
             "or a `module:AggregateFunction`",
         ),
         plan_aggregate,
-        _COMBINED,
+        {**_COMBINED, **_TTL},
     ),
     Verb(
         "reduce",

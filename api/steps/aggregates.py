@@ -71,12 +71,18 @@ def add_reduce(
     )
 
 
-def _checked_ttl(ttl: Duration | StateTtl | None, origin: Origin) -> StateTtl | None:
+def _checked_ttl(ttl: object, origin: Origin) -> StateTtl | None:
     """Return when the keys of a running aggregate expire; None: never.
 
     Raises:
         PlanError: a rule is wrong, or only states of process functions have it.
     """
+    if isinstance(ttl, Aggregate):
+        raise PlanError(
+            "`ttl` is the time to live of the keys, and no result can be called so",
+            where=str(origin),
+            fix="give the result another name",
+        )
     try:
         rules = ttl_of(ttl)
         if rules is None:
@@ -101,9 +107,11 @@ def add_aggregate(
     aggregates: Mapping[str, Aggregate],
     name: str,
     into: SchemaLike | None,
+    ttl: Duration | StateTtl | None,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.agg(...)`."""
+    rules = _checked_ttl(ttl, origin)
     if not isinstance(output.partitioning, HashColumns):
         raise PlanError(
             "agg needs a key made of columns, and key_with gives a function",
@@ -111,6 +119,8 @@ def add_aggregate(
             fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
         )
     plan = _plan(output, aggregates, origin)
+    if rules is not None:
+        plan = replace(plan, ttl_ms=parse_duration(rules.after, "ttl"))
     result = output.add(
         Node(
             id=-1,

@@ -131,7 +131,7 @@ def _by_key_group(
 def aggregate_info(plan: AggregatePlan, name: str, kind: str) -> StateInfo:
     """Return the declaration of a table of aggregates; its state columns name their aggregates."""
     keys = (*plan.keys, *(field.name for field in plan.added))
-    return state_info(name, kind, plan.described_state_schema, keys)
+    return state_info(name, kind, plan.described_state_schema, keys, ttl_ms=plan.ttl_ms)
 
 
 def restored_rows(

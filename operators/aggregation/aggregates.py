@@ -32,12 +32,12 @@ from ...state.aggregates.state import (
     AggregateSpec,
     AggregateState,
 )
-from ...state.evolution import AGGREGATE, with_meaning
+from ...state.evolution import AGGREGATE, LAST_USED_COLUMN, LAST_USED_TYPE, with_meaning
 from ...state.hashing import check_key_type
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import stored_key_type
 from ...state.snapshot import KEY_GROUP_COLUMN
-from ...state.values import EVENT_TIME
+from ...state.values import EVENT_TIME, NOW
 from ..elements import ColumnBatch
 from ..expressions.expression_steps import ExpressionSteps, SelectStep, columns_read
 from ..expressions.expressions import Column, check_value, result_type, show, shown
@@ -406,6 +406,9 @@ def top_n(column: str, n: int, *, by: str | None = None, ascending: bool = False
     return _checked("bottom_n" if ascending else "top_n", column, n, by)
 
 
+_LAST_USED: Final = AggregateSpec("max", LAST_USED_COLUMN, NOW, LAST_USED_TYPE)
+
+
 @dataclass(frozen=True)
 class AggregatePlan:
     """Aggregates of records of `schema`, per key; checked when made.
@@ -414,6 +417,8 @@ class AggregatePlan:
         keys: key columns; none for one global group.
         aggregates: by name of the output column.
         added: columns between keys and aggregates in the result.
+        ttl_ms: a key expires this long after its last record, by the machine's clock; None: never.
+            Its time is then part of the state, as the maximum of `NOW`.
 
     Raises:
         PlanError: an unknown column, a type that does not fit, or two output columns of one name.
@@ -424,6 +429,7 @@ class AggregatePlan:
     schema: pa.Schema
     added: tuple[pa.Field, ...] = ()
     where: str = ""
+    ttl_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not self.aggregates:
@@ -510,7 +516,7 @@ class AggregatePlan:
     def state_schema(self) -> pa.Schema:
         """The schema of a snapshot's table: key group, keys, added columns, state of the aggregates."""
         key_group = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
-        state = [field for spec in self.specs for field in spec.new().state_fields()]
+        state = [field for spec in self.kept for field in spec.new().state_fields()]
         return pa.schema([key_group, *self.key_fields, *self.added, *state])
 
     @cached_property
@@ -520,6 +526,7 @@ class AggregatePlan:
         for spec, aggregate in zip(self.specs, self.aggregates.values(), strict=True):
             about = {AGGREGATE: str(aggregate).encode()}
             fields += [field.with_metadata(about) for field in spec.new().state_fields()]
+        fields += list(self.state_schema)[len(fields) :]
         kept = {
             f"aggregate `{name}`": one.kept(self.schema) for name, one in self.aggregates.items()
         }
@@ -532,9 +539,14 @@ class AggregatePlan:
         fields = self.schema if computed is None else [*self.schema, *computed.output_schema]
         return [one.spec(name, pa.schema(fields)) for name, one in self.aggregates.items()]
 
+    @property
+    def kept(self) -> list[AggregateSpec]:
+        """The aggregates of the state: `specs`, and with a time to live the last use of the key."""
+        return self.specs if self.ttl_ms is None else [*self.specs, _LAST_USED]
+
     def new_state(self, epoch: TableEpoch) -> AggregateState:
         """Return empty accumulators of a table that counts its cuts with `epoch`."""
-        return AggregateState(self.specs, epoch)
+        return AggregateState(self.kept, epoch)
 
     def describe(self) -> str:
         """Describe the plan for `explain`, such as `n=count() per user`."""

@@ -7,7 +7,8 @@ result of each key is always emitted.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
-from ...state.values import Index
+from ...state.values import NOW, Index, Values
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch, Timestamps
 from .aggregate_tables import (
@@ -27,10 +28,12 @@ from .aggregate_tables import (
     table_cut,
 )
 from .aggregates import AggregatePlan
+from .expiring_group import ExpiringGroup, generation_ms, living_rows
 from .keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
 from .spilling_group import SpillingGroup, SpillingSpace, lies_on_disk
 
-_RUNNING = "running"
+_RUNNING: Final = "running"
+_CLEANUP_MS_MIN: Final = 1_000
 
 
 class RunningAggregate(Operator):
@@ -41,23 +44,39 @@ class RunningAggregate(Operator):
         self._plan, self._step = plan, step
         self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
         self._last_time = SlotArray(np.int64)
+        self._expiring: ExpiringGroup | None = None
         self._space: SpillingSpace | None = None
         self._spilling: SpillingGroup | None = None
+        self._cancel_cleanup: Callable[[], None] | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
-        self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        expires = self._plan.ttl_ms is not None
+        self._hasher = KeyHasher(types, identity_seed(context.job_name), dense=not expires)
         self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
         if lies_on_disk(self._plan, context):
             self._space = SpillingSpace(self._plan, context, _RUNNING)
             self._spilling = SpillingGroup(self._space)
             self._hasher = self._space.hasher
+        elif expires:
+            self._expiring = ExpiringGroup(self._plan, self._hasher, self._epoch)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Drop what has expired, also while no records come."""
+        assert self._expiring is not None
+        assert self._plan.ttl_ms is not None
+        self._expiring.advance(self.context.clock.now_ms())
+        period = max(generation_ms(self._plan.ttl_ms), _CLEANUP_MS_MIN)
+        self._cancel_cleanup = self.context.timers.call_later(period, self._clean_up)
 
     @property
     def _group(self) -> KeyedGroup:
-        """The group to which rows are added now; it changes with each `settle`."""
+        """The group to which rows are added now; it changes with each `settle` and `advance`."""
+        if self._expiring is not None:
+            return self._expiring.group
         return self._in_memory if self._spilling is None else self._spilling.group
 
     def process(self, batch: Batch, input_index: int) -> None:
@@ -65,12 +84,15 @@ class RunningAggregate(Operator):
         if not data.num_rows:
             return
         rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
+        if self._plan.ttl_ms is not None:
+            rows.values[NOW] = Values(np.full(rows.size, self._advance()), None)
         slots = self._group.add(rows, None)
         if slots is None:
             slots = np.zeros(rows.size, np.intp)
         last = self._last_rows(slots)
         touched = slots[last]
-        columns = [*rows.keys_at(last), *self._group.state.results(touched)]
+        results = self._group.state.results(touched)[: len(self._plan.aggregates)]
+        columns = [*rows.keys_at(last), *results]
         times = None
         if batch.timestamps is not None:
             times = self._latest(slots, touched, batch.timestamps)
@@ -78,6 +100,15 @@ class RunningAggregate(Operator):
         self.output.emit(ColumnBatch(result, times))
         if self._spilling is not None:
             self._spilling.settle()
+
+    def _advance(self) -> int:
+        """Let time pass for keys that expire, and return the machine's time (ms)."""
+        now = self.context.clock.now_ms()
+        if self._spilling is not None:
+            self._spilling.advance(now)
+        elif self._expiring is not None:
+            self._expiring.advance(now)
+        return now
 
     def _last_rows(self, slots: Index) -> Index:
         """Return the last row of each key in the batch, ascending."""
@@ -98,8 +129,14 @@ class RunningAggregate(Operator):
         """Snapshot table `running`, with one row per key, or its runs."""
         if self._spilling is not None:
             return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
+        if self._expiring is not None:
+            self._advance()
         epoch = self._epoch.cut()
-        parts = [CutPart(self._group.cut(epoch))]
+        parts = (
+            [CutPart(self._group.cut(epoch))]
+            if self._expiring is None
+            else self._expiring.cut(epoch)
+        )
         cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
         return StateSnapshot(tables={_RUNNING: cut})
 
@@ -126,12 +163,20 @@ class RunningAggregate(Operator):
         if table is None or not table.num_rows:
             return
         rows = restored_rows(self._plan, table, state.states.get(_RUNNING), self._step)
+        if self._plan.ttl_ms is not None:
+            rows = living_rows(rows, self.context.clock.now_ms(), self._plan.ttl_ms)
         if self._spilling is not None:
             self._spilling.restore_table(rows)
+        elif self._expiring is not None:
+            self._expiring.load(rows)
         else:
             self._in_memory.load(self._plan, self._hasher, rows)
 
     def close(self) -> None:
+        if self._cancel_cleanup is not None:
+            self._cancel_cleanup()
+        if self._expiring is not None:
+            self._expiring.close()
         if self._spilling is not None:
             self._spilling.close()
         if self._space is not None:

@@ -9,9 +9,12 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from ...state.evolution import LAST_USED_COLUMN
 from ...state.hashing import Hashes
+from ...state.runs.layout import Records, RowLayout
 from ...state.runs.run_file import FilePool
 from ...state.runs.spilling_table import SpillingTable, TableShape
 from ...state.settings import MemoryShare, RunSettings
@@ -24,6 +27,7 @@ from ..base import OperatorContext
 from ..keyed_backend import lies_in_rocksdb
 from ..sizes import parse_size
 from .aggregates import AggregatePlan
+from .expiring_group import generation_ms
 from .keyed_aggregate import KeyedGroup, Loader, identity_seed
 
 _MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
@@ -107,7 +111,13 @@ class SpillingSpace:
             identify=self._identify,
             key_groups=context.key_groups,
             max_parallelism=context.max_parallelism,
+            expired=None if plan.ttl_ms is None else self._expired,
         )
+        self._now_ms = context.clock.now_ms
+
+    def _expired(self, records: Records) -> npt.NDArray[np.bool_]:
+        assert self.plan.ttl_ms is not None
+        return RowLayout.numbers(records, LAST_USED_COLUMN) <= self._now_ms() - self.plan.ttl_ms
 
     def _identify(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
         return self.hasher.identify([plain_column(table.column(key)) for key in self.plan.keys])
@@ -121,6 +131,9 @@ class SpillingSpace:
 
 class SpillingGroup:
     """One table: opens, feeds and snapshots it. All methods run in the mailbox, or while it waits.
+
+    Where keys expire, rows on disk that have expired are not loaded, and the delta is written before
+    its first rows can have expired.
 
     `memory_bytes` is its budget; by default that of the whole space.
     """
@@ -137,11 +150,24 @@ class SpillingGroup:
             memory_bytes or space.share,
             space.pool,
         )
+        self._now = 0
+        self._delta_since = 0
 
     @property
     def group(self) -> KeyedGroup:
         """Return the group to which rows are added now."""
         return self.table.delta.group
+
+    def advance(self, now: int) -> None:
+        """Note the machine's time (ms) before a batch, where keys expire."""
+        ttl_ms = self._space.plan.ttl_ms
+        assert ttl_ms is not None
+        self._now = now
+        if not self.table.delta.size:
+            self._delta_since = now
+        elif now - self._delta_since >= generation_ms(ttl_ms):
+            self.table.flush()
+            self._delta_since = now
 
     def settle(self) -> None:
         """Enforce the memory budget; called after each batch."""
@@ -161,6 +187,8 @@ class SpillingGroup:
             rows = table.slice(start, _RESTORE_ROWS)
             self.group.load(self._space.plan, self._space.hasher, rows)
             self.settle()
+        if self._space.plan.ttl_ms is not None:
+            self.table.flush()
 
     def close(self) -> None:
         """Release files and memory."""
@@ -173,7 +201,10 @@ class SpillingGroup:
         found = self.table.lookup(*self._space.hasher.identify(columns))
         if found is None:
             return None
-        order = np.argsort(found.positions)
+        order, ttl_ms = np.argsort(found.positions), self._space.plan.ttl_ms
+        if ttl_ms is not None:
+            used = plain_column(found.table.column(LAST_USED_COLUMN)).cast(pa.int64()).to_numpy()
+            order = order[used.take(order) > self._now - ttl_ms]
         return found.positions[order], found.table.take(pa.array(order))
 
 

@@ -328,6 +328,12 @@ class AggregateState:
         accumulators = [accumulator for accumulator, _ in self._accumulators]
         return StateCut(self._changed.cut(epoch, self.size), accumulators, counts, self._readers)
 
+    def last_numbers(self) -> Array:
+        """Return the values of the last aggregate by slot (a view), which is one number of each key."""
+        numbers = self._accumulators[-1][0].fields()[0]
+        assert isinstance(numbers, SlotArray)
+        return numbers.data[: self.size]
+
     def columns(self, slots: Index) -> list[pa.Array]:
         """Return the state columns of these slots as they are now."""
         columns: list[pa.Array] = []

@@ -24,7 +24,14 @@ import pyarrow as pa
 
 from ...errors import HeadgateError, StateError
 from ..codecs import Codec, PickleCodec
-from ..evolution import ENCODING, LAST_USED_COLUMN, adapt, check_compatible, is_declared_later
+from ..evolution import (
+    ENCODING,
+    LAST_USED_COLUMN,
+    LAST_USED_TYPE,
+    adapt,
+    check_compatible,
+    is_declared_later,
+)
 from ..hashing import hash_keys, key_groups_of
 from ..snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, RestoredState, StateInfo, state_info
 from .keys import KeyShape, decode_key, encode_key
@@ -32,7 +39,6 @@ from .keys import KeyShape, decode_key, encode_key
 NAMESPACE_COLUMN = "namespace"
 VALUE_COLUMN = "value"
 ENTRY_COLUMNS = {"map": "map_key", "list": "position", "timers": "map_key"}
-_INSTANT = pa.timestamp("ms", tz="UTC")
 
 
 @dataclass(slots=True)
@@ -95,7 +101,7 @@ class Layout:
         nullable = self.value.nullable or deltas
         fields.append(pa.field(VALUE_COLUMN, self.value.type_, nullable, metadata))
         if self.with_ttl:
-            fields.append(pa.field(LAST_USED_COLUMN, _INSTANT, False))
+            fields.append(pa.field(LAST_USED_COLUMN, LAST_USED_TYPE, False))
         if deltas:
             fields.append(pa.field(DELETED_COLUMN, pa.bool_(), False))
         return pa.schema(fields)
@@ -117,7 +123,7 @@ class Layout:
         gone = [value is DELETED for value in rows.values] if deltas else []
         columns.append(self._values(rows.values, gone))
         if self.with_ttl:
-            columns.append(pa.array(rows.last_used, pa.int64()).cast(_INSTANT))
+            columns.append(pa.array(rows.last_used, pa.int64()).cast(LAST_USED_TYPE))
         if deltas:
             columns.append(pa.array(gone, pa.bool_()))
         table = pa.Table.from_arrays(columns, schema=self.schema(deltas=deltas))

@@ -57,7 +57,7 @@ class StateTtl:
         return ""
 
 
-def ttl_of(ttl: str | timedelta | StateTtl | None) -> StateTtl | None:
+def ttl_of(ttl: object) -> StateTtl | None:
     """Return the rules that the argument `ttl` of a user gives; None if nothing expires.
 
     Raises:

@@ -135,6 +135,11 @@ class RowLayout:
         return records["check"] if self.wide else None
 
     @staticmethod
+    def numbers(records: Records, column: str) -> npt.NDArray[np.int64]:
+        """Return a column of 64-bit numbers or times that are not null."""
+        return records[f"_{column}"].astype(np.uint64).view(np.int64)
+
+    @staticmethod
     def deleted(records: Records) -> npt.NDArray[np.bool_]:
         """Return a mask of the deleted rows."""
         return (records["flags0"] & np.uint64(1)).astype(np.bool_)

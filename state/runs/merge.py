@@ -16,9 +16,11 @@ and a merge does not count as memory of the process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..hashing import Hashes
@@ -26,6 +28,9 @@ from ..values import Index
 from .layout import PackedRows, Records, RowLayout
 from .run import Run, Segment
 from .run_file import damaged, unreadable
+
+Expired: TypeAlias = Callable[[Records], npt.NDArray[np.bool_]]
+"""Returns a mask of the rows that have expired by now; called in any thread."""
 
 _SPACE = 2
 _LIKE = 1.5
@@ -59,9 +64,11 @@ def merged(
     chunk_bytes: int,
     *,
     keep_deleted: bool,
+    expired: Expired | None = None,
 ) -> Iterator[PackedRows]:
-    """Yield the rows of `runs` (newest first) in the order of their hashes.
+    """Yield the rows of `runs` (newest first) in the order of their hashes, without expired ones.
 
+    An expired row can be left out in any merge: older rows of its key, which it hid, have expired too.
     Each piece is valid until the next one is asked for. The files must be pinned.
     """
     chunk_rows = max(1, chunk_bytes // (8 + layout.dtype.itemsize))
@@ -86,6 +93,10 @@ def merged(
                 deleted = layout.deleted(piece.records)
                 if deleted.any():
                     piece = piece.take(np.flatnonzero(~deleted))
+            if expired is not None:
+                dead = expired(piece.records)
+                if dead.any():
+                    piece = piece.take(np.flatnonzero(~dead))
             if len(piece):
                 yield piece
     finally:

@@ -20,7 +20,7 @@ from ..hashing import Hashes
 from ..settings import RunSettings
 from ..values import Index
 from .layout import PackedRows, RowLayout, join_rows
-from .merge import choose_runs, merged
+from .merge import Expired, choose_runs, merged
 from .run import Hits, Run, RunWriter
 from .run_file import FilePool
 
@@ -66,8 +66,9 @@ class RunSet:
         settings: RunSettings,
         new_id: Callable[[], str],
         pool: FilePool | None = None,
+        expired: Expired | None = None,
     ) -> None:
-        self.layout, self._settings = layout, settings
+        self.layout, self._settings, self._expired = layout, settings, expired
         self._directory, self._new_id = directory, new_id
         self._version = Version()
         self._lock = Lock()
@@ -161,6 +162,7 @@ class RunSet:
             self.layout,
             chunk_bytes or self._settings.merge_bytes,
             keep_deleted=False,
+            expired=self._expired,
         )
 
     # --- writing, in threads -------------------------------------------------------------------
@@ -198,7 +200,11 @@ class RunSet:
             chosen = version.runs[choice[0] : choice[1]]
             oldest = choice[1] == len(version.runs)
             pieces = merged(
-                chosen, self.layout, self._settings.merge_bytes, keep_deleted=not oldest
+                chosen,
+                self.layout,
+                self._settings.merge_bytes,
+                keep_deleted=not oldest,
+                expired=self._expired,
             )
             run = self._merge_writer.write(self._until_stopped(pieces))
             self._install(lambda runs: _replaced(runs, chosen, run), born=run)

@@ -25,6 +25,7 @@ from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
 from .cut import RunRestorer, files_cut, rekeyed
 from .layout import PackedRows, RowLayout
+from .merge import Expired
 from .run_file import FilePool
 from .run_set import Found, RunSet, Version
 
@@ -95,6 +96,7 @@ class TableShape:
             alike.
         identify: computes both lanes.
         key_groups: the key groups of this subtask.
+        expired: finds rows that are left out of merges and of `tables`; None if none expire.
     """
 
     schema: pa.Schema
@@ -104,6 +106,7 @@ class TableShape:
     identify: Identify
     key_groups: KeyGroupRange
     max_parallelism: int
+    expired: Expired | None = None
 
 
 @dataclass(slots=True)
@@ -144,7 +147,7 @@ class SpillingTable(Generic[D]):
         self._new_delta, self._directory = new_delta, directory
         self._layout = RowLayout(shape.schema, shape.wide)
         self._pool = pool
-        self._runs = RunSet(directory, self._layout, settings, new_id, pool)
+        self._runs = RunSet(directory, self._layout, settings, new_id, pool, shape.expired)
         self._frozen: D | None = None  # while it is being written
         self._spare: D | None = None
         self._flush: _Flush | None = None

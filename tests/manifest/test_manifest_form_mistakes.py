@@ -255,6 +255,11 @@ OPERATORS = [
         "windowProcess has no effect with no window operator=`x`",
     ),
     (
+        JOIN + "window: {tumbling: 1m}, aggregate: {n: count()}, ttl: 1h}",
+        "ttl has no effect for aggregate with a window operator=`x` | remove it: the state of a wi",
+    ),
+    (JOIN + "aggregate: {ttl: count()}}", "a result cannot be called `ttl` | rename it"),
+    (
         JOIN + "window: {tumbling: 1m}, reduce: 'twin_steps:larger', ttl: 1h}",
         "ttl has no effect for reduce with a window operator=`x` | remove it: the state of a window",
     ),

@@ -212,6 +212,10 @@ WINDOWS = {
             .process(steps.Count(), into=steps.Result, name="x")
         ),
     ),
+    "aggregate with a time to live": Form(
+        "x: {from: orders, keyBy: ad, aggregate: {n: count()}, ttl: 1h}",
+        lambda steps, orders, rates: orders.key_by("ad").agg(n=hg.count(), name="x", ttl="1h"),
+    ),
     "reduce with a time to live": Form(
         'x: {from: orders, keyBy: ad, reduce: "twin_steps:larger", ttl: 1h}',
         lambda steps, orders, rates: orders.key_by("ad").reduce(steps.larger, name="x", ttl="1h"),

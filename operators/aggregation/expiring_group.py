@@ -1,0 +1,199 @@
+"""Aggregates per key in memory, of keys that expire.
+
+Keys lie in *generations*, each of them a `KeyedGroup`. Rows are added to the newest one only. A key that
+is new there is looked up in the older ones, and its state moves into the newest, unless it has expired.
+A new generation begins before the first key of the newest one can have expired. So every key in the
+newest generation is alive, and time needs a look only when a key moves. A generation whose keys have all
+expired or moved is dropped as a whole: no key is ever removed from an index, and no batch waits for a
+scan of all keys. The price is memory: a key that is used all the time leaves behind what it was in up to
+three older generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import InternalError
+from ...state.evolution import LAST_USED_COLUMN, LAST_USED_TYPE
+from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher, plain_column
+from ...state.values import Array, Index
+from .aggregate_tables import CutPart
+from .aggregates import AggregatePlan
+from .keyed_aggregate import KeyedGroup, Rows
+
+_PER_LIFE: Final = 2
+"""The generations that begin within one time to live."""
+
+
+def generation_ms(ttl_ms: int) -> int:
+    """Return how long a generation takes rows."""
+    return max(1, ttl_ms // _PER_LIFE)
+
+
+class _Generation:
+    """An older generation. Its rows do not change any more; they move away.
+
+    Attributes:
+        group: the keys, and their state.
+        left: the number of keys that have not moved.
+    """
+
+    def __init__(self, group: KeyedGroup) -> None:
+        self.group = group
+        self.left = group.keys.size
+        self._used = group.state.last_numbers()
+        self._latest = int(self._used.max())
+        # The number of the table's first cut without the row; 0: none is without it.
+        self._moved: npt.NDArray[np.uint32] = np.zeros(self.left, np.uint32)
+
+    def is_over(self, dead_until: int) -> bool:
+        """Return True if no row counts any more."""
+        return not self.left or self._latest <= dead_until
+
+    def move(self, slots: Index, epoch: int) -> None:
+        """Note that rows have moved before cut number `epoch`, or have expired."""
+        self._moved[slots] = epoch
+        self.left -= len(slots)
+
+    def here(self, slots: Index) -> npt.NDArray[np.bool_]:
+        """Return a mask of the slots whose rows have not moved; -1: no slot."""
+        here: npt.NDArray[np.bool_] = self._moved.take(slots, mode="clip") == 0
+        return here & (slots >= 0)
+
+    def alive(self, slots: Index, dead_until: int) -> npt.NDArray[np.bool_]:
+        """Return a mask of the slots that were used after `dead_until`."""
+        alive: npt.NDArray[np.bool_] = self._used.take(slots) > dead_until
+        return alive
+
+    def cut(self, epoch: int, dead_until: int) -> CutPart:
+        """Open cut number `epoch`, which leaves out rows that have moved or expired."""
+        size, moved, used = self.group.keys.size, self._moved, self._used
+
+        def alive(which: Rows) -> Rows:
+            slots = np.arange(size) if isinstance(which, slice) else which
+            gone = moved.take(slots)
+            # Rows that moved since the cut are still of this generation in it.
+            kept: Index = slots[((gone == 0) | (gone > epoch)) & (used.take(slots) > dead_until)]
+            return kept
+
+        return CutPart(self.group.cut(epoch), alive=alive)
+
+
+class ExpiringGroup:
+    """The keys and aggregates of one running aggregate.
+
+    Args:
+        plan: with a time to live.
+        hasher: of the keys; not dense.
+        epoch: of the table.
+    """
+
+    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, epoch: TableEpoch) -> None:
+        if plan.ttl_ms is None or hasher.dense:
+            raise InternalError(
+                "keys that expire need a time to live, and are found by their hashes"
+            )
+        self._plan, self._hasher, self._epoch = plan, hasher, epoch
+        self._ttl_ms, self._names = plan.ttl_ms, plan.state_schema.names[1 + len(plan.keys) :]
+        self.group = self._new_group()
+        """The newest generation, to which rows are added until the next `advance`."""
+        self._since = 0
+        self._now = 0
+        self._older: list[_Generation] = []  # newest first
+        self._dropped: list[Array] = []  # the memory of generations, freed one array at a time
+
+    def _new_group(self) -> KeyedGroup:
+        return KeyedGroup(self._plan, self._hasher, self._epoch, self._load)
+
+    @property
+    def _dead_until(self) -> int:
+        return self._now - self._ttl_ms
+
+    @property
+    def keys(self) -> int:
+        """The number of keys in memory, some of which may have expired."""
+        return self.group.keys.size + sum(one.left for one in self._older)
+
+    def advance(self, now: int) -> None:
+        """Let the machine's time be `now` (ms): before a batch, and now and then without one."""
+        self._now = now
+        if self._dropped:
+            self._dropped.pop()
+        if not self.group.keys.size:
+            self._since = now
+        elif now - self._since >= generation_ms(self._ttl_ms):
+            self._older.insert(0, _Generation(self.group))
+            self.group, self._since = self._new_group(), now
+        for one in [one for one in self._older if one.is_over(self._dead_until)]:
+            self._older.remove(one)
+            if not one.group.busy:
+                # Returning hundreds of MB to the system takes long.
+                self._dropped += one.group.memory()
+
+    def _load(self, columns: list[pa.Array]) -> tuple[Index, pa.Table] | None:
+        """Move the state of keys that are new in the newest generation; see `keyed_aggregate.Loader`."""
+        if not self._older:
+            return None
+        hashes, checks = self._hasher.identify(columns)
+        rest = np.arange(len(hashes))
+        places: list[Index] = []
+        tables: list[pa.Table] = []
+        for one in self._older:
+            some = None if checks is None else checks[rest]
+            slots = one.group.keys.find(hashes[rest], some).astype(np.intp)
+            here = one.here(slots)
+            found = slots[here]
+            if not found.size:
+                continue
+            alive = one.alive(found, self._dead_until)
+            living = found[alive]
+            if living.size:
+                places.append(rest[here][alive])
+                columns_ = one.group.state.columns(living)
+                tables.append(pa.Table.from_arrays(columns_, names=self._names))
+            one.move(found, self._epoch.current)
+            rest = rest[~here]
+            if not rest.size:
+                break
+        if not places:
+            return None
+        positions = np.concatenate(places)
+        order = np.argsort(positions)
+        return positions[order], pa.concat_tables(tables).take(pa.array(order))
+
+    def cut(self, epoch: int) -> Sequence[CutPart]:
+        """Open cut number `epoch`, which the table has just counted."""
+        parts = [CutPart(self.group.cut(epoch))]
+        parts += [one.cut(epoch, self._dead_until) for one in self._older]
+        return parts
+
+    def load(self, table: pa.Table) -> None:
+        """Restore the rows of a snapshot that have not expired; only into an empty group."""
+        if not table.num_rows:
+            return
+        group = self._new_group()
+        group.load(self._plan, self._hasher, table)
+        self._older.append(_Generation(group))
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._older.clear()
+        self._dropped.clear()
+
+
+def living_rows(table: pa.Table, now: int, ttl_ms: int) -> pa.Table:
+    """Return the restored rows that have not expired. Without a last use it is `now` (ms)."""
+    if LAST_USED_COLUMN not in table.column_names:
+        used = pa.array(np.full(table.num_rows, now)).cast(LAST_USED_TYPE)
+        return table.append_column(LAST_USED_COLUMN, used)
+    column = plain_column(table.column(LAST_USED_COLUMN)).cast(pa.int64()).fill_null(now)
+    index = table.column_names.index(LAST_USED_COLUMN)
+    used = column.cast(LAST_USED_TYPE)
+    table = table.set_column(index, LAST_USED_COLUMN, used)
+    return table.filter(pa.array(column.to_numpy() > now - ttl_ms))
