@@ -32,7 +32,7 @@ from ..state.keyed.ttl import StateTtl
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .node_output import NodeOutput
 from .required_name import named
-from .steps.aggregates import add_aggregate, add_reduce, add_window_aggregate
+from .steps.aggregates import add_aggregate, add_reduce, add_window_aggregate, check_windowed
 from .steps.async_calls import TIMEOUT, add_map_async
 from .steps.joins import (
     add_as_of_join,
@@ -43,7 +43,7 @@ from .steps.joins import (
 )
 from .steps.patterns import add_match
 from .steps.process import add_keyed
-from .steps.windows import AnyWindow, Windows, check_windowed, describe, why_records
+from .steps.windows import AnyWindow, Windows, describe, why_records
 from .stream import Stream, output_of
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from kernels import opened
 
-from headgate.api.steps.windows import window_aggregate
+from headgate.api.steps.aggregates import window_aggregate
 from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
 from headgate.operators.base import Operator
 from headgate.operators.elements import ColumnBatch

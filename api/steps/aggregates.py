@@ -24,13 +24,27 @@ from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
 from ...operators.schema import SchemaLike, into_schema, record_class, same_columns
 from ...operators.suggestions import suggest
-from ...operators.windows.kinds import Window
+from ...operators.windows.clocked_windows import ClockedWindows
+from ...operators.windows.kinds import (
+    WINDOW_FIELDS,
+    CountWindow,
+    GlobalWindow,
+    SlidingWindow,
+    TimeWindow,
+    TumblingWindow,
+    Window,
+)
 from ...operators.windows.late import late_sides
+from ...operators.windows.panes.counts import CountAggregate
+from ...operators.windows.panes.global_windows import GlobalAggregate
+from ...operators.windows.panes.operator import PaneAggregate
+from ...operators.windows.sessions.gaps import bound_gap
+from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow
+from ...operators.windows.tumbling import TumblingAggregate
 from ...state.keyed.ttl import StateTtl, ttl_of
 from ..node_output import NodeOutput
 from .per_record import add_expression
-from .windows import needs_event_time, session_aggregate, window_aggregate, window_fields
 
 
 def add_reduce(
@@ -147,7 +161,7 @@ def add_window_aggregate(
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.window(...).agg(...)`."""
-    plan = _plan(output, aggregates, origin, window_fields(window))
+    plan = _plan(output, aggregates, origin, _window_fields(window))
     factory: OperatorFactory
     if isinstance(window, SessionWindow):
         factory, columns = session_aggregate(window, plan, name)
@@ -164,13 +178,91 @@ def add_window_aggregate(
             factory=factory,
             schema=plan.result_schema,
             stateful=True,
-            sides=late_sides(output.schema) if needs_event_time(window) else {},
+            sides=late_sides(output.schema) if _needs_event_time(window) else {},
             detail=f"{window.describe()}: {plan.describe()}",
             columns_read=columns,
             by_clock=_by_clock(window),
         )
     )
     return _fitted(result, into, origin)
+
+
+def check_windowed(output: NodeOutput, window: object, origin: Origin) -> None:
+    """Check a window of whole columns, for `agg` and joins.
+
+    Raises:
+        PlanError: not a window, or one that does not fit the records.
+    """
+    output.columns("window", origin)
+    if not isinstance(window, Window | SessionWindow):
+        raise PlanError(
+            f"not a window type=`{type(window).__name__}`",
+            where=str(origin),
+            fix='such as .window(hg.tumbling("1m"))',
+        )
+    if isinstance(window, SessionWindow) and window.processing:
+        raise PlanError(
+            "sessions in processing time need a key",
+            where=str(origin),
+            fix="call .key_with(lambda record: 0) before, for one window of all records",
+        )
+    if _needs_event_time(window) and not output.has_event_time:
+        raise PlanError(
+            f"a window needs event time, and `{output.name}` has none",
+            where=str(origin),
+            fix='call .event_time("column", max_out_of_order="10s") before',
+        )
+
+
+def _window_fields(window: object) -> tuple[pa.Field, ...]:
+    """Return the window columns of a result; none if the window has no times."""
+    return WINDOW_FIELDS if _knows_bounds(window) else ()
+
+
+def _needs_event_time(window: object) -> bool:
+    """Return False for windows that cut a stream by something else than event time."""
+    return _knows_bounds(window) and not getattr(window, "processing", False)
+
+
+def _knows_bounds(window: object) -> bool:
+    """Return False for windows without times."""
+    return not isinstance(window, CountWindow | GlobalWindow)
+
+
+def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> OperatorFactory:
+    """Return the factory of the operator for these windows."""
+    if isinstance(window, CountWindow):
+        return partial(CountAggregate, window, plan, step)
+    if isinstance(window, GlobalWindow):
+        return partial(GlobalAggregate, window, plan, step)
+    if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
+        return partial(_clocked, window, plan, step)
+    return partial(_timed, window, plan, step)
+
+
+def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> TumblingAggregate | PaneAggregate:
+    if isinstance(window, TumblingWindow) and window.plain:
+        return TumblingAggregate(window, plan, step)
+    return PaneAggregate(window, plan, step)
+
+
+def _clocked(
+    window: TumblingWindow | SlidingWindow, plan: AggregatePlan, step: str
+) -> ClockedWindows:
+    return ClockedWindows(window, _timed(window, plan, step), step)
+
+
+def session_aggregate(
+    window: SessionWindow, plan: AggregatePlan, step: str
+) -> tuple[OperatorFactory, frozenset[str]]:
+    """Return the operator's factory, and the columns that it reads.
+
+    Raises:
+        PlanError: the gap does not fit the columns.
+    """
+    gap = bound_gap(window, plan.schema, step, plan.where)
+    factory = partial(SessionAggregate, gap, window.allowed_lateness_ms, plan, step)
+    return factory, plan.columns_read | gap.reads
 
 
 def _by_clock(window: Window | SessionWindow) -> ByClock | None:

@@ -1,4 +1,4 @@
-"""Windows with aggregates or functions of records: their checks, operators and nodes."""
+"""Windows with functions of records: the checks of their arguments, and the nodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...operators.aggregation.aggregates import AggregatePlan
-from ...operators.base import OperatorFactory
 from ...operators.expressions.expressions import show
 from ...operators.functions.checks import check_plain, check_returns, check_takes, is_async
 from ...operators.graph import ByClock, Node
@@ -24,21 +22,15 @@ from ...operators.process.functions import ProcessFunction
 from ...operators.process.operator import Input, ProcessStep
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
-from ...operators.windows.clocked_windows import ClockedWindows
 from ...operators.windows.kinds import (
-    WINDOW_FIELDS,
     CountWindow,
     CumulativeWindow,
     GlobalWindow,
     SlidingWindow,
     TimeWindow,
     TumblingWindow,
-    Window,
 )
 from ...operators.windows.late import late_sides
-from ...operators.windows.panes.counts import CountAggregate
-from ...operators.windows.panes.global_windows import GlobalAggregate
-from ...operators.windows.panes.operator import PaneAggregate
 from ...operators.windows.records import evictors, triggers
 from ...operators.windows.records.assigners import (
     Cumulative,
@@ -55,10 +47,7 @@ from ...operators.windows.records.operator import EmitResult, Windowing, WindowO
 from ...operators.windows.records.store import TABLES, Reduced, window_states
 from ...operators.windows.records.triggers import Trigger
 from ...operators.windows.records.window import WindowTime
-from ...operators.windows.sessions.gaps import bound_gap
-from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow
-from ...operators.windows.tumbling import TumblingAggregate
 from ..node_output import NodeOutput
 from .process import side_names
 
@@ -457,81 +446,3 @@ def why_records(
     if callable(getattr(window, "gap", None)):
         return "the gap of the session is a function of a record"
     return "" if known else f"{describe(window)} is called for each record"
-
-
-def window_fields(window: object) -> tuple[pa.Field, ...]:
-    """Return the window columns of a result; none if the window has no times."""
-    return WINDOW_FIELDS if knows_bounds(window) else ()
-
-
-def needs_event_time(window: object) -> bool:
-    """Return False for windows that cut a stream by something else than event time."""
-    return knows_bounds(window) and not getattr(window, "processing", False)
-
-
-def knows_bounds(window: object) -> bool:
-    """Return False for windows without times."""
-    return not isinstance(window, CountWindow | GlobalWindow)
-
-
-def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> OperatorFactory:
-    """Return the factory of the operator for these windows."""
-    if isinstance(window, CountWindow):
-        return partial(CountAggregate, window, plan, step)
-    if isinstance(window, GlobalWindow):
-        return partial(GlobalAggregate, window, plan, step)
-    if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
-        return partial(_clocked, window, plan, step)
-    return partial(_timed, window, plan, step)
-
-
-def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> TumblingAggregate | PaneAggregate:
-    if isinstance(window, TumblingWindow) and window.plain:
-        return TumblingAggregate(window, plan, step)
-    return PaneAggregate(window, plan, step)
-
-
-def _clocked(
-    window: TumblingWindow | SlidingWindow, plan: AggregatePlan, step: str
-) -> ClockedWindows:
-    return ClockedWindows(window, _timed(window, plan, step), step)
-
-
-def session_aggregate(
-    window: SessionWindow, plan: AggregatePlan, step: str
-) -> tuple[OperatorFactory, frozenset[str]]:
-    """Return the operator's factory, and the columns that it reads.
-
-    Raises:
-        PlanError: the gap does not fit the columns.
-    """
-    gap = bound_gap(window, plan.schema, step, plan.where)
-    factory = partial(SessionAggregate, gap, window.allowed_lateness_ms, plan, step)
-    return factory, plan.columns_read | gap.reads
-
-
-def check_windowed(output: NodeOutput, window: object, origin: Origin) -> None:
-    """Check a window of whole columns, for `agg` and joins.
-
-    Raises:
-        PlanError: not a window, or one that does not fit the records.
-    """
-    output.columns("window", origin)
-    if not isinstance(window, Window | SessionWindow):
-        raise PlanError(
-            f"not a window type=`{type(window).__name__}`",
-            where=str(origin),
-            fix='such as .window(hg.tumbling("1m"))',
-        )
-    if isinstance(window, SessionWindow) and window.processing:
-        raise PlanError(
-            "sessions in processing time need a key",
-            where=str(origin),
-            fix="call .key_with(lambda record: 0) before, for one window of all records",
-        )
-    if needs_event_time(window) and not output.has_event_time:
-        raise PlanError(
-            f"a window needs event time, and `{output.name}` has none",
-            where=str(origin),
-            fix='call .event_time("column", max_out_of_order="10s") before',
-        )

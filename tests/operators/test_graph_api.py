@@ -160,6 +160,10 @@ def test_into_renames_the_record_class_and_casts_what_can_be(world):
     small = stream.agg(n=count(), name="small", into={"n": "int", "url": "string"})
     assert small.schema == pa.schema({"n": pa.int32(), "url": pa.string()})
     assert small.late.schema == world.schema
+    assert small.rebalance().late.name == small.late.name == "small.late"
+    small.parallel(3)
+    assert [node.parallelism for node in world.graph.nodes[-2:]] == [3, 3]
+    assert repr(small).startswith("Stream(select")
 
 
 def test_records_keep_their_class_until_columns_change(world):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.api.steps.windows import session_aggregate
+from headgate.api.steps.aggregates import session_aggregate
 from headgate.errors import JobError
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
-from headgate.api.steps.windows import window_aggregate
+from headgate.api.steps.aggregates import window_aggregate
 from headgate.connectors import json_source
 from headgate.errors import PlanError
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
