@@ -1,4 +1,4 @@
-"""What a reconciliation sees, and what it wants done: data only. The shell around it does the I/O.
+"""The input and the actions of a reconciliation, as data only. The shell around it does the I/O.
 
 The shell's contract, which the model test (`tests/k8s/model`) holds it to:
 
@@ -9,7 +9,7 @@ The shell's contract, which the model test (`tests/k8s/model`) holds it to:
 * `SetStatus` comes before anything that changes the world, and is refused if the StreamJob has changed
   since it was read. So a decision is written down before it is acted on, and an operator that has been
   replaced, but does not know it yet, does nothing.
-* `Create` refuses to replace an object; that it exists already is no failure. `Replace`, `Scale` and
+* `Create` refuses to replace an object; it is not a failure if the object exists. `Replace`, `Scale` and
   `Delete` are refused if the object is not the one that was seen.
 """
 
@@ -32,7 +32,7 @@ RUNNING: Final = "RUNNING"
 @final
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How far something is that was asked of the coordinator with a trigger id."""
+    """The progress of a request to the coordinator, which is known by its trigger id."""
 
     state: Literal["running", "completed", "failed"]
     path: str = ""
@@ -55,18 +55,18 @@ class CompletedCheckpoint:
 @final
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What the coordinator's REST API answers.
+    """The answer of the coordinator's REST API.
 
     Attributes:
-        run_id: of the run it belongs to; that of another run is no answer about this one.
+        run_id: the run that the answer is about. An answer about another run does not count.
         state: `CREATED`, `RESTORING`, `RUNNING`, `RESTARTING`, or one of `ENDED`.
         epoch: the coordinator's generation in the job log.
-        restarts: by the job itself, in this run.
-        failure: the last one, in words.
-        checkpoint: the last completed one.
-        failed_checkpoints: in a row, up to now.
-        checkpoint_failure: why the last of them failed.
-        restored: what the run began with, in words; empty if it began without state.
+        restarts: the number of restarts by the job itself in this run.
+        failure: the last failure, in words.
+        checkpoint: the last completed checkpoint.
+        failed_checkpoints: the number of checkpoints in a row that have failed until now.
+        checkpoint_failure: the reason of the last failed checkpoint.
+        restored: the state that the run began with, in words; empty if it began without state.
         operations: by trigger id. After a restart of the coordinator earlier ones may be missing.
     """
 
@@ -92,7 +92,7 @@ class Observed:
         children: objects with the job's label, by kind and name.
         pods: all pods with the job's label.
         snapshots: StreamSnapshots of the job.
-        restored: the StreamSnapshot that `restore.snapshotRef` names, maybe of another job.
+        restored: the StreamSnapshot that `restore.snapshotRef` names, possibly of another job.
         job: the coordinator's answer; None if it gave none.
         refusals: events that say why StatefulSets of the job cannot make their pods.
     """
@@ -116,7 +116,7 @@ class SetStatus:
 @final
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """The resource does not go before `RemoveFinalizer`."""
+    """Keep the resource until `RemoveFinalizer`."""
 
     name: str
 
@@ -151,7 +151,7 @@ class Scale:
     """Set the replicas of a StatefulSet, Deployment or RayCluster of this version.
 
     Attributes:
-        spec: the fields of its spec that say how many pods there are to be.
+        spec: the fields of its spec with the number of pods.
     """
 
     kind: str
@@ -163,7 +163,7 @@ class Scale:
 @final
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object with this uid; with `force` a pod is gone at once, whatever its node does."""
+    """Delete the object with this uid; with `force` a pod at once, without waiting for its node."""
 
     kind: str
     name: str
@@ -174,7 +174,7 @@ class Delete:
 @final
 @dataclass(frozen=True, slots=True)
 class CallJob:
-    """Ask the coordinator of a run for something. The same trigger id is the same request."""
+    """Send a request to the coordinator of a run. The same trigger id is the same request."""
 
     run_id: str
     verb: Literal["stop", "savepoint", "checkpoint", "rescale"]
@@ -185,7 +185,7 @@ class CallJob:
 @final
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """An event about the resource."""
+    """Publish an event about the resource."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -195,7 +195,7 @@ class EmitEvent:
 @final
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Reconcile again after this time, whether anything has changed by then or not."""
+    """Reconcile again after this time, even if nothing has changed."""
 
     after_ms: int
 
@@ -215,10 +215,10 @@ Action: TypeAlias = (
 
 
 class Coordinators(Protocol):
-    """How the shell reaches the coordinators of jobs; `CallJob` and `Observed.job` go through it."""
+    """The way of the shell to the coordinators of jobs; `CallJob` and `Observed.job` go through it."""
 
     async def report(self, namespace: str, job: str) -> JobReport | None:
-        """What the coordinator answers; None if it cannot be reached."""
+        """Return the answer of the coordinator; None if it cannot be reached."""
         ...
 
     async def call(self, namespace: str, job: str, call: CallJob) -> None:

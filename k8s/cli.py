@@ -33,12 +33,12 @@ app = typer.Typer(
 
 
 def _failed(error: HeadgateError, code: int | None = None) -> typer.Exit:
-    """Write the error to the log, and to where Kubernetes has it for the status of the pod.
+    """Write the error to the log, and to the file that Kubernetes copies into the status of the pod.
 
-    The exit code is `code`; without one it is 2 for a mistake of the user, and else 1.
+    The exit code is `code`. Without one it is 2 for a mistake of the user, and 1 for any other error.
     """
     typer.echo(f"error: {error}", err=True)
-    # Outside of a pod there is no such file, and none is made.
+    # Outside of a pod this file does not exist, and it is not made.
     with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as said:
         said.truncate()
         said.write(str(error))
@@ -116,7 +116,7 @@ def operator(
 
 
 class Start(StrEnum):
-    """What a run begins with."""
+    """The state that a run begins with."""
 
     LATEST = "latest"
     PATH = "path"
@@ -154,8 +154,9 @@ def head(
 ) -> None:
     """Be the head of a job: the head of Ray, and the coordinator in the same process.
 
-    Started again with the same run id it goes on with the run. When the job has ended it answers how,
-    until SIGTERM. SIGTERM before that takes a checkpoint, and leaves the run to the next start.
+    If it is started again with the same run id, it goes on with the run. When the job has ended, it
+    answers requests about the end until SIGTERM. SIGTERM before that takes a checkpoint, and leaves the
+    run to the next start.
     """
     if start is Start.PATH and not path:
         typer.echo("error: --start path needs --path", err=True)
@@ -206,7 +207,7 @@ def worker(
 
 
 def _pod_ip() -> str:
-    """The IP of this pod, from the environment."""
+    """Return the IP of this pod, from the environment."""
     pod_ip = os.environ.get("HEADGATE_POD_IP", "")
     if not pod_ip:
         typer.echo("error: HEADGATE_POD_IP is not set: it has to be the IP of the pod", err=True)
@@ -257,7 +258,7 @@ def delete_state(
 
 
 def _manifest(path: Path) -> str:
-    """The text of a manifest. Raises UsageError if it cannot be read."""
+    """Return the text of a manifest. Raises UsageError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -296,7 +297,7 @@ async def _operator(
 
 
 def _labels(text: str) -> dict[str, str]:
-    """Labels as `name=value,name=value`. Raises UsageError if they are of another form."""
+    """Parse labels in the form `name=value,name=value`. Raises UsageError if they have another form."""
     pairs = [part.partition("=") for part in text.split(",") if part]
     for name, equals, _ in pairs:
         if not name or not equals:

@@ -1,7 +1,7 @@
-"""`headgate k8s fetch-code`: the zip file of `kubernetes.code.archive` onto the module path of a pod.
+"""`headgate k8s fetch-code` unpacks the zip file of `kubernetes.code.archive` onto the module path.
 
 It runs in an init container, before anything that imports the job's code. A zip file is not trusted:
-nothing is written beside the directory, no links are made, and what it unpacks to is bounded.
+nothing is written outside the directory, no links are made, and the unpacked size is bounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DAMAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What was unpacked: the number of files, and their bytes."""
+    """The number and the bytes of the unpacked files."""
 
     files: int
     size_bytes: int
@@ -46,14 +46,14 @@ class Unpacked:
 async def fetch_code(address: str, target: Path, options: Mapping[str, str]) -> Unpacked:
     """Put the content of a zip file into the directory `target`, and nothing else.
 
-    What was there before is deleted, for instance what an earlier attempt left.
+    Existing files are deleted first, such as those that an earlier attempt left.
 
     Args:
         address: of the zip file, such as `s3://bucket/code/clicks-7.zip`, or a path.
-        options: those of the job: how S3 is reached, and `headgate.code.size-max`.
+        options: the options of the job, such as those of S3, and `headgate.code.size-max`.
 
     Raises:
-        UsageError: the file is not there, is not a zip file, or is one that must not be unpacked.
+        UsageError: the file does not exist, is not a zip file, or must not be unpacked.
         CorruptError: the file is damaged.
         StorageError: the storage cannot be read.
     """
@@ -69,7 +69,7 @@ async def _download(address: str, to: Path, options: Mapping[str, str], size_max
     folder, _, name = address.rpartition("/")
     if not folder or not name:
         raise UsageError(
-            f"this is no address of a zip file address=`{address}`",
+            f"this is not the address of a zip file address=`{address}`",
             fix="write s3://bucket/folder/name.zip, or the path of a file on a mounted volume",
         )
     store = open_store_at(folder, options)
@@ -78,7 +78,7 @@ async def _download(address: str, to: Path, options: Mapping[str, str], size_max
         sizes = {found: size async for found, size in store.list_files(name)}
         if name not in sizes:
             raise UsageError(
-                f"the zip file of kubernetes.code.archive is not there address=`{address}`",
+                f"the zip file of kubernetes.code.archive does not exist address=`{address}`",
                 fix="upload it, or correct the address",
             )
         _check_size(sizes[name], size_max, address)
@@ -107,7 +107,7 @@ def unpack(archive: Path, target: Path, size_max: int, address: str) -> Unpacked
             return Unpacked(len(members), written)
     except _DAMAGES as error:
         raise CorruptError(
-            f"the archive is no zip file, or is damaged: {error}",
+            f"the archive is not a zip file, or is damaged: {error}",
             where=address,
             fix="make it again, for instance with `zip -r code.zip my_package`",
         ) from None
@@ -118,7 +118,7 @@ def unpack(archive: Path, target: Path, size_max: int, address: str) -> Unpacked
 def _checked(
     infos: list[zipfile.ZipInfo], size_max: int, address: str
 ) -> dict[PurePosixPath, zipfile.ZipInfo]:
-    """The files of an archive by their paths, if all may be written. Directories come with their files."""
+    """Return the files of an archive by their paths, if all may be written; directories are left out."""
     if len(infos) > FILES_MAX:
         raise UsageError(
             f"the archive has {len(infos):,} files, more than {FILES_MAX:,}", where=address
@@ -127,7 +127,8 @@ def _checked(
     found: dict[PurePosixPath, zipfile.ZipInfo] = {}
     for info in infos:
         path, mode = PurePosixPath(info.filename), info.external_attr >> 16
-        # `orig_filename` still has what zipfile replaced: backslashes, and all behind a null byte.
+        # `orig_filename` still has the characters that zipfile replaces: backslashes, and all after a
+        # null byte.
         plain = not set("\\\0:") & set(info.orig_filename) and ".." not in path.parts
         if not plain or path.is_absolute() or info.filename == "":
             raise _refused(info, "leads out of its directory, or may do so", address)
@@ -146,7 +147,7 @@ def _checked(
 def _write(
     opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, left: int, address: str
 ) -> int:
-    """Write one file; its size is counted, not believed."""
+    """Write one file. Its bytes are counted, because the size in the archive may be wrong."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     with opened.open(member) as source, path.open("xb") as made:

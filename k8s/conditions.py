@@ -63,7 +63,7 @@ def report_conditions(context: Context, problems: list[Problem], *, paused: bool
 
 
 def phase_of(context: Context) -> Phase:
-    """Where the job is in its life."""
+    """Return the phase of the job."""
     status, run, transition = context.status, context.status.run, context.status.transition
     if context.deleted:
         return "Deleting"
@@ -84,7 +84,7 @@ def phase_of(context: Context) -> Phase:
 
 
 def deadline_ms(context: Context) -> int:
-    """How long the phase may last before the condition Stalled says so; 0: for ever."""
+    """Return how long the phase may last before the condition Stalled becomes true; 0: it has no limit."""
     upgrade, phase = context.kubernetes.upgrade, context.status.phase
     starting = context.duration(upgrade.rollback.progress_deadline)
     stopping = context.duration(upgrade.timeout) + PODS_END_MS
@@ -105,7 +105,7 @@ def deadline_ms(context: Context) -> int:
 
 
 def _late(context: Context) -> str:
-    """What the phase still waits for when its deadline is over, with the pods' own words."""
+    """Say what the phase still waits for when its deadline is over, with the messages of the pods."""
     status, deadline = context.status, deadline_ms(context)
     since_ms = context.since_ms(status.phase_since)
     if not deadline:
@@ -162,7 +162,7 @@ def _degraded(context: Context, phase: Phase) -> None:
 def _checkpointing(context: Context) -> None:
     report, job = context.report, context.running_job
     if job is not None and "checkpoint" not in job.spec and not job.spec.get("options"):
-        message = "the job takes no checkpoints: if its head is lost it begins again"
+        message = "the job takes no checkpoints, so it begins again if its head is lost"
         _set(context, "CheckpointingHealthy", None, "", "", message)
     elif report is None or context.run is None:
         _set(context, "CheckpointingHealthy", None, "", "", "the job does not answer")
@@ -177,10 +177,10 @@ def _checkpointing(context: Context) -> None:
 
 
 def _state_found(context: Context) -> None:
-    """The first run of a StreamJob began with the state of an earlier one of the same name.
+    """Report that the first run of a StreamJob began with the state of an earlier one of the same name.
 
-    This is told when the run is first seen to run. Later it may have gone on with a checkpoint of its own,
-    behind a failure.
+    This is reported when the run is first seen to run. Later it may have continued from a checkpoint of
+    its own after a failure.
     """
     run, report = context.status.run, context.report
     if run is None or run.number != 1 or report is None or run.start.kind == "Path":
@@ -200,7 +200,7 @@ def _state_found(context: Context) -> None:
 def _set(
     context: Context, type_: str, value: bool | None, if_true: str, if_false: str, message: str
 ) -> None:
-    """A condition; its reason depends on its value."""
+    """Set a condition, whose reason depends on its value."""
     reason = {True: if_true, False: if_false, None: "Unknown"}[value]
     context.status.conditions = set_condition(
         context.status.conditions,

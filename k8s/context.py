@@ -1,4 +1,4 @@
-"""One reconciliation under way: what is known, the status that is being made, and what is to be done."""
+"""The state of one reconciliation: the observations, the status that is being made, and the actions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ POD_MAKERS: Final = ("StatefulSet", "Deployment", "RayCluster")
 
 @dataclass(slots=True)
 class Context:
-    """What one reconciliation of a StreamJob works on.
+    """The state of one reconciliation of a StreamJob.
 
     Attributes:
         resource: the StreamJob.
         status: a copy of its status, which is changed.
         job: its spec; None if its form is wrong.
-        stored: the spec of the revision that runs, as its ConfigMap has it; None if that is gone.
+        stored: the spec of the running revision, from its ConfigMap; None if that does not exist.
     """
 
     resource: Object
@@ -92,24 +92,24 @@ class Context:
 
     @property
     def run(self) -> Run | None:
-        """The run that is to exist; None if there is to be none."""
+        """The run that should exist; None if there should be none."""
         run = self.status.run
         return run if run is not None and not run.ended else None
 
     @property
     def kubernetes(self) -> Kubernetes:
-        """The section in force: that of the spec, or of the revision that runs while the spec is wrong."""
+        """The section in force: that of the spec, or of the running revision while the spec is wrong."""
         job = self.job or self.stored
         return job.kubernetes if job is not None else Kubernetes()
 
     @property
     def deletion(self) -> Deletion:
-        """What deleting the StreamJob does: as it says now, not as the revision that runs said."""
+        """The effect of deleting the StreamJob, by its current spec and not by the running revision."""
         return parse_deletion(self.resource)
 
     @property
     def running_job(self) -> Job | None:
-        """The spec of the revision of the run."""
+        """The spec of the running revision."""
         run = self.status.run
         if run is not None and self.job is not None and self.job.revision == run.revision:
             return self.job
@@ -117,7 +117,7 @@ class Context:
 
     @property
     def report(self) -> JobReport | None:
-        """The answer of the coordinator of the run, and of no other."""
+        """The answer of the coordinator, if it is about this run."""
         report, run = self.observed.job, self.status.run
         if report is None or run is None or report.run_id != self.run_id(run):
             return None
@@ -129,12 +129,12 @@ class Context:
 
     @property
     def over(self) -> bool:
-        """The job of the run has ended, well or not."""
+        """True if the job of the run has ended, with success or not."""
         return self.report is not None and self.report.state in ENDED
 
     @property
     def refusal(self) -> str:
-        """Why the run can never begin, in the words of its head; empty if it did not say so."""
+        """The message of the head that says why the run can never begin; empty if there is none."""
         run = self.status.run
         if run is None or run.ran or self.report is not None:
             return ""
@@ -157,20 +157,20 @@ class Context:
         self.act(EmitEvent(type_, reason, short(message)))
 
     def wait(self, message: str, after_ms: int = POLL_CHANGING_MS) -> None:
-        """Nothing more can be done until something happens in the world."""
+        """Note that nothing can be done until something else happens."""
         self.waits_for = message
         self.act(Requeue(after_ms))
 
     def since_ms(self, time: str) -> int:
-        """Milliseconds from `time` until now."""
+        """Return the milliseconds from `time` until now."""
         return self.now_ms - since_1970_ms(time)
 
     def begin(
         self, verb: Verb, message: str, *, outcome: Outcome = "", drained: bool = False
     ) -> None:
-        """Start a transition: it is written down first, and made from the next reconciliation on.
+        """Start a transition. It is only recorded now, and carried out from the next reconciliation on.
 
-        `drained`: there is no job to stop, only pods to take away.
+        With `drained` there is no job to stop, but only pods to remove.
         """
         saves = verb in ("Suspend", "Upgrade", "Restore", "Delete") and not drained
         self.status.transition = Transition(
@@ -186,7 +186,7 @@ class Context:
     def begin_run(
         self, revision: str, parallelism: int, start: Start, reason: str, message: str
     ) -> None:
-        """Decide that a run exists from now on. Its number is one that no object has seen."""
+        """Decide that a run exists from now on. No object has its number yet."""
         before = self.status.run.number if self.status.run is not None else 0
         number = max([before, *self._numbers_seen()]) + 1
         self.status.run = Run(
@@ -203,7 +203,7 @@ class Context:
         self.event("Deploying", f"run {number}: {message}")
 
     def _numbers_seen(self) -> list[int]:
-        """Numbers of runs of this StreamJob that objects carry."""
+        """Return the numbers of runs of this StreamJob that objects have."""
         found = []
         for each in (*self.observed.children.values(), *self.observed.pods):
             number = run_number(each, self.uid)
@@ -215,7 +215,7 @@ class Context:
         return self.observed.children.get((kind, name))
 
     def pod_trouble(self) -> str:
-        """The trouble of the pods of the run, or why it gets none."""
+        """Return the trouble of the pods of the run, or the reason why no pods are made."""
         run = self.status.run
         if run is None:
             return ""
@@ -238,30 +238,30 @@ class Context:
 
 
 def run_id_of(each: Object) -> str:
-    """The run an object says it belongs to; empty if it says nothing."""
+    """Return the run that an object belongs to; empty if it names none."""
     metadata = each["metadata"]
     found = metadata.get("annotations", {}).get(RUN) or metadata.get("labels", {}).get(RUN, "")
     return str(found)
 
 
 def run_number(each: Object, uid: str) -> int | None:
-    """The number of the run, if it is one of the StreamJob with this uid."""
+    """Return the number of the run, if it is a run of the StreamJob with this uid."""
     owner, _, number = run_id_of(each).rpartition("-")
     return int(number) if owner == uid and number.isdigit() else None
 
 
 def revision_label(each: Object) -> str:
-    """The revision that an object carries."""
+    """Return the revision in the labels of an object."""
     metadata: Mapping[str, Any] = each["metadata"]
     found = metadata.get("annotations", {}).get(REVISION)
     return str(found or metadata.get("labels", {}).get(REVISION, ""))
 
 
 def copied(status: StreamJobStatus) -> StreamJobStatus:
-    """A status that shares nothing with the given one."""
+    """Return a deep copy of a status."""
     return msgspec.convert(msgspec.to_builtins(status), StreamJobStatus)
 
 
 def worker_selector(name: str) -> str:
-    """The label selector of worker pods, as text."""
+    """Return the label selector of worker pods, as text."""
     return ",".join(f"{key}={value}" for key, value in selector(name, "worker").items())

@@ -1,9 +1,9 @@
 """The custom resource definitions, made from the tables of fields: `python -m headgate.k8s.crds`.
 
-Fields that every job has are typed. What describes the graph (`sources`, `operators`, `sinks`) and pod
-templates keep any fields: their schema would be larger than what the API server and `kubectl apply` take,
-and the job checks them itself. Defaults are not in the schema, so that a new version of it never changes
-a stored object.
+Fields that every job has are typed. The description of the graph (`sources`, `operators`, `sinks`) and
+pod templates may have any fields: their schema would be larger than the API server and `kubectl apply`
+accept, and the job checks them itself. Defaults are not in the schema, so that a new version of it never
+changes a stored object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GRAPH: Final = ("sources", "operators", "sinks")
 
 
 def stream_jobs() -> dict[str, Any]:
-    """The definition of StreamJob."""
+    """Return the definition of StreamJob."""
     spec = _section(spec_fields())
     for name in _GRAPH:
         known = spec["properties"][name]
@@ -90,7 +90,7 @@ def stream_jobs() -> dict[str, Any]:
 
 
 def stream_snapshots() -> dict[str, Any]:
-    """The definition of StreamSnapshot."""
+    """Return the definition of StreamSnapshot."""
     spec = _section(SNAPSHOT_SPEC)
     for cel, message in SNAPSHOT_RULES:
         _add_rule(spec, cel, message)
@@ -113,7 +113,7 @@ def stream_snapshots() -> dict[str, Any]:
 
 
 def rendered() -> dict[str, str]:
-    """The files of the chart, by name."""
+    """Return the files of the chart, by name."""
     definitions = {"streamjobs.yaml": stream_jobs(), "streamsnapshots.yaml": stream_snapshots()}
     head = "# Made by `python -m headgate.k8s.crds` from the tables of fields; do not edit.\n"
     return {
@@ -123,7 +123,7 @@ def rendered() -> dict[str, str]:
 
 
 def incompatible(old: Any, new: Any, path: str = "") -> list[str]:
-    """Ways in which objects that the schema `old` accepts may be refused, or lose fields, with `new`."""
+    """List the reasons why objects that `old` accepts may be refused, or lose fields, with `new`."""
     found: list[str] = []
     open_before = old.get("x-kubernetes-preserve-unknown-fields", False)
     if open_before and not new.get("x-kubernetes-preserve-unknown-fields", False):
@@ -162,7 +162,7 @@ def incompatible(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def schema_of(definition: Mapping[str, Any]) -> Any:
-    """The schema in a definition with one version."""
+    """Return the schema in a definition with one version."""
     (version,) = definition["spec"]["versions"]
     return version["schema"]["openAPIV3Schema"]
 
@@ -236,7 +236,7 @@ def _add_rule(schema: dict[str, Any], cel: str, message: str) -> None:
 
 
 def _section(section: Section) -> dict[str, Any]:
-    """The structural schema of a table of fields."""
+    """Return the structural schema of a table of fields."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {name: _field(field) for name, field in section.fields.items()},
@@ -252,7 +252,7 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def _kind(kind: fields.Kind) -> dict[str, Any]:
-    """The structural schema of a kind of value. Variables (`${NAME}`) fit only where it is a string."""
+    """Return the structural schema of a kind of value. Only strings may have variables (`${NAME}`)."""
     match kind:
         case Section():
             return _section(kind)
@@ -288,7 +288,7 @@ def _kind(kind: fields.Kind) -> dict[str, Any]:
 
 
 def _struct(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The structural schema of a status. Nothing is required: the status of an older operator is valid."""
+    """Return the structural schema of a status. No field is required, so that an older status is valid."""
     hints = typing.get_type_hints(struct, include_extras=True)
     properties = {
         field.encode_name: _hint(hints[field.name]) for field in msgspec.structs.fields(struct)
@@ -313,7 +313,8 @@ def _hint(hint: Any) -> dict[str, Any]:
     if origin is dict:
         return {"type": "object", **_ANY}
     if origin is Literal:
-        return {"type": "string"}  # a newer operator may know more words than an older definition
+        # A newer operator may use more words than an older definition has.
+        return {"type": "string"}
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return _struct(hint)
     return {
@@ -344,7 +345,7 @@ def main(arguments: list[str]) -> int:
             before, now = yaml.safe_load(path.read_text(encoding="utf-8")), yaml.safe_load(text)
             refused += [f"{name}{each}" for each in incompatible(schema_of(before), schema_of(now))]
     if refused:
-        print("not written: objects that exist may be refused", *refused, sep="\n")
+        print("not written, because existing objects may be refused", *refused, sep="\n")
         return 1
     for name, text in rendered().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,7 +1,8 @@
-"""`headgate k8s delete-state`: deletes what a deleted StreamJob keeps in its storage, except savepoints.
+"""`headgate k8s delete-state` deletes the stored state of a deleted StreamJob, except savepoints.
 
 The order makes it safe to interrupt and to repeat. The newest generation record says to which run the log
-belongs, so it goes last: whoever repeats the command can still see whose the rest is.
+belongs, so it is deleted last. If the command is repeated, it can still see to which job the rest
+belongs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OWN: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Where a job keeps its state.
+    """The place of a job's state.
 
     Attributes:
         job: its name.
@@ -49,10 +50,10 @@ class StatePlace:
     options: Mapping[str, str]
 
     def check_mounted(self) -> None:
-        """Check that a storage that is a directory is there.
+        """Check that a storage in a directory exists.
 
         Raises:
-            UsageError: it is not, so that what is in it cannot be deleted from here.
+            UsageError: it does not exist here, so its content cannot be deleted.
         """
         scheme, separator, rest = self.storage.rpartition("://")
         if scheme not in ("", "file"):
@@ -60,20 +61,21 @@ class StatePlace:
         path = Path("/" + rest.partition("/")[2]) if separator else Path(rest).expanduser()
         if not path.is_dir():
             raise UsageError(
-                f"the directory of the state is not there path=`{path}`: nothing was deleted",
-                fix="is it on a volume that is not mounted here? delete the state where it is",
+                f"the directory of the state does not exist path=`{path}`: nothing was deleted",
+                fix="is it on a volume that is not mounted here? delete the state where it is mounted",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What was deleted.
+    """The result of a deletion.
 
     Attributes:
-        address: of the job's directory.
-        files: how many.
-        size_bytes: of these files.
-        kept: names of files below the address that are not the job's own, such as savepoints.
+        address: the address of the job's directory.
+        files: the number of deleted files.
+        size_bytes: the bytes of these files.
+        kept: the names of files below the address that do not belong to the job's state, such as
+            savepoints.
     """
 
     address: str
@@ -90,12 +92,12 @@ class Deleted:
 
 
 def state_place(text: str, file: str, environment: Mapping[str, str]) -> StatePlace:
-    """Where the job of a manifest keeps its state. The rest of the manifest is not looked at.
+    """Return the place of the state of a manifest's job. The rest of the manifest is not checked.
 
-    A wrong step, or code that is not installed, does not keep anybody from deleting the state.
+    So a wrong step, or code that is not installed, does not prevent the deletion.
 
     Raises:
-        ManifestErrors: the manifest is no YAML, or refers to variables that are not set.
+        ManifestErrors: the manifest is not YAML, or refers to variables that are not set.
         UsageError: it has no name.
     """
     problems = document.Problems(file)
@@ -125,7 +127,7 @@ async def delete_state(place: StatePlace, uid: str) -> Deleted:
 
     Raises:
         JobError: the log belongs to another StreamJob, or to a run that no StreamJob has started.
-        CorruptError: the log does not say whose it is.
+        CorruptError: the log does not say to which job it belongs.
         StorageError: the storage cannot be read, or refuses to delete.
     """
     store = open_store(place.storage, place.job, place.options)
@@ -148,14 +150,14 @@ async def delete_state(place: StatePlace, uid: str) -> Deleted:
 
 
 async def _check_owner(store: CheckpointStore, uid: str) -> None:
-    """Check that the newest generation is one of this StreamJob, or that nothing is there."""
+    """Check that the newest generation belongs to this StreamJob, or that there is no state."""
     own, log, generations, _ = await _sorted_files(store)
     if not generations:
         if own or log:
             raise CorruptError(
-                "the state has no generation records: nothing says whose it is, so it was left alone",
+                "the state has no generation records, so its owner is unknown: it was left alone",
                 where=store.describe(),
-                fix="if it is not needed any more, delete the directory yourself",
+                fix="if it is no longer needed, delete the directory yourself",
             )
         return
     newest = max(generations)
@@ -167,7 +169,7 @@ async def _check_owner(store: CheckpointStore, uid: str) -> None:
         raise JobError(
             f"the state belongs to another job now run=`{record.run}` uid=`{uid}`: it was left alone",
             where=store.describe(),
-            fix="a StreamJob of the same name went on with it; delete that one with its state instead",
+            fix="a StreamJob of the same name continued with it; delete that one with its state instead",
         )
 
 
@@ -175,7 +177,7 @@ _Files = dict[str, int]
 
 
 async def _sorted_files(store: CheckpointStore) -> tuple[_Files, _Files, _Files, _Files]:
-    """The files of the job, of its log, its generation records, and those of others, with their sizes."""
+    """Return the files of the job, its log, its generation records, and all others, with their sizes."""
     own: _Files = {}
     log: _Files = {}
     generations: _Files = {}
@@ -204,7 +206,7 @@ def _text(value: document.Value | None, *path: str) -> str:
 
 
 def _broken(value: document.Value | None) -> bool:
-    """True if a variable in it is not set."""
+    """Return True if the value has a variable that is not set."""
     if isinstance(value, document.Mapping):
         return any(_broken(entry.value) for entry in value.entries.values())
     return isinstance(value, document.Scalar) and value.broken

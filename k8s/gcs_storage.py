@@ -1,6 +1,6 @@
-"""Ray's control store on a volume: what is in its directory, and when it may be opened.
+"""Ray's control store on a volume: the content of its directory, and the time when it may be opened.
 
-A head that starts again finds there which nodes and actors there were. Ray opens it with an embedded
+A head that starts again finds the former nodes and actors there. Ray opens it with an embedded
 RocksDB, and aborts if another process has it open.
 """
 
@@ -23,17 +23,18 @@ LOOK_S: Final = 0.2
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The variables with which Ray's head keeps its control store in this directory."""
+    """Return the variables with which Ray's head keeps its control store in this directory."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory)}
 
 
 async def prepare(volume: Path, run_id: str, within_s: float = FREE_S) -> Path:
-    """Make the directory of a run, alone on its volume, once no other process has it open.
+    """Make the directory of a run and delete all others, once no other process has the store open.
 
     Args:
-        volume: where the volume is mounted.
-        run_id: each run begins with an empty store: nodes and actors of another one are gone.
-        within_s: wait no longer than so many seconds.
+        volume: the path at which the volume is mounted.
+        run_id: the run. Each run begins with an empty store, because nodes and actors of another one no
+            longer exist.
+        within_s: the longest time to wait, in seconds.
 
     Raises:
         JobError: another process still has it open.
@@ -45,7 +46,7 @@ async def prepare(volume: Path, run_id: str, within_s: float = FREE_S) -> Path:
         if loop.time() >= until:
             raise JobError(
                 f"another process has Ray's control store open volume=`{volume}`",
-                fix="is the pod of the head before this one still there? this pod tries again",
+                fix="does the pod of the former head still exist? this pod tries again",
             )
         await asyncio.sleep(LOOK_S)
     await asyncio.to_thread(_keep_only, volume, own)
@@ -74,5 +75,5 @@ def _keep_only(volume: Path, own: Path) -> None:
 
 
 def _others(volume: Path, own: Path) -> Iterable[Path]:
-    """Directories of other runs; a file system may have one of its own beside them."""
+    """Return the directories of other runs; a file system may have one of its own beside them."""
     return [each for each in volume.iterdir() if each != own and each.name != "lost+found"]

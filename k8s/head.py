@@ -1,4 +1,4 @@
-"""`headgate k8s head`: what a run begins with, and with which settings. Without Ray, and without I/O."""
+"""`headgate k8s head`: the start of a run and its settings, without Ray and without I/O."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class HeadRun:
         run_id: the uid of the StreamJob and a number, see docs/design/operator.md.
         parallelism: of the run.
         start: `latest` is the newest checkpoint in the log.
-        path: the savepoint or checkpoint to begin with. With `latest` it counts only if the newest run in
-            the log was to begin with it too, and has completed no checkpoint.
-        mode: who makes the Ray cluster.
-        slots: how many subtasks of a step a worker hosts, by slot sharing group.
+        path: the savepoint or checkpoint to begin with. With `latest` it counts only if the newest run
+        in
+        the log was to begin with it too, and has completed no checkpoint.
+        mode: the way in which the Ray cluster is made.
+        slots: the number of subtasks of a step that a worker hosts, by slot sharing group.
     """
 
     name: str
@@ -50,13 +51,13 @@ class HeadRun:
 
     @property
     def uid(self) -> str:
-        """The uid of the StreamJob."""
+        """The uid of the StreamJob, from the run id."""
         return self.run_id.rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What the job log says before a run begins.
+    """The content of the job log before a run begins.
 
     Attributes:
         run: the id of the newest run; empty if there is no log.
@@ -68,9 +69,9 @@ class Logged:
 
 
 def beginning(run: HeadRun, logged: Logged) -> dict[str, Any]:
-    """What the run begins with, as arguments of `Job.run`.
+    """Return the start of the run, as arguments of `Job.run`.
 
-    The operator takes all pods of one run away before it starts the next. So a run of the same StreamJob
+    The operator removes all pods of one run before it starts the next. So a run of the same StreamJob
     that the log shows as unfinished is dead, and is taken over without watching for signs of its life.
     """
     with_path = run.start == "path" or (run.start == "latest" and run.path == logged.began_with)
@@ -83,7 +84,7 @@ def beginning(run: HeadRun, logged: Logged) -> dict[str, Any]:
 
 
 def settings(run: HeadRun) -> dict[str, str]:
-    """The options that the shape of the pods needs; they win over those of the manifest."""
+    """Return the options that the pods need; they win over those of the manifest."""
     service = f"{head_name(run.name)}.{run.namespace}.svc"
     own = {
         "headgate.control.token-file": f"{TOKEN_PATH}/{TOKEN_KEY}",
@@ -99,7 +100,7 @@ def settings(run: HeadRun) -> dict[str, str]:
         "rest.port": str(ports.REST.number),
     }
     if run.mode == "External":
-        return own  # the nodes are somebody else's, and other jobs may have ports there
+        return own  # the nodes belong to others, and other jobs may have ports there
     return own | {
         "headgate.ray.slot-resource": SLOT_RESOURCE,
         "headgate.ray.workers-on-head": "never",
@@ -110,23 +111,24 @@ def settings(run: HeadRun) -> dict[str, str]:
 
 
 def exit_code(error: HeadgateError) -> int:
-    """The exit code of a head that cannot begin, or go on, because of this error.
+    """Return the exit code of a head that cannot begin, or go on, because of this error.
 
-    `REFUSED` says that its next start would end in the same way: the manifest is wrong, or what is stored
-    is. Anything else may pass, such as a storage that does not answer, so Kubernetes starts the head again,
-    after a pause that grows.
+    `REFUSED` says that its next start would end in the same way, because the manifest or the stored state
+    is wrong. Any other error may pass, such as a storage that does not answer. Kubernetes then starts the
+    head again, after a pause that grows.
     """
     return REFUSED if isinstance(error, UsageError | StateError | MissingFileError) else 1
 
 
 def node_resource_of(run: HeadRun, group: str) -> str:
-    """The custom resource of Ray that the nodes of a slot sharing group have, in pods of our own."""
+    """Return the custom resource of Ray that marks nodes of a slot sharing group, in pods that we make."""
     return SLOT_RESOURCE if list(run.slots) == [DEFAULT_GROUP] else group_resource(group)
 
 
 def with_place_for_savepoints(options: Mapping[str, str], storage: str) -> dict[str, str]:
     """The options of the job; savepoints go beside its checkpoints unless an option says where.
 
-    The operator takes some that nobody has named a place for: by default before a StreamJob is deleted.
+    The operator also takes savepoints for which no place is named, by default before a StreamJob is
+    deleted.
     """
     return {SAVEPOINT_DIR.key: f"{storage.rstrip('/')}/savepoints", **options}

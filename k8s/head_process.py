@@ -1,7 +1,7 @@
 """`headgate k8s head`: the head of Ray in a pod, and the coordinator of the job in the same process.
 
-The coordinator is not an actor of Ray here: it has to be in this pod, to which the Service leads, and it is
-Kubernetes that starts it again. When the job has ended the process goes on answering how, until its pod is
+The coordinator is not an actor of Ray here: it has to be in this pod, to which the Service leads, and
+Kubernetes starts it again. When the job has ended, the process answers requests until its pod is
 deleted. SIGTERM before that takes a checkpoint and leaves the run to the next start of this pod.
 """
 
@@ -52,7 +52,7 @@ log = logging.getLogger("headgate.k8s.head")
 
 
 def described(manifest: Path, run: HeadRun) -> HeadRun:
-    """`run` with what the manifest of the StreamJob says of its pods.
+    """Return `run` with the settings of pods in the manifest of the StreamJob.
 
     Raises:
         UsageError: the manifest cannot be read, or is wrong.
@@ -77,7 +77,7 @@ def described(manifest: Path, run: HeadRun) -> HeadRun:
 
 
 async def make_spec(manifest: Path, run: HeadRun) -> tuple[JobSpec, bool]:
-    """The job as its coordinator gets it, and whether the log shows that this run was led before.
+    """Return the job for its coordinator, and whether this run had a coordinator before, by the log.
 
     Raises:
         HeadgateError: the manifest is wrong, or the job log cannot be read.
@@ -94,10 +94,11 @@ async def make_spec(manifest: Path, run: HeadRun) -> tuple[JobSpec, bool]:
     if checkpoint is not None:
         options = with_place_for_savepoints(spec.options, checkpoint.storage)
         spec = replace(spec, options=options)
-    # Without checkpoints a run has no id of its own, but the operator has to know whom it talks to.
+    # Without checkpoints a run has no id of its own, but the operator has to know which run answers.
     spec = replace(spec, run=run.run_id, group_slots=run.slots)
     if run.mode != "External":
-        # Its pods have what the slots take. Their nodes only say whose slots they are.
+        # Its pods have the resources of the slots. Their nodes only say to which group the slots
+        # belong.
         groups = spec.plan.slots_by_group
         spec = replace(
             spec, group_resources={group: node_resource_of(run, group) for group in groups}
@@ -118,9 +119,9 @@ class OwnRay:
     """The node of Ray in this pod.
 
     Attributes:
-        pod_ip: of this pod.
+        pod_ip: the IP of this pod.
         address: of the Ray cluster that this pod joins; empty: it is the head of a new one.
-        gcs_volume: where the volume for Ray's control store is mounted; None: Ray keeps it in memory.
+        gcs_volume: the mount path of the volume for Ray's control store; None: Ray keeps it in memory.
     """
 
     pod_ip: str
@@ -148,7 +149,7 @@ async def run(manifest: Path, head: HeadRun, own: OwnRay) -> int:
             except asyncio.CancelledError:
                 if not interrupts.cancelled:
                     raise
-                say("this pod is to end, and the job had not begun")
+                say("this pod has to end, and the job had not begun")
                 return 0
     if outcome.error is not None:
         report(outcome.error)
@@ -203,7 +204,7 @@ async def _run(
 
 
 async def _resolved(address: str) -> str:
-    """`host:port` with the IP of the host.
+    """Return `host:port` with the IP of the host.
 
     Raises:
         JobError: the name is not known (yet).
@@ -233,7 +234,7 @@ async def _until_up(ray: RayProcess, pod_ip: str) -> None:
 def _ray_ended(ray: RayProcess) -> JobError:
     return JobError(
         f"Ray has ended by itself in the head's pod: exit code {ray.ended.result()}",
-        fix="what it wrote is above; is kubernetes.coordinator.resources large enough?",
+        fix="its output is above; is kubernetes.coordinator.resources large enough?",
     )
 
 
@@ -245,7 +246,7 @@ def _last_words(spec: JobSpec, outcome: JobOutcome) -> str:
 
 
 async def _stay(interrupts: Interrupts) -> None:
-    """Wait for SIGTERM, unless it was what ended the job."""
+    """Wait for SIGTERM, unless SIGTERM has already ended the job."""
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""Who makes the Ray cluster: one function per `ray.mode`, from a run to the objects that make its pods."""
+"""The ways to make the Ray cluster of a job: a function for each `ray.mode`, from a run to its objects."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ OWN_COMMANDS: Final = "ray.io/overwrite-container-cmd"
 
 
 def managed(deployment: Deployment) -> list[dict[str, Any]]:
-    """A StatefulSet with Ray's head and the coordinator, and a Deployment of workers for each group."""
+    """Make a StatefulSet with Ray's head and the coordinator, and a Deployment for each worker group."""
     groups = deployment.job.groups.values()
     return [_head(deployment), *(_workers(deployment, group) for group in groups)]
 
 
 def external(deployment: Deployment) -> list[dict[str, Any]]:
-    """One pod that joins a Ray cluster of somebody else; workers run on the nodes of that cluster."""
+    """Make one pod that joins an existing Ray cluster; workers run on the nodes of that cluster."""
     return [_head(deployment, deployment.job.kubernetes.ray.address or "")]
 
 
 def kuberay(deployment: Deployment) -> list[dict[str, Any]]:
-    """A RayCluster, and one pod that joins it."""
+    """Make a RayCluster, and one pod that joins it."""
     name = ray_name(deployment.name)
     return [
         _head(deployment, f"{ray_head_service(name)}:{ports.RAY_GCS.number}"),
@@ -54,7 +54,7 @@ MODES: Final[dict[str, Mode]] = {"Managed": managed, "External": external, "Kube
 
 
 def pod_makers(deployment: Deployment) -> list[dict[str, Any]]:
-    """The objects that make the pods of this run. They carry its revision and its number."""
+    """Return the objects that make the pods of this run. They have its revision and its number."""
     made = MODES[deployment.job.kubernetes.ray.mode](deployment)
     own = {REVISION: deployment.run.revision, RUN: deployment.run_id}
     for each in made:
@@ -72,7 +72,7 @@ def _head(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
     }
     if deployment.job.kubernetes.ray.gcs_storage.type == "RocksDB":
         spec["volumeClaimTemplates"] = [_gcs_claim(deployment)]
-        # A new run has no use for what Ray knew of the nodes and actors of the one before.
+        # A new run does not need the nodes and actors of the former run in Ray's control store.
         spec["persistentVolumeClaimRetentionPolicy"] = {
             "whenDeleted": "Delete",
             "whenScaled": "Delete",
@@ -88,7 +88,7 @@ def _head(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
 
 
 def _gcs_claim(deployment: Deployment) -> dict[str, Any]:
-    """The volume of Ray's control store; only one head at a time has it open."""
+    """Return the claim of the volume of Ray's control store, which only one head at a time has open."""
     storage = deployment.job.kubernetes.ray.gcs_storage
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
@@ -109,7 +109,7 @@ def _workers(deployment: Deployment, group: WorkerGroup) -> dict[str, Any]:
         role=WORKER,
         spec={
             "replicas": group.needed(deployment.run.parallelism),
-            # Pods of one run only: a new run has a new Deployment.
+            # It has pods of one run only: a new run has a new Deployment.
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": deployment.workers_selector(group.name)},
             "template": worker_pod(deployment, group),
@@ -118,10 +118,10 @@ def _workers(deployment: Deployment, group: WorkerGroup) -> dict[str, Any]:
 
 
 def _ray_cluster(deployment: Deployment, name: str) -> dict[str, Any]:
-    """The head of Ray, and the same workers as in a cluster of ours, in pods that KubeRay makes.
+    """Return a RayCluster: Ray's head, and the same workers as with `Managed`, in pods made by KubeRay.
 
-    KubeRay leaves the commands and the probes to us. With its own ones the ports would not be those of the
-    table, workers could not leave in good order, and probes would need more than is in the image.
+    KubeRay uses our commands and probes. With its own ones the ports would not be those of the table,
+    workers could not leave in good order, and probes would need programs that the image does not have.
     """
     spec: dict[str, Any] = {
         "enableInTreeAutoscaling": False,
@@ -154,12 +154,12 @@ def _ray_group(deployment: Deployment, group: WorkerGroup, ray_head: str) -> dic
 
 
 def ray_head_service(ray_cluster: str) -> str:
-    """The Service that KubeRay makes for the head of a RayCluster."""
+    """Return the name of the Service that KubeRay makes for the head of a RayCluster."""
     return f"{ray_cluster}-head-svc"
 
 
 def _ray_head_pod(deployment: Deployment) -> dict[str, Any]:
-    """The pod with Ray's head alone. It has the resources and the template of the coordinator's pod."""
+    """Return the pod of Ray's head alone, with the resources and the template of the coordinator's pod."""
     template = head_pod(deployment)
     container = template["spec"]["containers"][0]
     listens = {"tcpSocket": {"port": ports.RAY_GCS.number}}
@@ -171,7 +171,7 @@ def _ray_head_pod(deployment: Deployment) -> dict[str, Any]:
     }
     for name in PROBES:
         container[name].pop("httpGet")
-    # The Service of the job leads to the pod with the coordinator, which is another one.
+    # The Service of the job leads to another pod, the one with the coordinator.
     del template["metadata"]["labels"][ROLE]
     return template
 
@@ -179,10 +179,10 @@ def _ray_head_pod(deployment: Deployment) -> dict[str, Any]:
 def with_replicas(
     groups: Sequence[Mapping[str, Any]], replicas: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The worker groups of a RayCluster with other replicas.
+    """Return the worker groups of a RayCluster with other replicas.
 
     Args:
-        groups: all of them, as a list is written as a whole.
+        groups: all groups, because the list is written as a whole.
         replicas: by name of a slot sharing group; none for a group that the job does not have.
     """
     return [{**group, **_amount(replicas.get(group["groupName"], 0))} for group in groups]
@@ -193,7 +193,7 @@ def _amount(replicas: int) -> dict[str, int]:
 
 
 def workers_of(child: Mapping[str, Any]) -> int:
-    """How many workers an object is to make."""
+    """Return the number of workers that an object should make."""
     if child["kind"] == "Deployment":
         return int(child["spec"].get("replicas", 0))
     groups = child["spec"]["workerGroupSpecs"] if child["kind"] == "RayCluster" else ()

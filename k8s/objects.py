@@ -36,12 +36,12 @@ MANIFEST_KEY: Final = "job.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the operator was installed with.
+    """The settings with which the operator was installed.
 
     Attributes:
-        default_image: for jobs that name none.
-        operator_namespace: where the operator's pods are, which may talk to the REST API of jobs.
-        operator_labels: of these pods.
+        default_image: the image of jobs that name none.
+        operator_namespace: the namespace of the operator's pods, which may use the REST API of jobs.
+        operator_labels: the labels of these pods.
         metrics_from: labels of the namespaces that may read metrics; None: no other namespace may.
     """
 
@@ -55,11 +55,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One run of a job that is to exist: everything its objects are made of.
+    """One run of a job that should exist, with everything that its objects are made of.
 
     Attributes:
         name, namespace, uid: of the StreamJob; the uid makes it the owner of every object.
-        job: its spec, of the revision that runs.
+        job: its spec, from the running revision.
         run: the run; its number and the uid are the run id.
     """
 
@@ -76,11 +76,11 @@ class Deployment:
 
     @property
     def in_groups(self) -> bool:
-        """The job has other slot sharing groups than the default one."""
+        """Return True if the job has other slot sharing groups than the default one."""
         return list(self.job.groups) != [DEFAULT_GROUP]
 
     def workers_selector(self, group: str) -> dict[str, str]:
-        """Labels that the worker pods of a slot sharing group have, and no others."""
+        """Return the labels that only the worker pods of a slot sharing group have."""
         return selector(self.name, WORKER, group if self.in_groups else None)
 
     @property
@@ -90,37 +90,37 @@ class Deployment:
 
 
 def head_name(job: str) -> str:
-    """Of the StatefulSet and the Service."""
+    """Return the name of the StatefulSet and the Service."""
     return f"{job}-head"
 
 
 def workers_name(job: str, group: str = DEFAULT_GROUP) -> str:
-    """Of the Deployment of a slot sharing group. The default one names the PodDisruptionBudget, too."""
+    """Return the name of a group's Deployment, and, of the default group, of the PodDisruptionBudget."""
     return f"{job}-workers" + ("" if group == DEFAULT_GROUP else f"-{group}")
 
 
 def ray_name(job: str) -> str:
-    """Of the RayCluster."""
+    """Return the name of the RayCluster."""
     return f"{job}-ray"
 
 
 def token_name(job: str) -> str:
-    """Of the Secret with the token that the operator makes."""
+    """Return the name of the Secret with the token that the operator makes."""
     return f"{job}-token"
 
 
 def manifest_name(job: str, revision: str) -> str:
-    """Of the ConfigMap with the manifest of a revision."""
+    """Return the name of the ConfigMap with the manifest of a revision."""
     return f"{job}-{revision}"
 
 
 def selector(job: str, role: str | None = None, group: str | None = None) -> dict[str, str]:
-    """Labels that all pods of the job have, or those of one role or group. They never change."""
+    """Return the labels of all pods of the job, or of those of one role or group. They never change."""
     return {JOB: job} | ({ROLE: role} if role else {}) | ({GROUP: group} if group else {})
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
-    """The labels of an object."""
+    """Return the labels of an object."""
     common = {
         "app.kubernetes.io/name": "headgate",
         "app.kubernetes.io/instance": job,
@@ -139,7 +139,7 @@ def owned(
     role: str | None = None,
     **body: Any,
 ) -> dict[str, Any]:
-    """An object that goes when the StreamJob goes."""
+    """Return an object that is deleted together with the StreamJob."""
     made = {
         "apiVersion": api_version,
         "kind": kind,
@@ -157,7 +157,7 @@ def owned(
 
 
 def owner(name: str, uid: str) -> dict[str, Any]:
-    """The reference to the StreamJob."""
+    """The owner reference to the StreamJob."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -169,19 +169,19 @@ def owner(name: str, uid: str) -> dict[str, Any]:
 
 
 def owned_by(child: Mapping[str, Any], uid: str) -> bool:
-    """True if the object with this uid owns it, and not one of the same name that is gone."""
+    """Return True if the owner is the object with this uid, and not an earlier one of the same name."""
     owners = child["metadata"].get("ownerReferences", ())
     return any(each.get("uid") == uid for each in owners)
 
 
 def digest(value: Any) -> str:
-    """Ten characters that stand for a value."""
+    """Return a hash of a value with ten characters."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def manifest(deployment: Deployment) -> dict[str, Any]:
-    """The ConfigMap with the StreamJob of this revision: pods read it, and a rollback comes back to it."""
+    """Return the ConfigMap with the StreamJob of this revision, for the pods and for a rollback."""
     text = yaml.safe_dump(
         {
             "apiVersion": API_VERSION,
@@ -200,12 +200,12 @@ def manifest(deployment: Deployment) -> dict[str, Any]:
 
 
 def token(deployment: Deployment) -> dict[str, Any]:
-    """The Secret of the token, without its value: whoever creates it puts 256 random bits there."""
+    """Return the Secret of the token without its value: `Create` puts 256 random bits there."""
     return owned(deployment, "v1", "Secret", token_name(deployment.name), type="Opaque")
 
 
 def supporting(deployment: Deployment) -> list[dict[str, Any]]:
-    """The objects around the pods that may be changed while these run."""
+    """Return the objects around the pods that may be changed while the pods run."""
     found = [_service(deployment), _network_policy(deployment)]
     if deployment.job.kubernetes.ray.mode == "Managed":
         found.append(_disruption_budget(deployment))
@@ -233,7 +233,7 @@ def _service(deployment: Deployment) -> dict[str, Any]:
 
 
 def _network_policy(deployment: Deployment) -> dict[str, Any]:
-    """Nobody gets in but pods of the job, the operator, who may read metrics, and a Ray that was joined."""
+    """Allow connections from pods of the job, the operator, readers of metrics, and an external Ray."""
     settings = deployment.settings
     namespace = {"kubernetes.io/metadata.name": settings.operator_namespace}
     ingress: list[dict[str, Any]] = [
@@ -275,7 +275,7 @@ def _network_policy(deployment: Deployment) -> dict[str, Any]:
 
 
 def _disruption_budget(deployment: Deployment) -> dict[str, Any]:
-    """A drain takes one worker at a time. The head has none: with one pod it could only block drains."""
+    """Let a drain take one worker at a time. The head has no budget: with one pod it would block drains."""
     return owned(
         deployment,
         "policy/v1",

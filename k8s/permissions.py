@@ -1,8 +1,8 @@
 """The rights of the operator; `python -m headgate.k8s.permissions` writes them into the chart.
 
-This table is their only source. It has what the operator's requests need, and nothing else: no `*`, and no
-listing or watching of Secrets, of which the operator asks for each by its name. Most other objects it lists
-and watches, and never asks for one.
+This table is their only source. It has the rights that the operator's requests need, and no others: no
+`*`, and no listing or watching of Secrets, each of which the operator gets by its name. It lists and
+watches most other objects, and never gets a single one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Permission:
     verbs: tuple[str, ...]
 
     def rule(self) -> dict[str, Any]:
-        """As a rule of a Role."""
+        """The permission as a rule of a Role."""
         return {
             "apiGroups": [self.group],
             "resources": list(self.resources),
@@ -62,7 +62,7 @@ LEASE_CREATION: Final = (Permission("coordination.k8s.io", ("leases",), ("create
 
 
 def rendered() -> str:
-    """The file of the chart, from which its roles are made."""
+    """Return the file of the chart, from which its roles are made."""
     parts = {"jobs": JOBS, "kubeRay": KUBERAY, "lease": LEASE, "leaseCreation": LEASE_CREATION}
     rules = {name: [each.rule() for each in table] for name, table in parts.items()}
     return _COMMENT + yaml.safe_dump(rules, sort_keys=False, default_flow_style=None)

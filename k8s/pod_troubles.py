@@ -1,4 +1,4 @@
-"""Why a pod does not run, in the words of Kubernetes: otherwise people have to dig for it."""
+"""The reasons why pods do not run, in the words of Kubernetes, so that users need not search for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSED: Final = 2
 
 
 def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
-    """The trouble of the first pod that has one, with its name; empty if there is none."""
+    """Return the trouble of the first pod that has one, with the pod's name; empty if there is none."""
     for pod in sorted(pods, key=lambda each: str(each["metadata"]["name"])):
         found = trouble(pod)
         if found:
@@ -25,13 +25,13 @@ def troubles(pods: Iterable[Mapping[str, Any]]) -> str:
 
 
 def refused_pods(makers: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> str:
-    """Why the API server takes no pods of one of these objects, such as a quota; empty if it does.
+    """Return why the API server refuses pods of these objects, such as a quota; empty if it does not.
 
     Args:
         makers: StatefulSets and Deployments.
-        events: about StatefulSets, whose status does not say it; see `wants_pods`.
+        events: events about StatefulSets, whose status does not have the reason; see `wants_pods`.
     """
-    # The head, which is of a StatefulSet, comes first: workers without it are of no use.
+    # The head comes first, because workers are useless without it. It belongs to a StatefulSet.
     for maker in sorted(makers, key=lambda each: str(each["kind"]), reverse=True):
         found = _refusal_in_status(maker) or _newest_refusal(maker, events)
         if found:
@@ -40,7 +40,7 @@ def refused_pods(makers: Iterable[Mapping[str, Any]], events: Iterable[Mapping[s
 
 
 def wants_pods(maker: Mapping[str, Any]) -> bool:
-    """True of a StatefulSet that has fewer pods than it should have."""
+    """Return True for a StatefulSet that has fewer pods than it should have."""
     wanted = maker.get("spec", {}).get("replicas", 1)
     return bool(
         maker["kind"] == "StatefulSet" and wanted > maker.get("status", {}).get("replicas", 0)
@@ -64,7 +64,7 @@ def _newest_refusal(maker: Mapping[str, Any], events: Iterable[Mapping[str, Any]
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
-    """The time of an event as text that sorts; a controller writes one of these fields."""
+    """Return the time of an event as text that sorts; a controller writes one of these fields."""
     series = event.get("series") or {}
     times = (
         series.get("lastObservedTime"),
@@ -75,7 +75,7 @@ def _last_seen(event: Mapping[str, Any]) -> str:
 
 
 def trouble(pod: Mapping[str, Any]) -> str:
-    """Why this pod does not run or is not ready; empty if nothing is known to be wrong with it."""
+    """Return why this pod does not run or is not ready; empty if no reason is known."""
     status = pod.get("status", {})
     for container in (
         *status.get("initContainerStatuses", ()),
@@ -93,9 +93,9 @@ def trouble(pod: Mapping[str, Any]) -> str:
 
 
 def refusal(pod: Mapping[str, Any]) -> str:
-    """What our container in the pod said when it ended with the exit code `REFUSED`; empty if it did not.
+    """Return the last message of our container if it ended with the exit code `REFUSED`; else empty.
 
-    It would end in the same way again. The user's containers may mean something else by that code.
+    It would end in the same way again. The code may have another meaning in the user's containers.
     """
     statuses = pod.get("status", {}).get("containerStatuses", ())
     for container in (each for each in statuses if each.get("name") == CONTAINER):
@@ -108,13 +108,13 @@ def refusal(pod: Mapping[str, Any]) -> str:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """True if the pod's readiness probe succeeds."""
+    """Return True if the pod's readiness probe succeeds."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def _container(container: Mapping[str, Any]) -> str:
-    """A container's waiting reason, with how it ended the last time if it did."""
+    """Return a container's waiting reason, with the way it ended the last time if it did."""
     state, last = container.get("state", {}), container.get("lastState", {}).get("terminated", {})
     waiting = state.get("waiting", {})
     ended = state.get("terminated", {})

@@ -65,13 +65,13 @@ _GPU: Final = "/gpu"
 _STORAGE_OPTIONS: Final = "s3."
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 LOST_S: Final = 30
-"""Kubernetes takes a pod for lost so long after its node; without that, after five minutes."""
+"""Time after the loss of a node until Kubernetes gives up its pods; the default is five minutes."""
 _LOST_NODES: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _APPENDED: Final = frozenset(("tolerations", "envFrom"))
 
 
 def head_pod(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
-    """The template of the head: Ray's head, or a node of another Ray, with the coordinator in it."""
+    """Return the template of the head: Ray's head, or a node of another Ray, with the coordinator in it."""
     run, kubernetes = deployment.run, deployment.job.kubernetes
     command = [
         "headgate", "k8s", "head",
@@ -95,7 +95,7 @@ def head_pod(deployment: Deployment, ray_address: str = "") -> dict[str, Any]:
 
 
 def worker_pod(deployment: Deployment, group: WorkerGroup, ray_head: str = "") -> dict[str, Any]:
-    """The template of a worker of a slot sharing group: one node of Ray.
+    """Return the template of a worker of a slot sharing group: one node of Ray.
 
     Args:
         ray_head: host of Ray's head; default: the Service of the job.
@@ -131,13 +131,13 @@ def cleaning_job(
     *,
     manifest: str = "",
 ) -> dict[str, Any]:
-    """A Kubernetes Job that deletes state, when the pods of the job are gone.
+    """Return a Kubernetes Job that deletes state when the pods of the job no longer exist.
 
-    Its pod reaches the storage as that of the coordinator did: by the same identity, credentials, variables
-    and volumes, on such a node.
+    Its pod reaches the storage as that of the coordinator did: with the same identity, credentials,
+    variables and volumes, and on the same kind of node.
 
     Args:
-        manifest: name of a ConfigMap that is mounted where the coordinator has it; empty: none.
+        manifest: the name of a ConfigMap that is mounted as in the coordinator; empty: none.
     """
     container = _container(command, runtime.image, runtime.image_pull_policy)
     container["env"] = [{"name": "HOME", "value": "/tmp"}, *_variables(runtime.env)]
@@ -154,7 +154,7 @@ def cleaning_job(
         container["volumeMounts"].append(mount)
     template = merged({"metadata": {}, "spec": spec}, runtime.pod_template)
     common = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "cleaning"}
-    # Only the object has the label of the job: its pod is none of those that the job consists of.
+    # Only the object has the label of the job, because its pod does not belong to the pods of the job.
     users = template["metadata"].get("labels", {})
     users = {key: value for key, value in users.items() if not key.startswith(PREFIX)}
     metadata = {
@@ -178,9 +178,10 @@ def cleaning_job(
 
 
 def _ending(spec: dict[str, Any], command: list[str]) -> dict[str, Any]:
-    """A pod that runs one command to its end.
+    """Return a pod that runs one command to its end.
 
-    Other containers would never end. What serves a coordinator is dropped: its probes, hooks and arguments.
+    Other containers would never end, so they are dropped. So are the probes, hooks and arguments that
+    only a coordinator needs.
     """
     (container,) = (each for each in spec["containers"] if each["name"] == CONTAINER)
     kept = {name: value for name, value in container.items() if name not in _SERVING}
@@ -188,10 +189,10 @@ def _ending(spec: dict[str, Any], command: list[str]) -> dict[str, Any]:
 
 
 def state_cleaning_job(deployment: Deployment, name: str) -> dict[str, Any]:
-    """The Job that deletes a job's checkpoints and its log, but no savepoint.
+    """Return the Job that deletes a job's checkpoints and its log, but no savepoint.
 
-    It must refuse if the log was begun, or gone on with, by a StreamJob with another uid: such a Job may be
-    made late, when a StreamJob of the same name is there again.
+    It must refuse if the log was begun or continued by a StreamJob with another uid, because the Job may
+    be made late, when a new StreamJob of the same name exists.
     """
     command = ["headgate", "k8s", "delete-state", "--job", f"{MANIFEST_PATH}/{MANIFEST_KEY}"]
     command += ["--uid", deployment.uid]
@@ -214,7 +215,7 @@ def savepoint_cleaning_job(
     runtime: Runtime,
     path: str,
 ) -> dict[str, Any]:
-    """The Job that deletes the files of a savepoint."""
+    """Return the Job that deletes the files of a savepoint."""
     command = ["headgate", "savepoint", "dispose", path]
     for key, value in runtime.options.items():
         command += ["-D", f"{key}={_for_container(str(value), runtime.env)}"]
@@ -222,9 +223,9 @@ def savepoint_cleaning_job(
 
 
 def _for_container(text: str, env: Mapping[str, Any]) -> str:
-    """`${NAME}` of a manifest as `$(NAME)`, which Kubernetes replaces in the command of a container.
+    """Write `${NAME}` as `$(NAME)`, which Kubernetes replaces in the command of a container.
 
-    A default counts unless the variable is among `env`: what is in the image is not known here.
+    A default counts unless the variable is in `env`: the variables of the image are not known here.
     """
 
     def written(found: re.Match[str]) -> str:
@@ -235,7 +236,7 @@ def _for_container(text: str, env: Mapping[str, Any]) -> str:
 
 
 def runtime_of(job: Job, settings: Settings) -> Runtime:
-    """What a pod needs to reach the job's storage."""
+    """Return the settings that a pod needs to reach the job's storage."""
     kubernetes = job.kubernetes
     credentials = kubernetes.storage.credentials_secret_ref
     options = job.spec.get("options") or {}
@@ -252,7 +253,7 @@ def runtime_of(job: Job, settings: Settings) -> Runtime:
 
 
 def merged(base: Any, over: Any, key: str = "") -> Any:
-    """`over` laid upon `base`: mappings field by field, lists of named entries name by name."""
+    """Merge `over` into `base`: mappings field by field, lists of named entries name by name."""
     if isinstance(base, dict) and isinstance(over, dict):
         both = {name: merged(base[name], over[name], name) for name in base if name in over}
         return base | over | both
@@ -271,7 +272,7 @@ def merged(base: Any, over: Any, key: str = "") -> Any:
 def _template(
     deployment: Deployment, role: str, command: list[str], group: WorkerGroup | None = None
 ) -> dict[str, Any]:
-    """The pod template of a role, with the user's laid upon it; our labels cannot be changed."""
+    """Return the pod template of a role, merged with the user's; our labels cannot be changed."""
     kubernetes = deployment.job.kubernetes
     section = kubernetes.coordinator if group is None else group.workers
     container = _container(
@@ -311,21 +312,21 @@ def _template(
 
 
 def _leave_lost_nodes(spec: dict[str, Any]) -> None:
-    """Have Kubernetes give up the pod soon after its node, unless the user says when it does."""
+    """Make Kubernetes give up the pod soon after its node, unless the user's tolerations say otherwise."""
     given = spec.get("tolerations", [])
     keys = {each.get("key") for each in given}
     own = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_S}
         for key in _LOST_NODES
-        if not keys & {key, None}  # one without a key is for all taints
+        if not keys & {key, None}  # a toleration without a key is for all taints
     ]
     spec["tolerations"] = [*given, *own]
 
 
 def _fetch_code(spec: dict[str, Any], archive: str) -> None:
-    """Have the code unpacked before the pod's own container starts, with what this one has to reach it.
+    """Add an init container that unpacks the code, with the same access to the storage as the pod's own.
 
-    That is the last of the init containers: one of the user's may log in first.
+    It is the last of the init containers, because one of the user's may log in first.
     """
     (container,) = (each for each in spec["containers"] if each["name"] == CONTAINER)
     kept = (
@@ -345,7 +346,7 @@ def _fetch_code(spec: dict[str, Any], archive: str) -> None:
         "command": command,
         **{name: container[name] for name in kept if name in container},
     }
-    # The module path is for the job: half of the code could be there from an attempt before.
+    # The module path is for the job only: it may have half of the code, from an earlier attempt.
     first["env"] = [each for each in first["env"] if each["name"] != "PYTHONPATH"]
     spec["initContainers"] = [*spec.get("initContainers", ()), first]
 
@@ -373,7 +374,7 @@ def _container(command: list[str], image: str, pull_policy: str) -> dict[str, An
         "name": CONTAINER,
         "image": image,
         "command": command,
-        # What it says when it fails is then in the status of the pod, and in that of the StreamJob.
+        # The message of a failure is then in the status of the pod, and in that of the StreamJob.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -387,14 +388,14 @@ def _container(command: list[str], image: str, pull_policy: str) -> dict[str, An
 
 
 def _amounts(resources: Resources, role: str, group: WorkerGroup | None = None) -> dict[str, Any]:
-    """Requests with defaults, and a limit on memory; without a limit on CPU unless one is asked for."""
+    """Return requests with defaults, and a limit on memory; CPU has a limit only if the user sets one."""
     requests = _DEFAULTS[role] | _of_slots(group) | resources.requests
     limits = {"memory": requests["memory"]} | _gpus(resources, group) | resources.limits
     return {"requests": requests, "limits": limits}
 
 
 def _of_slots(group: WorkerGroup | None) -> dict[str, str]:
-    """The CPU and memory that the slots of a worker take."""
+    """Return the CPU and memory that the slots of a worker take."""
     if group is None:
         return {}
     slots, slot = group.workers.slots, group.slot
@@ -403,7 +404,7 @@ def _of_slots(group: WorkerGroup | None) -> dict[str, str]:
 
 
 def _gpus(resources: Resources, group: WorkerGroup | None) -> dict[str, str]:
-    """The GPUs that the slots of a worker take, unless the user says what they are called."""
+    """Return the GPUs that the slots of a worker take, unless the user names another kind of GPU."""
     named = any(name.endswith(_GPU) for name in (*resources.limits, *resources.requests))
     if group is None or not group.slot.gpu or named:
         return {}
@@ -443,7 +444,7 @@ def _environment(deployment: Deployment, role: str) -> list[dict[str, Any]]:
 
 
 def _variables(env: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`kubernetes.env` as a container has it: texts, and keys of Secrets."""
+    """Return `kubernetes.env` in the form of a container: texts, and keys of Secrets."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": value}}
         if isinstance(value, dict)
@@ -453,7 +454,7 @@ def _variables(env: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _volumes(deployment: Deployment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Mounts, and the volumes behind them."""
+    """Return mounts and their volumes."""
     code = deployment.job.kubernetes.code
     config_map = {"name": manifest_name(deployment.name, deployment.run.revision)}
     secret = {
@@ -488,7 +489,7 @@ def _probes() -> dict[str, Any]:
         return {"httpGet": {"path": path, "port": ports.REST.name}}
 
     return {
-        # Ray and a large image take their time: five minutes until the other probes count.
+        # Ray and a large image start slowly, so the other probes count only after five minutes.
         "startupProbe": get("/healthz") | {"periodSeconds": 2, "failureThreshold": 150},
         "livenessProbe": get("/healthz") | {"periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": get("/readyz") | {"periodSeconds": 5, "failureThreshold": 2},

@@ -11,10 +11,10 @@ class Port:
     """One port, or a range of them.
 
     Attributes:
-        name: as in a Service: at most 15 characters.
+        name: the name in a Service, of at most 15 characters.
         number: the port, or the first of the range.
         last: the last of the range; 0: there is only one.
-        meaning: who listens, and to whom.
+        meaning: the process that listens, and its clients.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Port:
     last: int = 0
 
     def policy(self) -> dict[str, Any]:
-        """As an entry of a NetworkPolicy."""
+        """The port as an entry of a NetworkPolicy."""
         entry: dict[str, Any] = {"protocol": "TCP", "port": self.number}
         return entry | {"endPort": self.last} if self.last else entry
 
@@ -50,6 +50,6 @@ ALL: Final = (
     RAY_WORKERS,
 )
 OF_A_GUEST: Final = (CONTROL, RAY_NODE, RAY_OBJECTS, RAY_WORKERS)
-"""What the nodes of somebody else's Ray cluster connect to on a coordinator's pod that has joined it."""
+"""The ports of a coordinator's pod to which the nodes of an external Ray cluster connect."""
 NAMED: Final = tuple(port for port in ALL if not port.last)
 """Those that containers and Services list; a range has no name there."""

@@ -1,4 +1,4 @@
-"""How Ray is started in a pod: command lines, and which processes of a node belong to it. Without Ray."""
+"""The start of Ray in a pod, without Ray: its command lines, and the processes of a node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ WORKER_TITLE: Final = "ray::WorkerActor"
 
 
 def start_head(pod_ip: str, address: str = "") -> list[str]:
-    """The command that starts Ray in the head's pod and stays in the foreground; it hosts no workers.
+    """Return the command that starts Ray in the head's pod, in the foreground; it hosts no workers.
 
     Args:
-        pod_ip: of this pod.
-        address: of a Ray cluster that this pod joins; empty: it is the head of a new one.
+        pod_ip: the IP of this pod.
+        address: the address of a Ray cluster that this pod joins; empty: it is the head of a new one.
     """
-    # The operator makes the workers, and the autoscaler's monitor would listen on a port of its own.
+    # The autoscaler is not needed, because the operator makes the workers, and its monitor would open a
+    # port.
     head = ("--head", f"--port={ports.RAY_GCS.number}", "--include-dashboard=false", "--no-monitor")
     joining = (f"--address={address}", f"--labels={NO_WORKERS_LABEL}={NO_WORKERS}")
     return [
@@ -37,22 +38,22 @@ def start_head(pod_ip: str, address: str = "") -> list[str]:
 
 
 def group_resource(group: str) -> str:
-    """The custom resource of Ray of which a node of a slot sharing group has one for each slot."""
+    """Return the custom resource of Ray of which a node of a slot sharing group has one for each slot."""
     return f"headgate_slot_of_{group}"
 
 
 def node_resources(slots: int, group: str = "") -> dict[str, int]:
-    """The custom resources of a node; without a group if the job has the default one only."""
+    """Return the custom resources of a node; without a group if the job has only the default one."""
     return {SLOT_RESOURCE: slots} | ({group_resource(group): slots} if group else {})
 
 
 def start_worker(head: str, pod_ip: str, slots: int, group: str = "") -> list[str]:
-    """The command that joins the cluster of a head and stays in the foreground.
+    """Return the command that joins the cluster of a head and stays in the foreground.
 
     Args:
-        head: IP of the head.
-        pod_ip: at which the other nodes reach this one.
-        slots: how many subtasks of a step this node hosts.
+        head: the IP of the head.
+        pod_ip: the IP at which the other nodes reach this one.
+        slots: the number of subtasks of a step that this node hosts.
         group: the slot sharing group whose workers run here; empty: the job has one only.
     """
     return [
@@ -65,7 +66,7 @@ def start_worker(head: str, pod_ip: str, slots: int, group: str = "") -> list[st
 
 
 def fixed_ports(pod_ip: str) -> list[str]:
-    """What `ray start` gets in every pod: the address, the ports of the table, and little memory."""
+    """Return the arguments of `ray start` in every pod: address, fixed ports, and a small object store."""
     agents = (
         "metrics-export",
         "runtime-env-agent",
@@ -84,7 +85,7 @@ def fixed_ports(pod_ip: str) -> list[str]:
 
 
 def descendants(parents: Mapping[int, int], root: int) -> set[int]:
-    """The processes below `root`. `parents` has the parent of each process."""
+    """Return the processes below `root`. `parents` has the parent of each process."""
     found: set[int] = set()
     below = {root}
     while below:
@@ -94,7 +95,7 @@ def descendants(parents: Mapping[int, int], root: int) -> set[int]:
 
 
 def worker_processes(root: int, proc: Path = Path("/proc")) -> list[int]:
-    """The workers' processes below the process `root`: those that SIGTERM makes leave in good order."""
+    """Return the workers' processes below the process `root`, which leave in good order after SIGTERM."""
     pids = [int(each.name) for each in proc.iterdir() if each.name.isdigit()]
     parents = dict(_parents(pids, proc))
     return sorted(
@@ -113,7 +114,7 @@ def _parents(pids: Iterable[int], proc: Path) -> Iterable[tuple[int, int]]:
 
 
 def _read(path: Path) -> str:
-    """The content of a file; empty if its process has ended."""
+    """Return the content of a file; empty if its process has ended."""
     try:
         return path.read_text(errors="replace")
     except OSError:

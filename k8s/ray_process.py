@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 STOP_S: Final = 5.0
-"""Ray gets this long between SIGTERM and SIGKILL."""
+"""The time that Ray gets between SIGTERM and SIGKILL, in seconds."""
 
 
 class RayProcess:
-    """A child in a process group of its own: a signal to ours must not end Ray before its workers."""
+    """A child in its own process group, so that a signal to ours does not end Ray before its workers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         """Use `start`."""
@@ -25,7 +25,7 @@ class RayProcess:
 
     @staticmethod
     async def start(command: Sequence[str], more: Mapping[str, str] | None = None) -> RayProcess:
-        """Start it, with `more` variables than this process has; it takes a while until it listens."""
+        """Start Ray, with the variables `more` besides those of this process. It listens after a while."""
         env = {**os.environ, **(more or {})}
         return RayProcess(await asyncio.create_subprocess_exec(*command, process_group=0, env=env))
 
@@ -34,7 +34,7 @@ class RayProcess:
         return self._process.pid
 
     async def stop(self) -> None:
-        """End `ray start`, which ends what it has started; then whatever is left of its group."""
+        """End `ray start`, which ends its children, and then the remaining processes of its group."""
         if not self.ended.done():
             self._process.terminate()
             await asyncio.wait({self.ended}, timeout=STOP_S)
@@ -44,7 +44,7 @@ class RayProcess:
 
 
 async def listens(host: str, port: int) -> bool:
-    """True if something takes connections there."""
+    """Return True if a process takes connections there."""
     try:
         async with asyncio.timeout(2.0):
             _, writer = await asyncio.open_connection(host, port)
@@ -55,9 +55,9 @@ async def listens(host: str, port: int) -> bool:
 
 
 async def address_of(host: str) -> str:
-    """The IP of a host, as the system resolves it; empty if the name is not known (yet).
+    """Return the IP of a host, as the system resolves it; empty if the name is not known (yet).
 
-    Ray has a resolver of its own, which knows no hosts file.
+    Ray has its own resolver, which does not read the hosts file.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
-"""What the operator does about a StreamJob: a pure function of what is wanted and what is seen.
+"""The decisions of the operator about a StreamJob, as a pure function of its spec and the observations.
 
-`reconcile` is level-triggered: it is not told what has changed, but decides from the whole state. It is
+`reconcile` is level-triggered: it does not get the changes, but decides from the whole state. It is
 called again and again, until it has nothing to do. See docs/design/operator.md.
 """
 
@@ -52,12 +52,12 @@ RESCALE_PAUSE_MS: Final = 30_000
 @final
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a reconciliation decided.
+    """The decisions of a reconciliation.
 
     Attributes:
-        actions: in the order in which they are executed. The shell stops at the first that fails.
-        status: what `SetStatus` writes; equal to the given one if there is no `SetStatus`.
-        deadline_ms: when its phase will have lasted too long, since 1970; 0: never.
+        actions: the actions, in the order of their execution. The shell stops at the first that fails.
+        status: the status that `SetStatus` writes; equal to the given one if there is no `SetStatus`.
+        deadline_ms: the time when its phase will have lasted too long, since 1970; 0: never.
     """
 
     actions: tuple[Action, ...]
@@ -72,14 +72,14 @@ def reconcile(
     now_ms: int,
     settings: Settings,
 ) -> Result:
-    """Decide what is to be done about a StreamJob.
+    """Decide on the actions for a StreamJob.
 
     Args:
         resource: the StreamJob as the API server has it.
         status: its status; an empty one at first.
-        observed: the objects and pods around it, and what its coordinator answers.
+        observed: the objects and pods around it, and the answer of its coordinator.
         now_ms: milliseconds since 1970.
-        settings: what the operator was installed with.
+        settings: the settings with which the operator was installed.
     """
     context = Context(resource, copied(status), observed, now_ms, settings)
     parsed = parse_job(resource)
@@ -103,9 +103,9 @@ def reconcile(
 
 
 def _result(context: Context, before: StreamJobStatus) -> Result:
-    """The status is written first: it holds the decisions that the other actions carry out.
+    """Return the result. The status is written first, because the other actions carry out its decisions.
 
-    It is also written unchanged, which fails if somebody else has changed the StreamJob since.
+    It is also written unchanged, which fails if the StreamJob has been changed since it was read.
     """
     actions: list[Action] = [each for each in context.actions if not isinstance(each, Requeue)]
     pauses = [each.after_ms for each in context.actions if isinstance(each, Requeue)]
@@ -133,7 +133,7 @@ def _adopt(context: Context) -> None:
 
 
 def _observe(context: Context) -> None:
-    """Put what is seen into the status. Nothing here is a decision."""
+    """Put the observations into the status. Nothing here is a decision."""
     status, report, run = context.status, context.report, context.status.run
     status.selector = worker_selector(context.name)
     deletion = context.deletion
@@ -170,7 +170,7 @@ def _observe(context: Context) -> None:
 
 
 def _workers(context: Context) -> tuple[int, int]:
-    """Ready worker pods of the run, and how many there are to be."""
+    """Count the ready worker pods of the run, and those that it should have."""
     run = context.status.run
     if run is None:
         return 0, 0
@@ -180,7 +180,7 @@ def _workers(context: Context) -> tuple[int, int]:
 
 
 def _own_workers(context: Context, group: str | None = None) -> list[Object]:
-    """The worker pods of the run; if a group is named, those of this slot sharing group."""
+    """Return the worker pods of the run; if a group is named, those of this slot sharing group."""
     run = context.status.run
     wanted = {ROLE: WORKER} | ({GROUP: group} if group else {})
     return [
@@ -235,7 +235,7 @@ def _delete(context: Context) -> None:
 
 
 def _decide_start(context: Context) -> None:
-    """There is no run: is there to be one?"""
+    """Decide whether to start a run, if there is none."""
     status, job = context.status, context.job
     assert job is not None
     run, kubernetes = status.run, job.kubernetes
@@ -288,7 +288,7 @@ def _begin_restored_run(context: Context, target: Job) -> None:
 
 
 def _decide_change(context: Context, run: Run) -> None:
-    """There is a run: does it have to change?"""
+    """Decide whether the run has to change."""
     status, job, report = context.status, context.job, context.report
     assert job is not None
     held = _is_held(context)
@@ -313,7 +313,7 @@ def _decide_change(context: Context, run: Run) -> None:
 
 
 def _is_held(context: Context) -> bool:
-    """A change was put off, and it is not yet time to try it again."""
+    """Return True if a change was put off, and it is not yet time to try it again."""
     held = context.status.held
     if held is None or context.over:
         return False
@@ -338,7 +338,7 @@ def _begin_restore(context: Context, run: Run) -> None:
 
 
 def _decide_end(context: Context, run: Run, state: str, failure: str) -> None:
-    """The job is over: is that the end?"""
+    """Decide about a job that has ended: whether it stays so, or is run again."""
     if state == "FINISHED":
         context.begin("End", "the job has read all its input", outcome="Finished")
     elif state != "FAILED":
@@ -348,7 +348,7 @@ def _decide_end(context: Context, run: Run, state: str, failure: str) -> None:
 
 
 def _decide_refused(context: Context, run: Run, reason: str) -> None:
-    """The run would end in the same way each time its head is started: it is not tried again."""
+    """End a run whose head would fail in the same way each time: it is not tried again."""
     if not roll_back(context, run, reason):
         context.event("JobFailed", reason, "Warning")
         context.begin("End", reason, outcome="Failed")
@@ -384,7 +384,7 @@ def roll_back(context: Context, run: Run, reason: str) -> bool:
 
 
 def _keep_course(context: Context) -> None:
-    """See whether the run becomes stable, and keep savepoints and manifests in order."""
+    """Note when the run becomes stable, and keep savepoints and manifests in order."""
     run, status = context.run, context.status
     if run is None or status.transition is not None:
         return
@@ -442,7 +442,7 @@ def _decide_rescale(context: Context, run: Run) -> None:
 
 
 def _missing_workers(context: Context, job: Job, run: Run, parallelism: int) -> str:
-    """The workers that a parallelism takes and that are not ready; empty if all are, or are not ours."""
+    """Describe the needed workers that are not ready; empty if all are ready, or external."""
     if job.kubernetes.ray.mode == "External":
         return ""
     in_groups = context.deployment(job, run).in_groups

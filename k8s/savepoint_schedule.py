@@ -1,4 +1,4 @@
-"""Periodic savepoints: StreamSnapshots that the operator makes, and deletes when there are enough."""
+"""Periodic savepoints: StreamSnapshots that the operator makes, and deletes when there are too many."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def keep_savepoints(context: Context, run: Run) -> None:
 
 
 def _due(savepoints: Savepoints, now_ms: int) -> tuple[int, int] | None:
-    """The number of the savepoint that was due last, and when; None if there is none.
+    """Return the number of the savepoint that was due last, and its time; None if there is none.
 
     The number follows from the time alone, and is in the name of the snapshot. So two operators, or one
-    that sees old things, make one snapshot of it.
+    with old observations, make only one snapshot.
     """
     if savepoints.every is not None:
         every_ms = milliseconds(savepoints.every)
@@ -70,7 +70,7 @@ def _due(savepoints: Savepoints, now_ms: int) -> tuple[int, int] | None:
 
 
 def _snapshot(context: Context, name: str) -> dict[str, Any]:
-    """It has no owner: savepoints outlive their job, unless somebody deletes them."""
+    """Return the snapshot. It has no owner, because savepoints outlive their job."""
     savepoints = context.kubernetes.savepoints
     spec: dict[str, Any] = {
         "jobRef": {"name": context.name},

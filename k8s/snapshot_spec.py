@@ -1,4 +1,4 @@
-"""A StreamSnapshot: a savepoint or checkpoint that somebody asked for, as an object of its own."""
+"""The spec of a StreamSnapshot: a requested savepoint or checkpoint, as an object of its own."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class Snapshot(Spec, frozen=True):
 
 
 def parse_snapshot(resource: Mapping[str, Any]) -> Snapshot | list[Problem]:
-    """A StreamSnapshot of the API server, or everything that is wrong with it."""
+    """Parse a StreamSnapshot of the API server; return it, or everything that is wrong with it."""
     read = read_section(SNAPSHOT_SPEC, resource.get("spec", {}), "spec")
     return read if isinstance(read, list) else msgspec.convert(read, Snapshot, strict=False)

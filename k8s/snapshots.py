@@ -1,4 +1,4 @@
-"""What the operator does about a StreamSnapshot: take it, try again within bounds, delete its files."""
+"""The decisions of the operator about a StreamSnapshot: take it, try again, delete its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ENDED: Final[frozenset[SnapshotPhase]] = frozenset(("Completed", "Failed", "Aba
 @final
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """The world around a StreamSnapshot.
+    """The objects around a StreamSnapshot.
 
     Attributes:
         job: the StreamJob; None if there is none of this name.
@@ -78,7 +78,7 @@ def reconcile_snapshot(
     now_ms: int,
     settings: Settings,
 ) -> SnapshotResult:
-    """Decide what is to be done about a StreamSnapshot. The contract is that of `reconcile`."""
+    """Decide on the actions for a StreamSnapshot. The contract is that of `reconcile`."""
     copied = msgspec.convert(msgspec.to_builtins(status), StreamSnapshotStatus)
     work = _Work(resource, copied, view, now_ms, settings, [])
     work.decide()
@@ -126,7 +126,7 @@ class _Work:
         self._conditions()
 
     def _begin(self, spec: Snapshot) -> None:
-        """Wait for a job that runs, and for the pause after a failure; then write the attempt down."""
+        """Wait until the job runs and the pause after a failure is over; then record the attempt."""
         status, report = self.status, self.view.report
         left = since_1970_ms(status.attempt_at) - self.now_ms
         if left > 0:
@@ -155,7 +155,7 @@ class _Work:
         return f"{self._metadata['uid']}-{self.status.attempts}"
 
     def _follow(self, spec: Snapshot) -> None:
-        """Ask for the snapshot until the job knows of it, and then how far it is."""
+        """Request the snapshot until the job knows of it, and then follow its progress."""
         report = self.view.report
         if report is None:
             if self.view.job is None:
@@ -195,7 +195,7 @@ class _Work:
         return CallJob(run_id, "savepoint", self._trigger, arguments)
 
     def _usual_directory(self) -> str:
-        """Where the StreamJob says that its savepoints go; empty if it does not."""
+        """Return the directory of savepoints that the StreamJob names; empty if it names none."""
         parsed = parse_job(self.view.job) if self.view.job is not None else None
         return (parsed.kubernetes.savepoints.directory or "") if isinstance(parsed, Job) else ""
 
@@ -221,7 +221,7 @@ class _Work:
             self.actions.append(Delete("StreamSnapshot", name, uid))
 
     def _delete(self, spec: Snapshot | None) -> None:
-        """Delete the files if that is wanted, without the job; then let the object go."""
+        """Delete the files if the policy says so, without the job; then release the object."""
         status, cleaning = self.status, self.view.cleaning
         disposes = spec is not None and spec.deletion_policy == "Delete"
         if not disposes or not status.path or spec is None or spec.type != "Savepoint":
@@ -239,7 +239,7 @@ class _Work:
             self._event("Deleted", f"{status.path} is deleted")
             self.actions.append(RemoveFinalizer(FINALIZER))
         elif _failed(cleaning):
-            # The object stays, so that nobody believes the files to be gone.
+            # The object stays, because the files still exist.
             name = cleaning["metadata"]["name"]
             self._wait(
                 f"Job {name} could not delete {status.path}: delete that Job to try again, or set "
@@ -251,7 +251,7 @@ class _Work:
         self._conditions()
 
     def _user(self) -> str:
-        """The name of a job that may need the savepoint to begin its run; empty if there is none."""
+        """Return the name of a job that may need the savepoint to begin its run; empty if there is none."""
         users = (each["metadata"]["name"] for each in self.view.jobs if self._is_used_by(each))
         return str(next(users, ""))
 
@@ -313,15 +313,15 @@ class _Work:
 
 
 def is_at_rest(resource: Object) -> bool:
-    """True if nothing about the job can change what is done about this StreamSnapshot."""
+    """Return True if no change of the job matters to this StreamSnapshot any more."""
     ended = resource.get("status", {}).get("phase") in _ENDED
     return ended and "deletionTimestamp" not in resource["metadata"]
 
 
 def restored_snapshot(job: Object) -> str:
-    """The name of the StreamSnapshot that a StreamJob is to be restored from; empty if there is none.
+    """Return the name of the StreamSnapshot that a StreamJob should restore; empty if there is none.
 
-    The spec may be wrong, and is read as far as it can be.
+    The spec may be wrong; it is read as far as possible.
     """
     found: Any = job["spec"]
     for name in ("kubernetes", "restore", "snapshotRef", "name"):
@@ -330,7 +330,7 @@ def restored_snapshot(job: Object) -> str:
 
 
 def cleaning_name(snapshot: str) -> str:
-    """Of the Kubernetes Job that deletes the files of a snapshot."""
+    """Return the name of the Kubernetes Job that deletes the files of a snapshot."""
     return f"{snapshot[:55]}-dispose"
 
 

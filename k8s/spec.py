@@ -1,4 +1,4 @@
-"""What an operator reads of a StreamJob: the `kubernetes` section as types, with its defaults.
+"""The part of a StreamJob that the operator reads: the `kubernetes` section as types, with its defaults.
 
 The tables in `api/manifest/` say which fields there are and check their form. Here they become
 objects; a test compares the two, so a field cannot be in one of them only.
@@ -106,7 +106,7 @@ class RestartPolicy(Spec, frozen=True):
     reset_after: str = "1h"
 
     def pause_ms(self, attempt: int) -> int:
-        """The pause before restart number `attempt` (1, 2, ...)."""
+        """Return the pause before restart number `attempt` (1, 2, ...)."""
         first, longest = milliseconds(self.initial_backoff), milliseconds(self.max_backoff)
         return min(longest, first << min(attempt - 1, 30))
 
@@ -144,7 +144,7 @@ class SecretKey(Spec, frozen=True):
 
 
 class Kubernetes(Spec, frozen=True):
-    """The section `kubernetes`. What its fields mean is in `api/manifest/kubernetes_model.py`."""
+    """The section `kubernetes`. The meaning of its fields is in `api/manifest/kubernetes_model.py`."""
 
     image: str | None = None
     image_pull_policy: str | None = None
@@ -171,10 +171,10 @@ class WorkerGroup:
     """The worker pods of a slot sharing group.
 
     Attributes:
-        name: of the group.
+        name: the name of the group.
         workers: the pods.
-        slot: what a slot takes.
-        width: how many slots the group needs.
+        slot: the resources of a slot.
+        width: the number of slots that the group needs.
     """
 
     name: str
@@ -183,7 +183,7 @@ class WorkerGroup:
     width: GroupWidth
 
     def needed(self, parallelism: int) -> int:
-        """Worker pods for a job of this parallelism."""
+        """Return the number of worker pods for a job of this parallelism."""
         return self.workers.replicas or -(-self.width.at(parallelism) // self.workers.slots)
 
 
@@ -195,7 +195,7 @@ class Job:
         spec: `spec` as the user wrote it.
         kubernetes: its section `kubernetes`.
         parallelism: of steps that do not set their own; it changes by a rescale, without a new revision.
-        revision: names everything whose change needs new pods.
+        revision: a hash of everything whose change needs new pods.
         groups: the slot sharing groups that have steps, by name, the default one first.
     """
 
@@ -235,15 +235,15 @@ class _PathProblems(Problems):
 
 
 def milliseconds(duration: str) -> int:
-    """The milliseconds of a duration whose form was checked before."""
+    """Return the milliseconds of a duration whose form was checked before."""
     return parse_duration(duration)
 
 
 def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
-    """A StreamJob of the API server, or everything that is wrong with its form.
+    """Parse a StreamJob of the API server; return it, or everything that is wrong with its form.
 
-    Values that refer to variables (`${NAME}`) are not looked into: the pods know them, the operator does
-    not. What only the whole graph shows, such as unknown columns, is found when the job starts.
+    Values that refer to variables (`${NAME}`) are not checked: the pods know them, but the operator does
+    not. Mistakes that only the whole graph shows, such as unknown columns, are found when the job starts.
     """
     problems = _PathProblems()
     name = str(resource.get("metadata", {}).get("name", ""))
@@ -274,7 +274,7 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
         at = problems.number("spec.checkpoint.storage")
         problems.add(
             at,
-            f"the directory `{storage}` goes with its pod, and the state of the job with it",
+            f"the directory `{storage}` is deleted with its pod, and the state of the job with it",
             "write s3://bucket/prefix, or mount a volume there in coordinator.podTemplate and "
             "workers.podTemplate, and in the podTemplate of each of workerGroups",
         )
@@ -283,7 +283,7 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
 
 
 def _groups(spec: Table, kubernetes: Kubernetes, problems: Problems) -> dict[str, WorkerGroup]:
-    """The slot sharing groups that have steps; amounts of resources that make no sense are noted."""
+    """Return the slot sharing groups that have steps, and note impossible amounts of resources."""
     declared = spec.get("resources")
     groups = {}
     for name, width in group_widths(spec).items():
@@ -301,7 +301,7 @@ def _groups(spec: Table, kubernetes: Kubernetes, problems: Problems) -> dict[str
 
 
 def _outlives_pods(storage: str, kubernetes: Kubernetes, groups: Mapping[str, WorkerGroup]) -> bool:
-    """False for a directory that is not on a volume of the user, in the head and in the workers."""
+    """Return False for a directory that is not on a volume of the user, in the head and in the workers."""
     if not storage or VARIABLE in storage:
         return True
     scheme, separator, rest = storage.partition("://")
@@ -317,7 +317,7 @@ def _outlives_pods(storage: str, kubernetes: Kubernetes, groups: Mapping[str, Wo
 
 
 def _mounts(template: Mapping[str, Any]) -> list[str]:
-    """Where a pod template mounts volumes into the container of headgate."""
+    """Return the paths at which a pod template mounts volumes into the container of headgate."""
     containers = (template.get("spec") or {}).get("containers") or ()
     return [
         str(mount.get("mountPath", ""))
@@ -328,9 +328,9 @@ def _mounts(template: Mapping[str, Any]) -> list[str]:
 
 
 def parse_deletion(resource: Mapping[str, Any]) -> Deletion:
-    """What deleting a StreamJob does, even if other parts of its spec are wrong.
+    """Parse the effect of deleting a StreamJob, even if other parts of its spec are wrong.
 
-    If this part is wrong itself, the defaults hold: they keep all state.
+    If this part is wrong as well, the defaults hold, which keep all state.
     """
     said = (resource.get("spec", {}).get("kubernetes") or {}).get("deletion") or {}
     section = KUBERNETES.fields["deletion"].kind
@@ -340,7 +340,7 @@ def parse_deletion(resource: Mapping[str, Any]) -> Deletion:
 
 
 def read_section(section: Section, said: Any, path: str) -> dict[str, Any] | list[Problem]:
-    """What `section` reads of the value `said` at `path`, as plain values; or what is wrong with it."""
+    """Read the value `said` at `path` as `section`; return plain values, or what is wrong with it."""
     problems = _PathProblems()
     value = _document(said, path, problems)
     table = section.read(value, value.line, problems)
@@ -356,7 +356,7 @@ _NOT_OF_THE_REVISION: Final = (
 
 
 def revision_of(spec: Mapping[str, Any]) -> str:
-    """Ten characters that stand for everything in `spec` that pods depend on."""
+    """Return a hash, of ten characters, of everything in `spec` that pods depend on."""
     said = {name: value for name, value in spec.items() if name != "parallelism"}
     section = dict(said.pop("kubernetes", None) or {})
     for name in _NOT_OF_THE_REVISION:
@@ -376,7 +376,7 @@ def _without_replicas(workers: Any) -> Any:
 
 
 def _document(value: Any, path: str, problems: _PathProblems) -> Value:
-    """A JSON value as the reader of manifests has it; what refers to variables is passed over."""
+    """Convert a JSON value for the reader of manifests; values that refer to variables are skipped."""
     at = problems.number(path)
     if isinstance(value, Mapping):
         entries = {}
@@ -398,7 +398,7 @@ def _document(value: Any, path: str, problems: _PathProblems) -> Value:
 
 
 def _plain(value: Any) -> Any:
-    """What was read, as dicts and lists; what could not be looked into is left out."""
+    """Return the values that were read, as dicts and lists; values that were skipped are left out."""
     match value:
         case Table():
             return {name: _plain(item) for name, item in value.values.items()}

@@ -1,7 +1,7 @@
 """The status of both resources, as types; `k8s/crds.py` and docs/kubernetes.md are made from them.
 
-Nothing in a status is the truth about state: that is the job log in the job's storage. A status holds what
-people want to see, and the decisions that the operator writes down before it acts on them.
+The truth about state is the job log in the job's storage, and not a status. A status holds information
+for people, and the decisions that the operator records before it acts on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step: TypeAlias = Literal["Save", "Drain", "Wait", "Clean"]
 
 
 class Status(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Base: camelCase names, and what has no value is absent."""
+    """Base of all parts of a status: names are camelCase, and fields without a value are absent."""
 
 
 class Condition(Status, omit_defaults=False):
@@ -42,7 +42,7 @@ class Condition(Status, omit_defaults=False):
 
 
 class Start(Status):
-    """What a run begins with."""
+    """The state that a run begins with."""
 
     kind: Annotated[
         Literal["Latest", "Path", "Nothing"],
@@ -107,7 +107,7 @@ class LastSavepoint(Status):
 
 
 class JobState(Status):
-    """What the coordinator answers."""
+    """The answer of the coordinator."""
 
     id: Annotated[str, Meta(description="the run id")] = ""
     state: Annotated[str, Meta(description="the job's own state, such as RUNNING")] = ""
@@ -192,12 +192,12 @@ class StreamJobStatus(Status):
 
 
 class Runtime(Status):
-    """What a pod needs to reach the storage of a job when the StreamJob is gone.
+    """The settings that a pod needs to reach the storage of a job when the StreamJob no longer exists.
 
     Attributes:
-        env: as in the section `kubernetes` of the StreamJob.
-        pod_template: that of the coordinator, for its volumes, its identity and its node.
-        options: of the storage, such as `s3.endpoint`; they may have variables.
+        env: the variables, as in the section `kubernetes` of the StreamJob.
+        pod_template: the template of the coordinator, for its volumes, its identity and its node.
+        options: the options of the storage, such as `s3.endpoint`; they may have variables.
     """
 
     image: str = ""
@@ -230,7 +230,7 @@ class StreamSnapshotStatus(Status):
 
 
 def paths_in_use(status: StreamJobStatus) -> set[str]:
-    """Paths that a run of the job may have to begin with, so that nobody may delete them."""
+    """Return the paths that a run of the job may have to begin with, and that must not be deleted."""
     found = set()
     if status.run is not None:
         found.add(status.run.left)
@@ -242,18 +242,18 @@ def paths_in_use(status: StreamJobStatus) -> set[str]:
 
 
 def rfc3339(now_ms: int) -> Time:
-    """Milliseconds since 1970 as Kubernetes writes times."""
+    """Write milliseconds since 1970 in the form of Kubernetes."""
     text = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def since_1970_ms(time: Time) -> int:
-    """The milliseconds of such a time; 0 of an absent one."""
+    """Return the milliseconds of such a time; 0 if it is absent."""
     return round(datetime.fromisoformat(time).timestamp() * 1000) if time else 0
 
 
 def short(message: str) -> str:
-    """A message that fits."""
+    """Cut a message to the allowed length."""
     return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…"
 
 
@@ -267,7 +267,7 @@ def set_condition(
     now_ms: int,
     generation: int,
 ) -> list[Condition]:
-    """The conditions, with this one set; its time changes only if its status does."""
+    """Return the conditions with this one set; its time changes only if its status does."""
     status: Literal["True", "False", "Unknown"]
     status = "Unknown" if value is None else "True" if value else "False"
     before = next((each for each in conditions if each.type == type_), None)
@@ -280,5 +280,5 @@ def set_condition(
 
 
 def condition(conditions: list[Condition], type_: str) -> Condition | None:
-    """The condition of this type, if there is one."""
+    """Return the condition of this type, if there is one."""
     return next((each for each in conditions if each.type == type_), None)

@@ -1,7 +1,7 @@
 """The way from one run of a job to the next, step by step: save the state, drain the pods, pause.
 
-Each step is decided from what is seen now, and from the decisions in the status. So it does not matter at
-which point an operator dies, or an answer is lost.
+Each step is decided from the current observations, and from the decisions in the status. So an operator
+may die at any point, and any answer may be lost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FINALIZER: Final = "headgate.io/state"
 UNHEALTHY_MS: Final = 60_000
 """How long a stop waits for a job that does not run to recover, before it goes on without it."""
 HOLD_ATTEMPTS_MAX: Final = 3
-"""How often a change is tried that needs a checkpoint or savepoint which cannot be taken."""
+"""The number of attempts at a change that needs a checkpoint or savepoint."""
 HOLD_PAUSE_MS: Final = 60_000
 """Between two of these attempts, at least; the job also has to run."""
 
 
 def advance(context: Context) -> None:
-    """Do what the step of the transition asks for, and what follows if it is done."""
+    """Carry out the current step of the transition, and the following ones if it is done."""
     transition = context.status.transition
     assert transition is not None
     if transition.step == "Save" and _save(context, transition):
@@ -43,7 +43,7 @@ def advance(context: Context) -> None:
 
 
 def saving(context: Context, transition: Transition) -> str:
-    """How the job is stopped: with a `savepoint`, a `checkpoint`, or at once."""
+    """Return the way in which the job is stopped: with a `savepoint`, a `checkpoint`, or at once."""
     kubernetes = context.kubernetes
     if transition.verb == "Delete":
         policies = {"SavepointThenStop": "savepoint", "Stop": "checkpoint", "Abort": ""}
@@ -61,11 +61,11 @@ def _next(
 
 
 def _save(context: Context, transition: Transition) -> bool:
-    """Stop the job with a savepoint or a last checkpoint; True once that is done, or given up."""
+    """Stop the job with a savepoint or a last checkpoint; return True once that is done, or given up."""
     how = saving(context, transition)
     run = context.status.run
     if run is None or not how or not (run.ran or context.healthy):
-        return True  # a run that never ran has no state of its own
+        return True  # a run that never ran has no state
     report, trigger = context.report, trigger_of(context, transition)
     operation = report.operations.get(trigger) if report is not None else None
     if operation is not None and operation.state == "completed":
@@ -90,7 +90,7 @@ def _save(context: Context, transition: Transition) -> bool:
 
 
 def trigger_of(context: Context, transition: Transition) -> str:
-    """The trigger id of the stop: the same in the whole transition, whoever the operator is."""
+    """Return the trigger id of the stop, which is the same in the whole transition, for every operator."""
     run = context.status.run
     assert run is not None
     started_ms = since_1970_ms(transition.started_at)
@@ -109,7 +109,7 @@ def _call_stop(context: Context, trigger: str, how: str) -> None:
 
 
 def _saved(context: Context, transition: Transition, operation: Operation) -> None:
-    """Keep the path of a savepoint, once."""
+    """Record the path of a savepoint, once."""
     if operation.path and not transition.savepoint:
         transition.savepoint = operation.path
         context.status.savepoint = LastSavepoint(operation.path, context.now)
@@ -123,14 +123,14 @@ def _timeout_ms(context: Context, transition: Transition) -> int:
 
 
 def _without(context: Context, transition: Transition, reason: str) -> bool:
-    """The state cannot be saved: go on with the last checkpoint, or leave the job as it is."""
+    """Go on with the last checkpoint because the state cannot be saved, or leave the job as it is."""
     status, upgrade = context.status, context.kubernetes.upgrade
     if transition.verb in ("Delete", "Restore"):
         context.event("NoSavepoint", f"{reason}; the pods are taken away", "Warning")
         return True
     refused = ""
     if transition.verb == "Upgrade" and upgrade.mode == "Stateless":
-        pass  # nothing of the state is wanted
+        pass  # no state is needed
     elif upgrade.fallback == "Fail":
         refused = "upgrade.fallback is Fail"
     elif upgrade.max_checkpoint_age is not None:
@@ -153,7 +153,7 @@ def _without(context: Context, transition: Transition, reason: str) -> bool:
 
 
 def _drained(context: Context, transition: Transition) -> None:
-    """No pod is left."""
+    """Choose the next step, after the last pod has gone."""
     status = context.status
     run = status.run
     match transition.verb:
@@ -182,7 +182,7 @@ def _drained(context: Context, transition: Transition) -> None:
 
 
 def _start_next(context: Context, transition: Transition) -> None:
-    """Decide on the next run. It is made by the upkeep of children, from the next reconciliation on."""
+    """Decide on the next run. From the next reconciliation on, the upkeep of children makes its objects."""
     status = context.status
     if context.kubernetes.state == "Suspended" and status.run is not None:
         status.run.ended, status.run.left = "Suspended", transition.savepoint
@@ -204,7 +204,7 @@ def _start_next(context: Context, transition: Transition) -> None:
 
 
 def target_job(context: Context) -> Job | None:
-    """The spec that is to run: that of the StreamJob, unless its revision was rolled back."""
+    """Return the spec that should run: that of the StreamJob, unless its revision was rolled back."""
     status = context.status
     rejected = status.rejected.revision if status.rejected is not None else None
     if context.job is not None and context.job.revision != rejected:
@@ -214,7 +214,7 @@ def target_job(context: Context) -> Job | None:
 
 
 def _start_of(context: Context, transition: Transition) -> Start:
-    """What the next run begins with."""
+    """Return the state that the next run begins with."""
     run, upgrade = context.status.run, context.kubernetes.upgrade
     if transition.verb == "Restore":
         return Start("Path", transition.savepoint)
@@ -227,12 +227,12 @@ def _start_of(context: Context, transition: Transition) -> Start:
 
 
 def latest(before: Run) -> Start:
-    """The newest checkpoint in the log, or what the run before began with, should it have none."""
+    """Return a start from the newest checkpoint in the log, or else from the start of the former run."""
     return Start("Latest", "" if before.checkpointed else before.start.path)
 
 
 def restore_path(context: Context) -> tuple[str, str]:
-    """The path that `restore` names, and why there is none."""
+    """Return the path that `restore` names, and the reason if there is none."""
     restore = context.kubernetes.restore
     assert restore is not None
     if restore.path:
@@ -249,7 +249,7 @@ def restore_path(context: Context) -> tuple[str, str]:
 
 
 def _clean(context: Context) -> bool:
-    """Delete the job's state, as the policy says; True once that is done, or given up."""
+    """Delete the job's state, as the policy says; return True once that is done, or given up."""
     status, transition = context.status, context.status.transition
     job = context.running_job
     assert status.run is not None

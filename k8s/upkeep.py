@@ -1,8 +1,8 @@
-"""Children of a StreamJob: made again if one is missing, and taken away in an order that is safe.
+"""The children of a StreamJob: missing ones are made again, and all are removed in a safe order.
 
-A job is never run twice: pods of a run are made only when no pod, and nothing that makes pods, of another
-run is left. Names do the rest: there is one StatefulSet of a job's name, and Kubernetes has one pod of its
-name, so that an operator that sees old things cannot make a second head.
+A job never runs twice: pods of a run are made only when no pod, and no object that makes pods, of another
+run is left. Names protect as well: there is only one StatefulSet with a job's name, and only one pod with
+its name, so an operator with old observations cannot make a second head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFESTS_CACHED_MAX: Final = 256
 
 
 def stored_job(context: Context, revision: str) -> Job | None:
-    """The spec of a revision, as its ConfigMap has it."""
+    """Return the spec of a revision, from its ConfigMap."""
     config_map = context.config_map(revision)
     if config_map is None or not is_own(context, config_map):
         return None
@@ -40,15 +40,15 @@ def _parsed(text: str) -> Job | list[Problem]:
 
 
 def is_own(context: Context, child: Object) -> bool:
-    """True if the StreamJob owns it, and not one of the same name that is gone."""
+    """Return True if the StreamJob owns the object, and not an earlier one of the same name."""
     return objects.owned_by(child, context.uid)
 
 
 def drain(context: Context, keep: Run | None = None) -> bool:
-    """Take away the pods of all runs but `keep`, and what makes them; True once nothing of them is left.
+    """Remove the pods of all runs except `keep`, and their makers; return True once none of them is left.
 
-    First everything is scaled to nothing. Only when its controller has seen that, and no pod is left, is it
-    deleted: so none can come back.
+    First every maker is scaled to 0. It is deleted only when its controller has observed that, and no pod
+    is left, so that no pod can come back.
     """
     makers = [
         child
@@ -82,7 +82,7 @@ def drain(context: Context, keep: Run | None = None) -> bool:
 
 
 def _is_empty(child: Object) -> bool:
-    """True if the controller has seen that there are to be no replicas, and there are none."""
+    """Return True if the controller has observed that there should be no replicas, and there are none."""
     status = child.get("status", {})
     seen = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
     none = child.get("spec", {}).get("replicas", 1) == 0 and not status.get("replicas", 0)
@@ -90,7 +90,7 @@ def _is_empty(child: Object) -> bool:
 
 
 def keep_up(context: Context, job: Job, run: Run) -> None:
-    """See to it that all objects of the run exist, as they should be."""
+    """Make sure that all objects of the run exist, in the right form."""
     deployment = context.deployment(job, run)
     if context.config_map(run.revision) is None:
         context.act(Create(objects.manifest(deployment)))
@@ -106,9 +106,10 @@ def keep_up(context: Context, job: Job, run: Run) -> None:
 
 
 def _waits_for_strangers(context: Context, deployment: objects.Deployment) -> bool:
-    """True while the manifest or the token is that of an earlier StreamJob of this name.
+    """Return True while the manifest or the token belongs to an earlier StreamJob of this name.
 
-    It goes with that StreamJob. Pods that begin with its token could not talk to those that begin later.
+    It is deleted with that StreamJob. Pods that start with its token could not talk to those that start
+    later.
     """
     used = [("ConfigMap", objects.manifest_name(context.name, deployment.run.revision))]
     if deployment.job.kubernetes.ray.token_secret_ref is None:
@@ -134,9 +135,9 @@ def _content(child: Object) -> Any:
 
 
 def _keep_made(context: Context, wanted: dict[str, Any]) -> None:
-    """Make what makes pods, or set its replicas; nothing else of it is changed while the run lasts.
+    """Make an object that makes pods, or set its replicas; nothing else is changed while the run lasts.
 
-    So a newer operator, which would make other pods, leaves those that run alone.
+    So a newer operator, which would make other pods, does not touch the running ones.
     """
     found = context.child(wanted["kind"], wanted["metadata"]["name"])
     if found is None:
@@ -149,7 +150,7 @@ def _keep_made(context: Context, wanted: dict[str, Any]) -> None:
 
 
 def _scaled(context: Context, maker: Object) -> Object:
-    """The fields of its spec that say how many pods an object is to make."""
+    """Return the fields of its spec with the number of pods that an object should make."""
     if maker["kind"] == "StatefulSet":
         return {"replicas": 1}
     run, job = context.status.run, context.running_job
@@ -167,7 +168,7 @@ def _scaled(context: Context, maker: Object) -> Object:
 
 
 def workers_wanted(context: Context, run: Run, group: WorkerGroup) -> int:
-    """Workers of a group for the job as it runs and, during a rescale, also for what it is to become."""
+    """Return the workers that a group needs, during a rescale for both parallelisms."""
     wanted = context.job.parallelism if context.job is not None else run.parallelism
     now = context.report.parallelism if context.report is not None else run.parallelism
     in_force = context.job.groups.get(group.name) if context.job is not None else group
@@ -177,7 +178,7 @@ def workers_wanted(context: Context, run: Run, group: WorkerGroup) -> int:
 
 
 def drop_old_manifests(context: Context) -> None:
-    """Delete ConfigMaps of revisions that are neither run nor wanted nor the one to go back to."""
+    """Delete ConfigMaps of revisions that are not running, not wanted, and not needed for a rollback."""
     status = context.status
     kept = {each.revision for each in (status.run, status.stable) if each is not None}
     if context.job is not None:

@@ -1,7 +1,7 @@
-"""`headgate k8s worker`: one node of Ray in a pod, which lets its workers leave before it ends.
+"""`headgate k8s worker` is one node of Ray in a pod. It lets its workers leave before it ends.
 
-Workers die with the raylet of their node. So SIGTERM goes to them first: they move their tasks elsewhere,
-with a checkpoint, and the raylet stops when they are gone or the time is over.
+Workers die with the raylet of their node. So SIGTERM is sent to them first: they move their tasks
+elsewhere, with a checkpoint, and the raylet stops when they have ended or the time is over.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .ray_process import RayProcess, address_of, listens
 
 LOOK_S: Final = 0.2
 GRACE_S: Final = 50.0
-"""How long workers may take to leave, unless the command says something else."""
+"""The default of the time that workers may take to leave, in seconds."""
 log = logging.getLogger("headgate.k8s.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a worker's pod is started with.
+    """The settings with which a worker's pod is started.
 
     Attributes:
-        head: host name of the head.
-        pod_ip: of this pod.
-        slots: how many subtasks of a step it hosts.
-        grace_s: how long workers may take to leave.
+        head: the host name of the head.
+        pod_ip: the IP of this pod.
+        slots: the number of subtasks of a step that it hosts.
+        grace_s: the time that workers may take to leave, in seconds.
         group: the slot sharing group of its slots; empty: the job has one only.
     """
 
@@ -62,7 +62,7 @@ async def run(options: Options) -> int:
 
 async def _join(node: Node, options: Options) -> int:
     async with probes(node, "0.0.0.0", ports.REST.number):
-        # `ray start` gives up after a while, and a head may take longer to come.
+        # `ray start` gives up after a while, and the head may take longer to start.
         while not node.leaving.is_set():
             head = await address_of(options.head)
             if head and await listens(head, ports.RAY_GCS.number):
@@ -75,9 +75,9 @@ async def _join(node: Node, options: Options) -> int:
 
 @contextlib.contextmanager
 def _printing() -> Iterator[None]:
-    """Bring what workers print to the log of this pod."""
+    """Copy the output of workers to the log of this pod."""
     directory = Path(CONSOLE)
-    shutil.rmtree(directory, ignore_errors=True)  # of this container before its restart
+    shutil.rmtree(directory, ignore_errors=True)  # pipes of this container before its restart
     directory.mkdir(mode=0o700)
     with console(CONSOLE):
         yield
@@ -91,26 +91,26 @@ class Node:
         self._ray: RayProcess | None = None
         self._address = ("", 0)
         self.leaving = asyncio.Event()
-        """Set as soon as the pod is to end."""
+        """Set as soon as the pod has to end."""
 
     def leave(self) -> None:
-        """The pod is to end."""
+        """Note that the pod has to end."""
         self.leaving.set()
 
     async def ready(self) -> bool:
-        """True if the raylet takes connections, and the pod is not to end."""
+        """True if the raylet takes connections, and the pod need not end."""
         alive = self._ray is not None and not self._ray.ended.done()
         return alive and not self.leaving.is_set() and await listens(*self._address)
 
     async def run(self, command: Sequence[str], host: str, port: int) -> int:
-        """Start Ray, wait until it ends or the pod is to end, and end it then.
+        """Start Ray, wait until it ends or the pod has to end, and then end it.
 
         Args:
             command: starts Ray, and stays in the foreground.
-            host, port: where the raylet will listen.
+            host, port: the address at which the raylet will listen.
 
         Returns:
-            0 if the pod was to end; else the exit code of Ray, at least 1.
+            0 if the pod had to end; else the exit code of Ray, at least 1.
         """
         if self.leaving.is_set():
             return 0
@@ -127,7 +127,7 @@ class Node:
         return 0
 
     async def _workers_leave(self, ray: RayProcess) -> None:
-        """Send SIGTERM to each worker once, for a second one would end it at once; wait for all."""
+        """Send SIGTERM to each worker once, because a second one would end it at once; wait for all."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._grace_s
         told: set[int] = set()
@@ -145,7 +145,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def probes(node: Node, host: str, port: int) -> AsyncIterator[None]:
-    """Answer the probes of the kubelet: /healthz while this process lives, /readyz as the node is."""
+    """Answer the kubelet's probes: /healthz while this process lives, /readyz by the state of the node."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

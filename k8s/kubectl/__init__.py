@@ -1,1 +1,1 @@
-"""`kubectl headgate`: StreamJobs seen and changed through the API server, by people."""
+"""`kubectl headgate`: users look at StreamJobs and change them through the API server."""

@@ -1,4 +1,4 @@
-"""What the verbs ask of the API server, with errors that say what to do."""
+"""The requests of the verbs to the API server, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORBIDDEN: Final = re.compile(
 
 
 class NotAllowedError(UsageError):
-    """A right is missing, which the error names."""
+    """A right is missing. The error names it."""
 
 
 class JobCluster:
@@ -44,11 +44,11 @@ class JobCluster:
         self.namespace = namespace
 
     async def jobs(self) -> list[Object]:
-        """All StreamJobs."""
+        """Return all StreamJobs."""
         return await self._list(STREAM_JOB)
 
     async def job(self, name: str) -> Object:
-        """One StreamJob.
+        """Return one StreamJob.
 
         Raises:
             JobNotFound: there is none of this name.
@@ -65,15 +65,15 @@ class JobCluster:
         )
 
     async def pods(self, job: str = "") -> list[Object]:
-        """The pods of a job, or of all jobs."""
+        """Return the pods of a job, or of all jobs."""
         return await self._list(replace(POD, selector=f"{JOB}={job}" if job else JOB))
 
     async def snapshots(self) -> list[Object]:
-        """All StreamSnapshots."""
+        """Return all StreamSnapshots."""
         return await self._list(STREAM_SNAPSHOT)
 
     async def snapshot(self, name: str) -> Object:
-        """One StreamSnapshot.
+        """Return one StreamSnapshot.
 
         Raises:
             JobError: there is none of this name.
@@ -85,12 +85,12 @@ class JobCluster:
         return found
 
     async def create_snapshot(self, made: Object) -> Object:
-        """Ask for a savepoint or a checkpoint."""
+        """Request a savepoint or a checkpoint."""
         with understood():
             return await self.api.create(made, STREAM_SNAPSHOT)
 
     async def change(self, job: str, spec: Mapping[str, Any]) -> Object:
-        """Lay fields upon the `spec` of a StreamJob that exists."""
+        """Merge fields into the `spec` of an existing StreamJob."""
         await self.job(job)
         with understood():
             return await self.api.merge(STREAM_JOB, self.namespace, job, {"spec": dict(spec)})
@@ -128,17 +128,17 @@ async def wait_until(
     timeout_ms: int,
     say: Callable[[str], None],
 ) -> T:
-    """Look at something again and again until it is done; say what it is about whenever that changes.
+    """Look at an object again and again until it is done; print its progress whenever that changes.
 
     Args:
-        look: what it returns goes to the others.
+        look: returns the object, which the other functions get.
         done: true if there is nothing to wait for.
-        told: what is to be said.
+        told: returns the text to print.
         timeout_ms: the longest time to wait.
         say: prints a line.
 
     Raises:
-        JobError: it is not done in time; what was begun goes on.
+        JobError: it is not done in time. The operation goes on.
     """
     said = ""
     try:
@@ -168,7 +168,7 @@ def understood() -> Iterator[None]:
 
 
 def explained(error: ApiError) -> HeadgateError:
-    """A refusal of the API server, with what to do about it."""
+    """Return the error for a refusal of the API server, with the way to correct it."""
     answer = error.answer or error.message
     match error.status:
         case 0:
@@ -191,7 +191,7 @@ def explained(error: ApiError) -> HeadgateError:
 
 
 def _forbidden(answer: str) -> NotAllowedError:
-    """What RBAC lacks, as it stands in a Role."""
+    """Return the missing right as the rule of a Role."""
     found = _FORBIDDEN.search(answer)
     if found is None:
         return NotAllowedError(f"the API server forbids it: {answer}")
@@ -200,7 +200,7 @@ def _forbidden(answer: str) -> NotAllowedError:
 
 
 def lacking(verb: str, resource: str, group: str, namespace: str) -> NotAllowedError:
-    """An error that names the rule of RBAC that is missing."""
+    """Return an error that names the missing rule of RBAC."""
     named = f"{resource.partition('/')[0]}.{group}" if group else resource.partition("/")[0]
     where = f" in namespace {namespace}" if namespace else " in the whole cluster"
     below = resource.partition("/")[2]
@@ -214,7 +214,7 @@ def lacking(verb: str, resource: str, group: str, namespace: str) -> NotAllowedE
 
 
 def no_token(error: ApiError, namespace: str, job: str) -> HeadgateError:
-    """Why the token of a job's REST API cannot be read."""
+    """Return the error of a job's token that cannot be read."""
     told = explained(error)
     if error.status != 403:
         return told

@@ -1,8 +1,8 @@
 """Connections to a pod through the API server, as `kubectl port-forward` makes them.
 
-The proxy of the API server (`.../services/NAME/proxy/`) is no way to the REST API of a job: the API server
-takes the header `Authorization` for its own and drops it, and the NetworkPolicy of the job keeps it out. A
-forwarded port ends inside the pod, and what goes through it arrives as it was sent.
+The proxy of the API server (`.../services/NAME/proxy/`) cannot reach the REST API of a job: the API
+server uses the header `Authorization` for itself and drops it, and the NetworkPolicy of the job refuses
+it. A forwarded port ends inside the pod, and the bytes arrive as they were sent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Forward:
     """A port of this machine whose connections lead to a port of a pod.
 
     Attributes:
-        problem: why a connection broke; None if none did.
+        problem: the reason why a connection broke; None if none did.
     """
 
     def __init__(self, api: Api, namespace: str, pod: str, port: int) -> None:
-        """Nothing is open yet."""
+        """Prepare the forwarding; nothing is open yet."""
         self._api = api
         self._namespace = namespace
         self._pod = pod
@@ -51,7 +51,7 @@ class Forward:
         self.problem: HeadgateError | None = None
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; returns the port. Port 0: a free one.
+        """Listen and return the port. Port 0 takes a free one.
 
         Raises:
             UsageError: the port is taken, or there is no right to forward ports.
@@ -72,7 +72,7 @@ class Forward:
         await self._server.serve_forever()
 
     async def close(self) -> None:
-        """Hang up all connections."""
+        """Close all connections."""
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -110,7 +110,7 @@ async def _pump(
     writer: asyncio.StreamWriter,
     tunnel: aiohttp.ClientWebSocketResponse,
 ) -> None:
-    """Carry bytes both ways until one side hangs up.
+    """Carry bytes both ways until one side closes the connection.
 
     Raises:
         JobError: the node says why it cannot connect.
@@ -146,7 +146,7 @@ async def _pump(
 
 
 async def head_pod(cluster: JobCluster, job: str) -> str:
-    """The name of the pod with the coordinator of a job.
+    """Return the name of the pod with the coordinator of a job.
 
     Raises:
         JobNotFound: there is no such StreamJob.
@@ -174,7 +174,7 @@ async def head_pod(cluster: JobCluster, job: str) -> str:
 
 @contextlib.asynccontextmanager
 async def coordinator(cluster: JobCluster, job: str) -> AsyncIterator[RestClient]:
-    """The REST API of a job, by its pod and with the token of its Secret, for the time of the block.
+    """Connect to the REST API of a job, through its pod and with the token of its Secret, for the block.
 
     Raises:
         HeadgateError: the head does not run, cannot be reached, or its token cannot be read.
@@ -190,7 +190,7 @@ async def coordinator(cluster: JobCluster, job: str) -> AsyncIterator[RestClient
         async with RestClient(f"http://127.0.0.1:{port}", token) as client:
             yield client
     except HeadgateError as error:
-        # Of an answer that did not come, the reason is where the connection broke.
+        # If no answer came, the reason is in the broken connection.
         raise (forward.problem or error) from None
     finally:
         await forward.close()

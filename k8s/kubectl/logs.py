@@ -1,4 +1,4 @@
-"""The logs of a job's pods, a prefix with the pod's name in front of each line."""
+"""The logs of a job's pods, each line with the name of its pod in front."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WITHOUT_PODS: Final = frozenset(("Finished", "Failed", "Suspended"))
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which lines.
+    """The lines that are wanted.
 
     Attributes:
         role: `head` or `worker`; empty: both.
-        previous: of the containers before the last restart.
-        tail: so many lines of each container; None: all.
-        since_s: of so many seconds; None: all.
+        previous: take the containers before the last restart.
+        tail: the number of last lines of each container; None: all.
+        since_s: the age of the oldest line, in seconds; None: all.
         timestamps: each line begins with its time.
     """
 
@@ -39,7 +39,7 @@ class Wanted:
     timestamps: bool = False
 
     def query(self, *, follow: bool) -> dict[str, str]:
-        """As the API server wants it."""
+        """The wanted lines as a query of the API server."""
         said = {
             "container": CONTAINER,
             "follow": "true" if follow else None,
@@ -57,14 +57,14 @@ Write = Callable[[str], None]
 async def print_logs(
     cluster: JobCluster, job: str, wanted: Wanted, write: Write, warn: Write
 ) -> None:
-    """Write the logs that there are: of the head first, then of the workers.
+    """Write the existing logs, first of the head, then of the workers.
 
     Raises:
         JobError: there is no pod, or no log at all.
     """
     pods = await _pods(cluster, job, wanted)
     if not pods:
-        await cluster.job(job)  # tells which StreamJobs there are, if not this one
+        await cluster.job(job)  # its error names the existing StreamJobs
         raise JobError(
             f"job {job} has no {wanted.role or 'head or worker'} pod: there is no log",
             fix=f"`headgate k8s status {job}` shows why",
@@ -85,7 +85,7 @@ async def print_logs(
 async def follow_logs(
     cluster: JobCluster, job: str, wanted: Wanted, write: Write, warn: Write
 ) -> None:
-    """Write what is in the logs and what comes, also of pods that come later, until the job is at rest."""
+    """Write the logs and all new lines, also of new pods, until the job is at rest."""
     following: dict[str, asyncio.Task[bool]] = {}
     try:
         while True:
@@ -110,7 +110,7 @@ async def follow_logs(
 async def _follow_one(
     cluster: JobCluster, pod: PodView, wanted: Wanted, write: Write, warn: Write
 ) -> bool:
-    """Follow one log to its end. False: there is no log yet."""
+    """Follow one log to its end; return False if there is no log yet."""
     try:
         await _print_one(cluster, pod, wanted.query(follow=True), write)
         warn(f"{pod.name}: the log ends here")

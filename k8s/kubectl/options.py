@@ -33,7 +33,7 @@ _ACCESS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which cluster, and which namespace in it; empty: as the kubeconfig file has it."""
+    """The cluster and the namespace; empty: those of the kubeconfig file."""
 
     namespace: str = ""
     context: str = ""
@@ -41,7 +41,7 @@ class Access:
 
 
 def of_cluster(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as a command with the options that choose a cluster: they become its argument `access`."""
+    """Make a verb a command with the options that choose a cluster, which become its argument `access`."""
 
     @functools.wraps(verb)
     def command(**given: Any) -> None:
@@ -57,13 +57,13 @@ def of_cluster(verb: Callable[..., None]) -> Callable[..., None]:
             for name, option in _ACCESS.items()
         ),
     ]
-    # Typer makes the command line of the signature.
+    # Typer makes the command line from the signature.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
 class Output(StrEnum):
-    """How something is shown."""
+    """The format of the output."""
 
     TABLE = "table"
     JSON = "json"
@@ -75,7 +75,7 @@ OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How it is 
 
 @contextlib.contextmanager
 def extra_of(what: str) -> Iterator[None]:
-    """Imports of what the extra `k8s` installs: without it the error says how to get it.
+    """Import packages of the extra `k8s`; without it the error says how to install it.
 
     Raises:
         UsageError: a package is not installed.

@@ -1,4 +1,4 @@
-"""The verbs for people: `headgate k8s status` and its like, which are also `kubectl headgate status`."""
+"""The verbs for users, such as `headgate k8s status`, which is also `kubectl headgate status`."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def snapshots(
         found = views.sorted_snapshots(map(views.snapshot_view, await cluster.snapshots()))
         mine = [each for each in found if name in (None, each.job)]
         if name is not None and not mine:
-            await cluster.job(name)  # of a job that is gone there may be snapshots
+            await cluster.job(name)  # a job that no longer exists may have snapshots
         return mine
 
     found = _run(ask, access, all_namespaces=all_namespaces)
@@ -344,7 +344,7 @@ def port_forward(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these the commands of `app`."""
+    """Add these verbs as commands to `app`."""
     for verb in (
         status, logs, checkpoints, history, savepoint, snapshots, explain, suspend, resume, scale
     ):  # fmt: skip
@@ -354,7 +354,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def manifest_of(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """The manifest that a StreamJob was made of, and what its variables stand for in the pods."""
+    """Return the manifest that a StreamJob was made of, and the values of its variables in the pods."""
     metadata, spec = job["metadata"], job.get("spec") or {}
     named = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": spec}
@@ -385,7 +385,7 @@ def _run(
 
 
 async def _if_allowed(asked: Awaitable[Sequence[T]], missing: list[str]) -> Sequence[T]:
-    """What was asked for; if a right is missing for it nothing, with a line about that in `missing`."""
+    """Return the result of a request; without the right for it nothing, with a line in `missing`."""
     from .cluster import NotAllowedError
 
     try:

@@ -1,4 +1,4 @@
-"""What is shown of StreamJobs and StreamSnapshots: objects in, values and tables out. Without I/O."""
+"""The views of StreamJobs and StreamSnapshots, made from objects as values and tables, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_SHOWN_MAX: Final = 80
 
 
 class View(msgspec.Struct, kw_only=True, frozen=True):
-    """Base. `-o json` and `-o yaml` show the fields under these names; times are RFC 3339, in UTC."""
+    """Base of the views. `-o json` and `-o yaml` use these field names; times are RFC 3339, in UTC."""
 
 
 class ConditionView(View, frozen=True):
@@ -34,8 +34,8 @@ class PodView(View, frozen=True):
     """A pod of a job.
 
     Attributes:
-        container: id of the container that runs, or ran last; another one after a restart.
-        trouble: why it does not run, in the words of Kubernetes.
+        container: the id of the container that runs, or ran last; another one after a restart.
+        trouble: the reason why it does not run, in the words of Kubernetes.
     """
 
     name: str
@@ -69,7 +69,7 @@ class CheckpointView(View, frozen=True):
 
 
 class JobView(View, frozen=True):
-    """A StreamJob. Numbers are None where nothing is known yet."""
+    """A StreamJob. Numbers are None while they are unknown."""
 
     name: str
     namespace: str
@@ -109,7 +109,7 @@ class Table(View, frozen=True):
 
 
 def job_view(job: Object, pods: Iterable[Object] = (), snapshots: Iterable[Object] = ()) -> JobView:
-    """A StreamJob with its pods and its StreamSnapshots; all of them may be those of a whole namespace."""
+    """Return the view of a StreamJob. The pods and StreamSnapshots may be those of a whole namespace."""
     metadata, spec = job["metadata"], job.get("spec") or {}
     name = str(metadata["name"])
     status = msgspec.convert(job.get("status") or {}, StreamJobStatus)
@@ -165,7 +165,7 @@ def job_view(job: Object, pods: Iterable[Object] = (), snapshots: Iterable[Objec
 
 
 def pod_view(pod: Object) -> PodView:
-    """One pod of a job."""
+    """Return the view of one pod of a job."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     ending = "deletionTimestamp" in metadata
     containers = status.get("containerStatuses") or ()
@@ -186,7 +186,7 @@ def pod_view(pod: Object) -> PodView:
 
 
 def snapshot_view(snapshot: Object) -> SnapshotView:
-    """One StreamSnapshot."""
+    """Return the view of one StreamSnapshot."""
     metadata, spec = snapshot["metadata"], snapshot.get("spec") or {}
     status = msgspec.convert(snapshot.get("status") or {}, StreamSnapshotStatus)
     return SnapshotView(
@@ -203,7 +203,7 @@ def snapshot_view(snapshot: Object) -> SnapshotView:
 
 
 def sorted_snapshots(snapshots: Iterable[SnapshotView]) -> list[SnapshotView]:
-    """The newest first."""
+    """Return StreamSnapshots, the newest first."""
     return sorted(snapshots, key=lambda each: (each.created, each.name), reverse=True)
 
 
@@ -246,7 +246,7 @@ def _notes(metadata: Object, status: StreamJobStatus) -> list[str]:
 
 
 def jobs_table(jobs: Sequence[JobView], now_ms: int, *, namespaces: bool = False) -> Table:
-    """All jobs, a row each."""
+    """Return a table of all jobs."""
     titles = (
         "name", "phase", "ready", "parallelism", "workers", "restarts", "checkpoint", "age", "message"
     )  # fmt: skip
@@ -272,7 +272,7 @@ def jobs_table(jobs: Sequence[JobView], now_ms: int, *, namespaces: bool = False
 
 
 def job_lines(job: JobView, now_ms: int) -> list[str]:
-    """The head of the view of one job."""
+    """Return the first lines of the view of one job."""
     lines = [f"{job.name} in namespace {job.namespace}: {job.phase}{_since(job, now_ms)}"]
     lines += [f"  {line}" for line in job.message.splitlines()]
     run = "-"
@@ -297,7 +297,7 @@ def job_lines(job: JobView, now_ms: int) -> list[str]:
 
 
 def conditions_table(conditions: Iterable[ConditionView], now_ms: int) -> Table:
-    """The conditions of a job."""
+    """Return a table of the conditions of a job."""
     rows = [
         (each.type, each.status, each.reason, _age(each.since, now_ms), each.message)
         for each in conditions
@@ -306,7 +306,7 @@ def conditions_table(conditions: Iterable[ConditionView], now_ms: int) -> Table:
 
 
 def pods_table(pods: Iterable[PodView], now_ms: int) -> Table:
-    """The pods of a job. Their troubles are too long for a table: see `trouble_lines`."""
+    """Return a table of the pods of a job. Their troubles are too long for it: see `trouble_lines`."""
     rows = [
         (
             pod.name,
@@ -324,12 +324,12 @@ def pods_table(pods: Iterable[PodView], now_ms: int) -> Table:
 
 
 def trouble_lines(pods: Iterable[PodView]) -> list[str]:
-    """Why pods do not run, a line each."""
+    """Return a line for each pod that does not run, with the reason."""
     return [f"{pod.name}: {pod.trouble}" for pod in pods if pod.trouble]
 
 
 def snapshots_table(snapshots: Iterable[SnapshotView], now_ms: int) -> Table:
-    """Savepoints and checkpoints that were asked for; those that are not complete say why."""
+    """Return a table of StreamSnapshots, with the reasons of those that are not complete."""
     rows = [
         (
             each.name,
@@ -347,7 +347,7 @@ def snapshots_table(snapshots: Iterable[SnapshotView], now_ms: int) -> Table:
 
 
 def has_come_to(job: JobView, phase: str) -> bool:
-    """True if the job is in this phase, and the operator has seen the last change of its spec."""
+    """Return True if the job is in this phase, and the operator has seen the last change of its spec."""
     return job.phase == phase and job.observed_generation >= job.generation
 
 
@@ -380,7 +380,7 @@ def _checkpoint_in_full(job: JobView, now_ms: int) -> str:
 
 
 def _age(time: str, now_ms: int) -> str:
-    """The time since then, without what does not matter any more; `-`: there is no such time."""
+    """Return the time since then, in its largest units; `-` if there is no such time."""
     if not time:
         return "-"
     age_ms = max(0, now_ms - since_1970_ms(time))

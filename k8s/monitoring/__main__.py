@@ -15,7 +15,7 @@ from .files import generated
 
 
 def main() -> int:
-    """Write the files of the chart, or show what all expressions give."""
+    """Write the files of the chart, or print the values of all expressions."""
     parser = argparse.ArgumentParser(prog="python -m headgate.k8s.monitoring", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("write", help="write dashboards and rules into the chart")

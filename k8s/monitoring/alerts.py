@@ -1,4 +1,4 @@
-"""Alert rules for Prometheus. Each has a page in docs/runbooks: its cause, where to look, what to do.
+"""Alert rules for Prometheus. Each has a page in docs/runbooks with its cause and the remedies.
 
 A condition has thresholds by name, as `<lagRecords>`. The chart puts its values there.
 """
@@ -22,10 +22,10 @@ class Threshold:
     """A number that a condition compares with.
 
     Attributes:
-        name: as in the chart's values, and between `<` and `>` in conditions.
-        default: what the rules have if nothing is set.
-        meaning: of a value above it, with its unit.
-        is_share: it is a share, from 0 to 1; else a number of at least 0.
+        name: the name in the chart's values, and between `<` and `>` in conditions.
+        default: the value that the rules have if none is set.
+        meaning: the meaning of a value above it, with its unit.
+        is_share: True for a share, from 0 to 1; else it is a number of at least 0.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Alert:
     """One alert.
 
     Attributes:
-        name: in camel case.
-        severity: `critical` wakes somebody, `warning` can wait for the day, `info` for a quiet hour.
-        after: how long the condition must hold.
-        value: what is watched: an expression that always has a value while a job runs.
-        condition: what follows `value`, and makes it an alert.
+        name: the name, in camel case.
+        severity: `critical` wakes people up, `warning` can wait for the day, `info` for a quiet hour.
+        after: the time for which the condition must hold.
+        value: the expression that is watched, which always has a value while a job runs.
+        condition: the rest of the expression, which makes `value` an alert.
         summary: one line for a phone, with the labels of `value`.
         needs: why a running job alone has no series for it; empty: it has.
     """
@@ -84,7 +84,7 @@ class Alert:
     needs: str = ""
 
     def as_rule(self) -> dict[str, Any]:
-        """The rule as Prometheus reads it, but for the names of thresholds."""
+        """The rule in the form of Prometheus, except for the names of thresholds."""
         return {
             "alert": self.name,
             "expr": f"{self.value} {self.condition}",
@@ -309,16 +309,16 @@ ALERTS: Final = (
 
 
 def template() -> dict[str, Any]:
-    """The rules with the names of thresholds, as the chart has them."""
+    """Return the rules with the names of thresholds, for the chart."""
     return {"groups": [{"name": "headgate", "rules": [alert.as_rule() for alert in ALERTS]}]}
 
 
 def rules(thresholds: Mapping[str, float] | None = None, runbook_url: str = "") -> dict[str, Any]:
-    """The rules file, also the `spec` of a PrometheusRule.
+    """Return the rules file, which is also the `spec` of a PrometheusRule.
 
     Args:
-        thresholds: other values than the defaults, by name.
-        runbook_url: where the pages can be read; alerts then have the annotation `runbook_url`.
+        thresholds: values that replace the defaults, by name.
+        runbook_url: the address of the pages; alerts then have the annotation `runbook_url`.
 
     Raises:
         UsageError: there is no such threshold.

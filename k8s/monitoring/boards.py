@@ -1,4 +1,4 @@
-"""What the five dashboards show."""
+"""The content of the five dashboards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .grafana import (
 
 
 def _quantiles(metric: str, by: str = "", matchers: str = "$J") -> tuple[Query, ...]:
-    """The middle and the slowest of a histogram."""
+    """Return the median and the slowest value of a histogram."""
     labels = f"{by}, le" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
     return tuple(

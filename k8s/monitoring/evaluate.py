@@ -25,7 +25,7 @@ class Watched:
 
     Attributes:
         where: the dashboard and the panel, or the alert.
-        expression: as Prometheus evaluates it, but for the variables of dashboards.
+        expression: the expression in PromQL, except for the variables of dashboards.
         needs: why a running job alone has no series for it; empty: it has.
     """
 
@@ -35,7 +35,7 @@ class Watched:
 
 
 def watched() -> Iterator[Watched]:
-    """All expressions; of alerts what they watch, without the condition."""
+    """Return all expressions; those of alerts without the condition."""
     for board in BOARDS:
         for panel in board.panels:
             for query in panel.queries:
@@ -46,7 +46,7 @@ def watched() -> Iterator[Watched]:
 
 
 def filled(expression: str, *, namespace: str, job_name: str, interval: str) -> str:
-    """An expression with values for the variables of dashboards."""
+    """Return an expression with values for the variables of dashboards."""
     return (
         expression.replace("$namespace", namespace)
         .replace("$job_name", job_name)
@@ -56,7 +56,7 @@ def filled(expression: str, *, namespace: str, job_name: str, interval: str) -> 
 
 
 def query(url: str, expression: str) -> list[dict[str, Any]]:
-    """The series of an instant query.
+    """Return the series of an instant query.
 
     Raises:
         UsageError: Prometheus cannot be reached, or refuses the expression.
@@ -76,7 +76,7 @@ def query(url: str, expression: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[tuple[Watched, list[dict[str, Any]]]]) -> str:
-    """Expressions and values as a table in Markdown."""
+    """Return expressions and values as a table in Markdown."""
     lines = ["| what | expression | series | value |", "|---|---|---|---|"]
     for each, series in rows:
         value = each.needs or "**nothing**"

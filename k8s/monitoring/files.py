@@ -1,4 +1,4 @@
-"""The generated files, as they lie in the chart."""
+"""The generated files of the chart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD: Final = """\
 
 
 def generated() -> dict[Path, str]:
-    """The content of each file, by its path from the top of the repository."""
+    """Return the content of each file, by its path from the top of the repository."""
     files = {
         CHART / "dashboards" / f"{board.uid}.json": json.dumps(board.as_json(), indent=2) + "\n"
         for board in BOARDS

@@ -21,7 +21,7 @@ _HEIGHT: Final = 8
 
 
 def expanded(expression: str) -> str:
-    """An expression with the label matchers that it is short for."""
+    """Return an expression with its abbreviations replaced by label matchers."""
     return expression.replace("$J", JOB).replace("$T", TASK).replace("$F", FLEET)
 
 
@@ -31,7 +31,7 @@ class Query:
 
     Attributes:
         expression: PromQL with `$J`, `$T` or `$F` for label matchers.
-        legend: how its series are called.
+        legend: the name of its series.
     """
 
     expression: str
@@ -43,10 +43,10 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: what it shows.
-        type: how.
+        title: the title.
+        type: the kind of panel.
         unit: Grafana's name for the unit.
-        description: one or two sentences: what to do about what it shows.
+        description: one or two sentences that say how to react to the values.
         queries: at least one.
         needs: why a running job alone has no series for it; empty: it has.
     """
@@ -104,7 +104,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard, of the values of a label."""
+    """A selection at the top of a dashboard, among the values of a label."""
 
     name: str
     metric: str
@@ -153,7 +153,7 @@ _ANNOTATIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard; `uid` never changes, so that links to it stay good."""
+    """One dashboard; `uid` never changes, so that links to it stay valid."""
 
     uid: str
     title: str
@@ -162,7 +162,7 @@ class Board:
     panels: tuple[Panel, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The dashboard as Grafana imports it."""
+        """The dashboard in the form that Grafana imports."""
         of_a_job = JOB_NAME in self.variables
         return {
             "uid": self.uid,

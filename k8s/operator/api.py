@@ -1,6 +1,6 @@
 """Requests to the API server, on top of kubernetes_asyncio, for the operator and for `kubectl headgate`.
 
-Objects stay plain mappings: the generated classes of that library know nothing of our resources, and cost
+Objects stay plain mappings: the generated classes of that library do not have our resources, and need
 much memory. The library is used for the configuration, its credentials, and the connection.
 """
 
@@ -39,9 +39,9 @@ class ApiError(HeadgateError):
     """The API server refused a request, or did not answer it.
 
     Attributes:
-        status: of the HTTP answer; 0: there was none.
-        answer: what the API server said; empty if there was no answer.
-        retry_after_s: how long it asks to be left alone.
+        status: the status of the HTTP answer; 0: there was none.
+        answer: the text of the answer; empty if there was none.
+        retry_after_s: the seconds after which the API server wants the next request.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class ApiError(HeadgateError):
 @final
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long answers may take, in seconds.
+    """The longest times of answers, in seconds.
 
     Attributes:
-        request_s: of every request but a watch.
+        request_s: the limit of every request except a watch.
         watch_s: the API server ends a watch after this time, and the operator begins the next one.
         margin_s: a watch that has not ended after this further time is on a dead connection.
     """
@@ -73,7 +73,7 @@ class Api:
     """The API server. Use it in `async with`.
 
     Attributes:
-        namespace: the one that the configuration is for.
+        namespace: the namespace that the configuration names.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Api:
         """Nothing is connected yet.
 
         Args:
-            configuration: of kubernetes_asyncio.
+            configuration: the configuration of kubernetes_asyncio.
             patience: how long answers may take.
-            namespace: see above.
+            namespace: the namespace, as above.
             manager: the name under which the API server remembers who set a field.
         """
         self._configuration = configuration
@@ -106,13 +106,13 @@ class Api:
         context: str = "",
         manager: str = FIELD_MANAGER,
     ) -> Api:
-        """The API server of this pod, or else the one that the kubeconfig file names.
+        """Return the API server of this pod, or else the one that the kubeconfig file names.
 
         Args:
             patience: how long answers may take.
             kubeconfig: a file, or several with `:` between them. Default: `KUBECONFIG`; without that, the
                 pod's own account; outside of a pod, ~/.kube/config.
-            context: of that file; default: its current one.
+            context: the context in that file; default: its current one.
             manager: as above.
 
         Raises:
@@ -123,7 +123,7 @@ class Api:
         namespace = ""
         try:
             if not files and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
-                load: Any = config.load_incluster_config  # it has no types
+                load: Any = config.load_incluster_config  # this package has no types
                 load(client_configuration=configuration)
                 namespace = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
             else:
@@ -147,7 +147,7 @@ class Api:
         await self._client.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
-        """One object; None if it does not exist."""
+        """Return one object; None if it does not exist."""
         try:
             return await self._request("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -156,7 +156,7 @@ class Api:
             raise
 
     async def events(self, namespace: str, uid: str, reason: str) -> list[JsonObject]:
-        """Events about the object with this uid; none where the right to list them is missing."""
+        """Return events about the object with this uid; none if the right to list them is missing."""
         query = {"limit": str(PAGE), "fieldSelector": f"regarding.uid={uid},reason={reason}"}
         try:
             answer = await self._request("GET", EVENT.path(namespace), query)
@@ -167,13 +167,13 @@ class Api:
         return list(answer.get("items") or ())
 
     async def list(self, kind: Kind, namespace: str) -> tuple[list[JsonObject], str]:
-        """All watched objects of a kind, and the version of the collection to watch from."""
+        """Return all watched objects of a kind, and the version of the collection to watch from."""
         query = {"limit": str(PAGE)} | _selecting(kind)
         items: list[JsonObject] = []
         while True:
             answer = await self._request("GET", kind.path(namespace), query)
             for item in answer.get("items") or ():
-                # The items of a list do not say what they are.
+                # The items of a list do not have their kind.
                 items.append({"apiVersion": kind.api_version, "kind": kind.name} | item)
             more = answer["metadata"].get("continue")
             if not more:
@@ -181,7 +181,7 @@ class Api:
             query["continue"] = more
 
     async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[JsonObject]:
-        """Events since a version of the collection, until the API server ends the watch.
+        """Yield events since a version of the collection, until the API server ends the watch.
 
         Raises:
             ApiError: with status 410 if that version is too old; the collection must be listed again.
@@ -213,7 +213,7 @@ class Api:
             raise _no_answer(error) from None
 
     async def create(self, made: Mapping[str, Any], kind: Kind) -> JsonObject:
-        """Make an object. Raises ApiError with status 409 if it exists."""
+        """Create an object. Raises ApiError with status 409 if it exists."""
         if kind.applied:
             metadata = {**made["metadata"], "resourceVersion": NEVER}
             return await self.apply({**made, "metadata": metadata}, kind)
@@ -227,7 +227,7 @@ class Api:
         return await self._request("PUT", path, {"fieldManager": self._manager}, body=changed)
 
     async def apply(self, made: Mapping[str, Any], kind: Kind, *, manager: str = "") -> JsonObject:
-        """Server-side apply. With `metadata.resourceVersion` it fails with status 409 if it changed."""
+        """Apply an object. With `metadata.resourceVersion` it fails with status 409 if it changed."""
         metadata = made["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
         query = {"fieldManager": manager or self._manager, "force": "true"}
@@ -236,7 +236,7 @@ class Api:
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: JsonObject, *, subresource: str = ""
     ) -> JsonObject:
-        """A merge patch. With `metadata.resourceVersion` it fails with status 409 if it changed."""
+        """Send a merge patch. With `metadata.resourceVersion` it fails with status 409 if it changed."""
         query = {"fieldManager": self._manager}
         path = kind.path(namespace, name, subresource)
         return await self._request("PATCH", path, query, body=patch, content_type=_MERGE)
@@ -259,7 +259,7 @@ class Api:
                 raise
 
     async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """The lines of a container's log. With `follow` in the query, until the container ends.
+        """Yield the lines of a container's log; with `follow` in the query until the container ends.
 
         Raises:
             ApiError: there is no such log, or the connection broke.
@@ -276,7 +276,7 @@ class Api:
     async def websocket(
         self, path: str, query: Mapping[str, str], protocol: str
     ) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the API server, or through it to a node.
+        """Open a WebSocket to the API server, or through it to a node.
 
         Raises:
             ApiError: it is refused; an answer to that has no text.
@@ -335,7 +335,7 @@ class Api:
         content_type: str = _JSON,
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
-        """The response, of which the body is not read yet. Raises ApiError if it is a refusal."""
+        """Return the response, with its body not read yet. Raises ApiError for a refusal."""
         headers = {"Accept": _JSON, "Content-Type": content_type}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"])
         url = self._configuration.host + path + (f"?{urlencode(query)}" if query else "")
@@ -361,7 +361,7 @@ class Api:
 
 
 def _existing(files: str) -> str:
-    """The kubeconfig files that are there. Raises FileNotFoundError if none is."""
+    """Return the existing kubeconfig files. Raises FileNotFoundError if there is none."""
     found = [file for file in files.split(os.pathsep) if Path(file).expanduser().is_file()]
     if not found:
         raise FileNotFoundError(f"there is no file {files}")
@@ -377,7 +377,7 @@ def _no_answer(error: BaseException) -> ApiError:
 
 
 def _seconds(text: str) -> float:
-    """The header Retry-After as the API server writes it: whole seconds."""
+    """Parse the header Retry-After, which the API server writes in whole seconds."""
     return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
 
 
@@ -389,7 +389,7 @@ def _message(text: str) -> str:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length up to a bound; aiohttp's own reader gives up on long ones."""
+    """Yield lines of any length up to a bound; aiohttp's own reader fails for long ones."""
     rest = bytearray()
     async for chunk in response.content.iter_any():
         rest += chunk

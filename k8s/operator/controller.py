@@ -1,4 +1,4 @@
-"""The loop: from a change to a key, from a key to what is observed, to a decision, to its execution."""
+"""The loop: from a change to a key, then to the observations, to a decision, and to its execution."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Everything that works while the operator leads."""
+    """All parts that work while the operator leads."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Controller:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """Nothing is asked yet.
+        """Prepare the controller; it sends no request yet.
 
         Args:
-            namespaces: those that are watched; none: the whole cluster.
+            namespaces: the namespaces that are watched; none: the whole cluster.
             instance: the name of this process, for events.
             clock: the clocks of this machine.
         """
@@ -92,7 +92,7 @@ class Controller:
                 group.create_task(self._work())
 
     def watches(self) -> list[WatchHealth]:
-        """How each watch is."""
+        """Return the health of each watch."""
         now_s = self._clock.monotonic()
         return [
             WatchHealth(
@@ -102,7 +102,7 @@ class Controller:
         ]
 
     def _heard_s(self, kind: Kind) -> float:
-        """When the quietest watch of a kind last heard something, bookmarks too: seconds since 1970."""
+        """Return the time of the last message to a kind's quietest watch, in seconds since 1970."""
         heard_s = min(informer.heard_s for informer in self.informers if informer.kind == kind)
         return self._clock.now_ms() / 1000 - (self._clock.monotonic() - heard_s)
 
@@ -158,7 +158,7 @@ class Controller:
             for child in self._all(kind.name, namespace)
             if _job_label(child) == name
         }
-        # Secrets are not watched, so the one of the job is asked for.
+        # Secrets are not watched, so the one of the job is requested.
         secret = await self._api.get(SECRET, namespace, token_name(name))
         if secret is not None:
             children["Secret", token_name(name)] = {"kind": "Secret"} | secret
@@ -204,17 +204,17 @@ class Controller:
                 yield informer
 
     def _reconcile_jobs(self) -> None:
-        """A kind has come to exist, which jobs may have waited for."""
+        """Reconcile all jobs, because a kind now exists for which they may have waited."""
         for informer in self.informers:
             if informer.kind == STREAM_JOB:
                 for job in informer:
                     self._changed(job)
 
     def _written(self, made: Object) -> None:
-        """The operator has written this itself: only what else depends on it is reconciled.
+        """Take an object that the operator has written; only other resources are reconciled for it.
 
-        Its own reconciliation says when it is due again. Were it due at once, a status that differs each
-        time, as that of a job with many checkpoints does, would be written without a pause.
+        Its own reconciliation says when it is due again. If it were due at once, a status that differs
+        each time, such as that of a job with many checkpoints, would be written without a pause.
         """
         for informer in self._of(made["kind"], made["metadata"]["namespace"]):
             informer.put(made)
@@ -223,7 +223,7 @@ class Controller:
             self.queue.add(key)
 
     def _changed(self, made: Object) -> None:
-        """Have everything reconciled that depends on this object."""
+        """Reconcile everything that depends on this object."""
         kind, metadata = made["kind"], made["metadata"]
         if kind in (STREAM_JOB.name, STREAM_SNAPSHOT.name):
             self.queue.add((kind, metadata["namespace"], metadata["name"]))
@@ -232,7 +232,7 @@ class Controller:
             self.queue.add(key)
 
     def _measure(self, made: Object) -> None:
-        """Show a resource in the metrics, or no longer."""
+        """Add a resource to the metrics, or remove it."""
         kind, namespace, name = (
             made["kind"],
             made["metadata"]["namespace"],
@@ -249,7 +249,7 @@ class Controller:
             resources.snapshot(made, first=not self._listed)
 
     def _dependents(self, made: Object) -> Iterable[Key]:
-        """The resources, beside the object itself, whose reconciliation looks at this object."""
+        """Return the other resources whose reconciliation looks at this object."""
         kind, metadata = made["kind"], made["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         if kind == STREAM_SNAPSHOT.name:
@@ -271,7 +271,7 @@ class Controller:
 
 
 def micro_time(clock: Clock) -> str:
-    """The time of day, as Events and Leases have it."""
+    """Return the time of day in the form of Events and Leases."""
     now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

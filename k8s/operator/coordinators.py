@@ -1,4 +1,4 @@
-"""The coordinators of jobs, by their REST API."""
+"""The access to the coordinators of jobs, by their REST API."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _STATES: Final[Mapping[str, str]] = {
     "FAILING": "RESTARTING",
     "HANDED_OVER": "RESTARTING",
 }
-"""States of a job that the decisions do not tell apart from others. In all of these the job comes back by
-itself, or its next state says that it does not."""
+"""States of a job that the decisions treat like others. In all of them the job recovers by itself, or
+its next
+state says that it does not.
+"""
 
 
 class Store(Protocol):
@@ -44,25 +46,25 @@ class Store(Protocol):
 
 
 def service_url(namespace: str, job: str) -> str:
-    """The REST API of a job, by the Service of its head."""
+    """Return the address of the REST API of a job, by the Service of its head."""
     return f"http://{head_name(job)}.{namespace}.svc:{ports.REST.number}"
 
 
 class RestCoordinators:
-    """`Coordinators` over HTTP, with the token from the Secret of each job. Nothing is remembered here."""
+    """`Coordinators` over HTTP, with the token from the Secret of each job. It keeps no state."""
 
     def __init__(self, store: Store, url: Callable[[str, str], str] = service_url) -> None:
-        """Nothing is asked yet.
+        """Prepare the access; it sends no request yet.
 
         Args:
             store: the API server.
-            url: where the REST API of a job is, by namespace and name.
+            url: returns the address of the REST API of a job, by namespace and name.
         """
         self._store = store
         self._url = url
 
     async def report(self, namespace: str, job: str) -> JobReport | None:
-        """What the coordinator answers; None if it cannot be reached."""
+        """Return the answer of the coordinator; None if it cannot be reached."""
         try:
             async with await self._client(namespace, job) as client:
                 answer = await client.job()
@@ -86,10 +88,10 @@ class RestCoordinators:
 
 
 async def read_token(store: Store, namespace: str, job: str) -> str:
-    """The token that the head has mounted: of the job's own Secret, or one that the user named.
+    """Return the token that the head has mounted, from the job's Secret or from one of the user.
 
     Raises:
-        JobError: the job has no head, or its Secret is not there.
+        JobError: the job has no head, or its Secret does not exist.
         ApiError: they cannot be read.
     """
     head = await store.get(KINDS["StatefulSet"], namespace, head_name(job))
@@ -105,7 +107,7 @@ async def read_token(store: Store, namespace: str, job: str) -> str:
 
 
 def _command(call: CallJob) -> Command:
-    """The REST API's form of a call."""
+    """Return the path and the body of a call for the REST API."""
     arguments, trigger = call.arguments, call.trigger_id
     directory, native = arguments.get("directory", ""), bool(arguments.get("native"))
     match call.verb:
@@ -145,7 +147,7 @@ def _report(answer: JobAnswer, operations: dict[str, Operation]) -> JobReport:
 
 
 def _failure(answer: JobAnswer) -> str:
-    """The last failure, and why it was the last one if the job has ended with it."""
+    """Return the last failure, and the reason why it ended the job if it did."""
     gave_up = answer.reason if answer.status == "FAILED" else ""
     return "; ".join(text for text in (answer.failure, gave_up) if text)
 

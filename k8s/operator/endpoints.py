@@ -10,20 +10,20 @@ from typing import Final, final
 from aiohttp import web
 
 SILENCE_S_MAX: Final = 300.0
-"""The operator is not healthy if one of its watches heard nothing for this time: it is restarted then."""
+"""The operator is not healthy, and is restarted, if one of its watches received nothing for this time."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WatchHealth:
-    """How the watch of one kind of object is.
+    """The health of the watch of one kind of object.
 
     Attributes:
-        plural: the kind, as `kubectl get` names it.
+        plural: the name of the kind for `kubectl get`.
         namespace: empty: the whole cluster.
-        silent_s: for how long nothing was heard, in seconds.
-        trouble: why the last request failed; empty if it did not.
-        missing: the kind is optional, and is not defined or may not be read.
+        silent_s: the seconds since the last message.
+        trouble: the reason why the last request failed; empty if it did not.
+        missing: True if the kind is optional, and is not defined or may not be read.
     """
 
     plural: str
@@ -37,7 +37,7 @@ class WatchHealth:
         if self.missing:
             return f"{self.plural}{where} are not watched: {self.trouble}"
         why = f": {self.trouble}" if self.trouble else ""
-        return f"nothing was heard of {self.plural}{where} for {self.silent_s:.0f} s{why}"
+        return f"there was no news of {self.plural}{where} for {self.silent_s:.0f} s{why}"
 
 
 @contextlib.asynccontextmanager
@@ -52,11 +52,11 @@ async def serving(
     """Answer on both ports for the time of the block.
 
     Args:
-        host: address that both ports listen on.
+        host: the address at which both ports listen.
         health_port, metrics_port: their numbers.
-        watches: how the watches are; none while this process does not lead.
+        watches: returns the health of the watches; none while this process does not lead.
         metrics: all metrics in Prometheus' text format.
-        silence_s_max: a watch that has heard nothing for longer is not healthy.
+        silence_s_max: a watch without a message for longer is not healthy.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ async def serving(
         return web.Response(text="\n".join(lines) + "\n", status=503 if dead else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        # A process that waits for the Lease is ready too: it is there to take over.
+        # A process that waits for the Lease is ready too, because it can take over.
         return web.Response(text="ok\n")
 
     async def read_metrics(_: web.Request) -> web.Response:

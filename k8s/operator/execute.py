@@ -1,4 +1,4 @@
-"""Execution of the actions that `reconcile` decides on, one after the other, by the API server."""
+"""Executes the actions that `reconcile` decides on, one after the other, through the API server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOKEN_BYTES: Final = 32
 EVENT_MESSAGE_MAX: Final = 1024
 """The API server refuses a longer note."""
 REFUSALS: Final = frozenset((400, 403, 404, 413, 422))
-"""The API server will not take an object as long as nobody does something about it."""
+"""The API server refuses an object until the cause is corrected."""
 TOLD_MAX: Final = 4096
-"""Resources whose last refusal is remembered, so that it is told once."""
+"""The number of resources whose last refusal is remembered, so that it is published once."""
 log = logging.getLogger(__name__)
 
 
 class Executor:
-    """Executes actions about one resource after the other; `written` is called with what writes return."""
+    """Executes actions about one resource after the other. `written` gets the results of writes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Executor:
         self._instance = instance
         self._now = now
         self._told: OrderedDict[str, str] = OrderedDict()
-        """The last refusal that was told about a resource, by its uid."""
+        """The last refusal that was published about a resource, by its uid."""
 
     async def execute(self, resource: Object, actions: Sequence[act.Action]) -> int | None:
         """Execute actions until one fails; returns the milliseconds to the next reconciliation, if given.
@@ -80,7 +80,7 @@ class Executor:
     async def _set_status(self, resource: Object, version: str, status: Any) -> str:
         """Write the status by a merge patch, which is refused if the resource has another version.
 
-        Server-side apply does not do here: it makes null of an object that loses its last field.
+        Server-side apply does not work here, because it makes an object null that loses its last field.
         """
         change = _difference(resource.get("status", {}), msgspec.to_builtins(status))
         patch = {"metadata": {"resourceVersion": version}, "status": change}
@@ -126,7 +126,7 @@ class Executor:
                 raise
 
     async def _tell(self, resource: Object, refusal: str) -> None:
-        """Publish why an object is refused, such as by an admission webhook or a quota; once."""
+        """Publish once why an object is refused, such as by an admission webhook or a quota."""
         uid = str(resource["metadata"]["uid"])
         if self._told.get(uid) == refusal:
             return
@@ -136,7 +136,7 @@ class Executor:
         await self._emit(resource, act.EmitEvent("Warning", "Refused", refusal))
 
     async def _emit(self, resource: Object, event: act.EmitEvent) -> None:
-        """Publish an event. An event that is lost stops nothing: the status says the same."""
+        """Publish an event. A lost event does not matter, because the status says the same."""
         metadata = resource["metadata"]
         name = f"{metadata['name'][:200]}.{secrets.token_hex(8)}"
         body = {
@@ -165,7 +165,7 @@ class Executor:
 
 
 def _identity(resource: Object, version: str) -> JsonObject:
-    """An apply with uid and version changes this very object, if it is as it was seen, or nothing."""
+    """Return uid and version, with which an apply changes only this object, and only if it is unchanged."""
     metadata = {name: resource["metadata"][name] for name in ("namespace", "name", "uid")}
     return {
         "apiVersion": resource["apiVersion"],
@@ -175,7 +175,7 @@ def _identity(resource: Object, version: str) -> JsonObject:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> JsonObject:
-    """The merge patch from one mapping to another."""
+    """Return the merge patch from one mapping to another."""
     patch: JsonObject = {name: None for name in before if name not in after}
     for name, value in after.items():
         known = before.get(name)
@@ -189,7 +189,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> JsonObje
 
 
 def _job_of(resource: Mapping[str, Any]) -> str:
-    """The name of the StreamJob that a resource is about."""
+    """Return the name of the StreamJob that a resource belongs to."""
     if resource["kind"] == "StreamJob":
         return str(resource["metadata"]["name"])
     return str(resource["spec"]["jobRef"]["name"])

@@ -15,14 +15,14 @@ from .kinds import Kind
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
 OPTIONAL_RETRY_S: Final = 15.0
-"""Time between two looks whether an optional kind has come to exist."""
+"""The time between two checks whether an optional kind exists."""
 log = logging.getLogger(__name__)
 Name: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 
 class Source(Protocol):
-    """What an informer needs of the API server."""
+    """The part of the API server that an informer needs."""
 
     async def list(self, kind: Kind, namespace: str) -> tuple[list[JsonObject], str]: ...
 
@@ -34,9 +34,10 @@ class Informer:
 
     Attributes:
         synced: set once the objects were listed for the first time.
-        heard_s: when the API server last said something about this kind, by `clock`.
-        trouble: why the last list or watch failed; empty if it did not.
-        missing: the kind is optional, and is not defined or may not be read: `trouble` says why.
+        heard_s: the time of the API server's last message about this kind, by `clock`.
+        trouble: the reason why the last list or watch failed; empty if it did not.
+        missing: True if the kind is optional, and is not defined or may not be read; `trouble` has the
+            reason.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class Informer:
         sleep: Callable[[float], Any] = asyncio.sleep,
         appeared: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is asked yet.
+        """Prepare the informer; it sends no request yet.
 
         Args:
             source: the API server.
             kind: of the objects.
-            namespace: of the objects; empty: all namespaces.
-            changed: is called with every object that comes, changes or goes.
-            clock: seconds that only grow.
+            namespace: the namespace of the objects; empty: all namespaces.
+            changed: is called with every object that is created, changed or deleted.
+            clock: returns monotonic seconds.
             sleep: waits.
-            appeared: is called when a kind that was `missing` is there.
+            appeared: is called when a kind that was `missing` exists.
         """
         self.kind = kind
         self.namespace = namespace
@@ -78,16 +79,17 @@ class Informer:
         """The version up to which changes were taken from the API server."""
 
     def get(self, namespace: str, name: str) -> Object | None:
-        """The object, as far as is known."""
+        """Return the object as it was seen last; None if it is not known."""
         return self._objects.get((namespace, name))
 
     def __iter__(self) -> Iterator[Object]:
         return iter(tuple(self._objects.values()))
 
     def put(self, made: Object) -> None:
-        """Take an object that a write has returned, so that the next look is not older than the write.
+        """Take an object that a write has returned, so that `get` is never older than the write.
 
-        One that is not known although the watch is past that write was deleted meanwhile, and stays so.
+        If the watch has passed that write and the object is not known, it was deleted meanwhile, and
+        stays deleted.
         """
         key = _name(made)
         known = self._objects.get(key)
@@ -96,7 +98,7 @@ class Informer:
             self._objects[key] = made
 
     async def run(self) -> None:
-        """List and watch, for ever."""
+        """List and watch without end."""
         while True:
             try:
                 version = await self._relist()
@@ -107,7 +109,7 @@ class Informer:
             await self._sleep(pause_s)
 
     def _pause_s(self, error: ApiError) -> float:
-        """Note why a list or a watch has failed; returns the seconds until the next list."""
+        """Note why a list or a watch has failed; return the seconds until the next list."""
         if self.kind.optional and error.status in (403, 404):
             self._is_missing(str(error))
             return OPTIONAL_RETRY_S
@@ -191,5 +193,5 @@ def _name(made: Object) -> Name:
 
 
 def _version(made: Object) -> int:
-    """Versions of one kind can be compared as numbers; Kubernetes promises it since 1.35."""
+    """Return a version as a number. Since 1.35 Kubernetes promises that these can be compared."""
     return int(made["metadata"]["resourceVersion"])

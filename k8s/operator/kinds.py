@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and where the API server has them."""
+"""The kinds of objects that the operator reads and writes, and their paths in the API server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Kind:
     """One kind of object.
 
     Attributes:
-        name: as in the field `kind` of an object.
-        api_version: as in the field `apiVersion` of an object.
+        name: the field `kind` of an object.
+        api_version: the field `apiVersion` of an object.
         plural: the name in paths of the API server.
         selector: the label selector of the objects that the operator watches; empty: all of them.
         optional: the definition of the kind may be missing, or the operator may have no right to it.
-        applied: the operator changes such objects by server-side apply, and so makes them by it, too: a
-            field of an object that was made by POST would stay for ever.
+        applied: True if the operator changes such objects by server-side apply. It then makes them by
+            apply, too, because a field of an object that was made by POST could not be removed.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Kind:
     applied: bool = False
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of the collection, or of one object. Without a namespace: of the whole cluster."""
+        """Return the path of one object or of the collection, in a namespace or in the whole cluster."""
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root.strip("/"), self.api_version]
         parts += ["namespaces", namespace] if namespace else []

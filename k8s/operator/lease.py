@@ -11,7 +11,7 @@ from .api import ApiError, JsonObject
 from .kinds import LEASE, Kind
 
 LEASE_S: Final = 15
-"""Others take over a lease that was not renewed for this time."""
+"""Others take over a lease that was not renewed for this time, in seconds."""
 RENEW_DEADLINE_S: Final = 10.0
 """A leader that could not renew for this time stops; it must be less than `LEASE_S`."""
 RETRY_S: Final = 2.0
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """What an election needs of the API server."""
+    """The part of the API server that an election needs."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None: ...
     async def create(self, made: JsonObject, kind: Kind) -> JsonObject: ...
@@ -31,7 +31,7 @@ class Store(Protocol):
 class LeaseElection:
     """One candidate.
 
-    Clocks of different machines are never compared: a lease has run out if this candidate has seen no
+    Clocks of different machines are never compared. A lease has expired if this candidate has seen no
     change of it for `LEASE_S` by its own clock.
     """
 
@@ -62,7 +62,7 @@ class LeaseElection:
         log.info("%s leads", self._identity)
 
     async def hold(self) -> None:
-        """Renew the lease; returns once it may be lost, and then nothing more may be done."""
+        """Renew the lease; return once it may be lost. After that the operator must not act."""
         while self._left_s() > 0:
             await self._sleep(min(RETRY_S, self._left_s()))
             if not await self._try(self._left_s()) and self._is_taken():
@@ -70,11 +70,11 @@ class LeaseElection:
         log.error("%s no longer leads", self._identity)
 
     def _left_s(self) -> float:
-        """How long this candidate may still lead if it cannot renew."""
+        """Return how long this candidate may still lead if it cannot renew the lease."""
         return max(0.0, self._renewed_s + RENEW_DEADLINE_S - self._clock())
 
     async def release(self) -> None:
-        """Give the lease back, so that the next leader need not wait for its end."""
+        """Release the lease, so that the next leader need not wait for its end."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._store.get(LEASE, self._namespace, self._name)
@@ -85,7 +85,7 @@ class LeaseElection:
             log.warning("the lease was not released: %s", _text(error))
 
     async def _try(self, at_most_s: float = ANSWER_S) -> bool:
-        """Take or renew the lease; False if another has it, or the API server does not answer."""
+        """Take or renew the lease; return False if another has it, or the API server does not answer."""
         began = self._clock()
         try:
             async with asyncio.timeout(min(at_most_s, ANSWER_S)):

@@ -1,4 +1,4 @@
-"""The operator's own metrics, and what it knows of the resources that it watches."""
+"""The operator's metrics about itself, and about the resources that it watches."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _Job = tuple[str, str]
 
 @dataclass(slots=True)
 class _JobFigures:
-    """What is known of one StreamJob.
+    """The figures of one StreamJob.
 
     Attributes:
-        status: as it was seen last.
-        deadline_ms: when its phase has lasted too long, since 1970; 0: never.
-        transitions: how often each has begun since this process leads.
+        status: the status that was seen last.
+        deadline_ms: the time when its phase has lasted too long, since 1970; 0: never.
+        transitions: the number of each kind that has begun since this process leads.
     """
 
     status: Object = field(default_factory=dict)
@@ -38,11 +38,10 @@ class _JobFigures:
 
 
 class Resources(Collector):
-    """Metrics of StreamJobs and StreamSnapshots, made of their statuses when metrics are read.
+    """Metrics of StreamJobs and StreamSnapshots, made from their statuses when metrics are read.
 
-    A counter begins at 0 when this process begins to lead. It counts what it sees happen, be it by a write
-    of its own or by an event; what is there in the first list is not counted. The series of a StreamJob end
-    when it is gone.
+    A counter begins at 0 when this process begins to lead. It counts changes that this process makes or
+    sees, and nothing in the first list. The series of a StreamJob end when it is deleted.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class Resources(Collector):
         """By namespace and name of a StreamSnapshot: whether it had ended when it was seen last."""
 
     def job(self, resource: Object, *, first: bool) -> None:
-        """A StreamJob was seen; `first`: in the first list."""
+        """Note a StreamJob that was seen, with `first` in the first list."""
         metadata, status = resource["metadata"], resource.get("status", {})
         key = (metadata["namespace"], metadata["name"])
         figures = self._jobs.setdefault(key, _JobFigures())
@@ -61,17 +60,17 @@ class Resources(Collector):
         figures.status = status
 
     def deadline(self, namespace: str, name: str, deadline_ms: int) -> None:
-        """When the phase of a StreamJob has lasted too long, since 1970; 0: never."""
+        """Note when the phase of a StreamJob has lasted too long, since 1970; 0: never."""
         figures = self._jobs.get((namespace, name))
         if figures is not None:
             figures.deadline_ms = deadline_ms
 
     def job_gone(self, namespace: str, name: str) -> None:
-        """There is no such StreamJob any more."""
+        """Note that a StreamJob no longer exists."""
         self._jobs.pop((namespace, name), None)
 
     def snapshot(self, resource: Object, *, first: bool) -> None:
-        """A StreamSnapshot was seen; `first`: in the first list."""
+        """Note a StreamSnapshot that was seen, with `first` in the first list."""
         metadata = resource["metadata"]
         key = (metadata["namespace"], metadata["name"])
         outcome = str(resource.get("status", {}).get("phase", "")).lower()
@@ -83,11 +82,11 @@ class Resources(Collector):
         self._ended[key] = ended
 
     def snapshot_gone(self, namespace: str, name: str) -> None:
-        """There is no such StreamSnapshot any more."""
+        """Note that a StreamSnapshot no longer exists."""
         self._ended.pop((namespace, name), None)
 
     def collect(self) -> Iterable[Metric]:
-        """The series of all StreamJobs."""
+        """Return the series of all StreamJobs."""
         phase = GaugeMetricFamily(
             "headgate_job_phase",
             "1 for the phase that the StreamJob is in, and 0 for each other one",
@@ -183,23 +182,23 @@ class Metrics:
         self._seconds.labels(kind).observe(seconds)
 
     def watch_kind(self, resource: str, heard_s: Callable[[], float]) -> None:
-        """Ask, whenever metrics are read, when the API server last spoke of a kind: seconds since 1970."""
+        """Show the time of the API server's last message about a kind, in seconds since 1970."""
         self._last_event.labels(resource).set_function(heard_s)
 
     def leads(self, leads: bool) -> None:
-        """This process leads now, or no longer."""
+        """Note whether this process leads."""
         self._leader.set(leads)
 
     def watch_queue(self, oldest_s: Callable[[], float]) -> None:
-        """Read the age of the queue's oldest key whenever metrics are read."""
+        """Read the age of the queue's oldest key with the metrics."""
         self._oldest.labels("resources").set_function(oldest_s)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 def _transition(status: Object) -> tuple[Any, Any] | None:
-    """What tells one transition from the next."""
+    """Return the identity of a transition."""
     found = status.get("transition")
     return (found["verb"], found["startedAt"]) if found else None

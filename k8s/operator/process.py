@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the operator was started with.
+    """The settings with which the operator was started.
 
     Attributes:
-        host: on which both ports are served.
-        namespaces: those that are watched; none: the whole cluster.
+        host: the address at which both ports are served.
+        namespaces: the namespaces that are watched; none: the whole cluster.
         lease: the name of the Lease; empty: there is no election.
-        namespace: the operator's own, in which the Lease is.
+        namespace: the operator's namespace, in which the Lease is.
         instance: the name of this process.
-        settings: what the decisions depend on.
+        settings: the settings of the decisions.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Options:
 
 
 async def run(options: Options) -> int:
-    """Be the operator until SIGTERM or SIGINT; returns the exit code.
+    """Run the operator until SIGTERM or SIGINT; return the exit code.
 
     Raises:
         ApiError: no cluster is configured.
@@ -94,7 +94,7 @@ async def _lead(
     metrics: Metrics,
     controllers: list[Controller],
 ) -> None:
-    """Wait for the Lease if there is one, and work; returns once the Lease is lost."""
+    """Wait for the Lease if there is one, and work; return once the Lease is lost."""
     clock = SystemClock()
     election = None
     if options.lease:
@@ -129,7 +129,7 @@ async def _lead(
     finally:
         for task in tasks:
             task.cancel()
-        # Nothing is done any more when the Lease is given back.
+        # The operator has stopped all work before it releases the Lease.
         await asyncio.gather(*tasks, return_exceptions=True)
         metrics.leads(False)
         if election is not None:

@@ -1,4 +1,4 @@
-"""The keys that are to be reconciled: each at most once at a time, and later after failures."""
+"""The keys that are due for reconciliation: each at most once at a time, and later after failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKOFF_S_MAX: Final = 60.0
 
 
 class WorkQueue:
-    """Keys with the time from which on they are due.
+    """Keys with the time at which they become due.
 
     A key that is added while it is being worked on is due again once `done` is called for it, so no change
     is missed and no key is worked on twice at once.
@@ -27,7 +27,7 @@ class WorkQueue:
         self._changed = asyncio.Event()
 
     def add(self, key: Key, after_s: float = 0.0) -> None:
-        """Have a key worked on after this time. If it is due earlier already, that stays."""
+        """Make a key due after this time, unless it is due earlier."""
         due = self._clock() + after_s
         if key in self._due and self._due[key] <= due:
             return
@@ -35,7 +35,7 @@ class WorkQueue:
         self._changed.set()
 
     def take(self) -> Key | None:
-        """A key that is due now; None if there is none. Call `done` or `failed` for it."""
+        """Return a key that is due now; None if there is none. Call `done` or `failed` for it."""
         now = self._clock()
         due = [(at, key) for key, at in self._due.items() if at <= now and key not in self._working]
         if not due:
@@ -46,7 +46,7 @@ class WorkQueue:
         return key
 
     async def next(self) -> Key:
-        """The next key, once one is due."""
+        """Return the next key, once one is due."""
         while True:
             key = self.take()
             if key is not None:
@@ -59,15 +59,15 @@ class WorkQueue:
                 continue
 
     def done(self, key: Key) -> None:
-        """The work succeeded: the next failure counts as the first."""
+        """Note a success, so that the next failure counts as the first."""
         self._failures.pop(key, None)
         self._release(key)
 
     def failed(self, key: Key, at_least_s: float = 0.0) -> None:
-        """The work failed: the key is due again after a pause that doubles each time.
+        """Note a failure: the key is due again after a pause that doubles each time.
 
         Args:
-            key: what failed.
+            key: the key.
             at_least_s: the pause is not shorter than this, even if the key was added meanwhile; at most
                 `BACKOFF_S_MAX` is taken.
         """
@@ -80,7 +80,7 @@ class WorkQueue:
         self.add(key, min(pause_s, BACKOFF_S_MAX))
 
     def oldest_s(self) -> float:
-        """How long the key that is due for longest has waited, in seconds."""
+        """Return how long the key that was due first has waited, in seconds."""
         return max(0.0, self._clock() - min(self._due.values(), default=self._clock()))
 
     def _release(self, key: Key) -> None:

@@ -144,7 +144,7 @@ def test_damaged_and_other_files_are_told(target: Path) -> None:
     at = len(whole) // 2
     damaged = whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :]
     for data in (damaged, whole[:-30], b"", b"#!/bin/sh\n"):
-        with pytest.raises(CorruptError, match="no zip file, or is damaged"):
+        with pytest.raises(CorruptError, match="not a zip file, or is damaged"):
             unpacked(data, target)
 
 
@@ -184,7 +184,7 @@ def test_an_archive_in_s3_or_on_a_volume(s3_server: S3Server, target: Path, tmp_
         assert files(target) == PACKAGE
     missing = CliRunner().invoke(app, ["fetch-code", f"{address}-8.zip", *command])
     assert missing.exit_code == 2
-    assert "is not there" in missing.output
+    assert "does not exist" in missing.output
     small = {**s3_server.options, "headgate.code.size-max": "10 b"}
     with pytest.raises(UsageError, match="more than 10"):
         asyncio.run(fetch_code(f"{address}-7.zip", target, small))

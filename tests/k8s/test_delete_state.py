@@ -109,7 +109,7 @@ def test_state_that_nothing_claims_is_left_alone(tmp_path: Path) -> None:
     for path in (tmp_path / "flights" / "log" / "generation").iterdir():
         path.unlink()
     before = files(tmp_path)
-    with pytest.raises(CorruptError, match="nothing says whose"):
+    with pytest.raises(CorruptError, match="its owner is unknown"):
         delete(tmp_path, "u-1")
     assert files(tmp_path) == before
 

@@ -25,13 +25,13 @@ DEAD = WatchHealth("pods", "air", SILENCE_S_MAX + 1, "the API server does not an
         (
             [JOBS, FAILING],
             200,
-            "ok\nnothing was heard of pods in air for 200 s: the API server does not answer\n",
+            "ok\nthere was no news of pods in air for 200 s: the API server does not answer\n",
         ),
         (
             [MISSING, DEAD],
             503,
             "not healthy\n"
-            "nothing was heard of pods in air for 301 s: the API server does not answer\n",
+            "there was no news of pods in air for 301 s: the API server does not answer\n",
         ),
     ],
 )

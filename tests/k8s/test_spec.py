@@ -191,7 +191,9 @@ def mounted(path: str) -> dict[str, Any]:
 def test_state_that_goes_with_its_pod_is_refused(resource: dict[str, Any], storage: str) -> None:
     resource["spec"]["checkpoint"]["storage"] = storage
     (found,) = mistakes(resource)
-    assert found.startswith(f"spec.checkpoint.storage: the directory `{storage}` goes with its pod")
+    assert found.startswith(
+        f"spec.checkpoint.storage: the directory `{storage}` is deleted with its pod"
+    )
     resource["spec"]["kubernetes"] |= {"coordinator": mounted("/state")}
     mistakes(resource)
 

@@ -197,7 +197,7 @@ def test_a_connection_that_is_half_dead_is_noticed_and_given_up(
             wire.swallows = True
             await asyncio.to_thread(api_server.apply, stream_job(), namespace=namespace)
             text = await until_healthz(503)
-            assert f"nothing was heard of streamjobs in {namespace} for" in text
+            assert f"there was no news of streamjobs in {namespace} for" in text
             assert "the API server does not answer: TimeoutError" in text
             assert jobs.get(namespace, "flights") is None
             wire.swallows = False
