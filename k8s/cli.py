@@ -84,7 +84,7 @@ def operator(
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     default_image: Annotated[
-        str, typer.Option(help="Image of StreamJobs that name none.")
+        str, typer.Option(help="Image of StreamJobs that name no image.")
     ] = "headgate",
     watch_namespaces: Annotated[
         str, typer.Option(help="Namespaces with commas between them; default: the whole cluster.")
@@ -128,7 +128,7 @@ def head(
     job: Annotated[Path, typer.Option(help="The manifest of the StreamJob.")],
     run_id: Annotated[str, typer.Option(help="The run: the uid of the StreamJob, and a number.")],
     parallelism: Annotated[
-        int, typer.Option(min=1, help="Subtasks of steps that set no own number.")
+        int, typer.Option(min=1, help="Number of subtasks of steps that do not set their own.")
     ],
     start: Annotated[
         Start,
@@ -145,11 +145,13 @@ def head(
     ] = False,
     ray_address: Annotated[
         str,
-        typer.Option(help="A Ray cluster that this pod joins; default: it is the head of one."),
+        typer.Option(
+            help="Address of a Ray cluster that this pod joins; default: it is the head of a new one."
+        ),
     ] = "",
     gcs_volume: Annotated[
         Path | None,
-        typer.Option(help="A directory where Ray keeps its control store; default: in memory."),
+        typer.Option(help="Directory in which Ray keeps its control store; default: in memory."),
     ] = None,
 ) -> None:
     """Be the head of a job: the head of Ray, and the coordinator in the same process.
@@ -186,9 +188,11 @@ def head(
 @app.command("worker", rich_help_panel=_PODS)
 def worker(
     head: Annotated[str, typer.Option(help="Host name of the head of Ray.")],
-    slots: Annotated[int, typer.Option(min=1, help="Subtasks of a step that this pod hosts.")] = 1,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Number of subtasks of a step that this pod hosts.")
+    ] = 1,
     group: Annotated[
-        str, typer.Option(help="Slot sharing group whose slots they are; empty: the job has one.")
+        str, typer.Option(help="Slot sharing group of these slots; empty: the job has only one.")
     ] = "",
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that workers may take to leave after SIGTERM.")
@@ -217,9 +221,13 @@ def _pod_ip() -> str:
 
 @app.command("fetch-code", rich_help_panel=_PODS)
 def fetch_code(
-    address: Annotated[str, typer.Argument(help="Of a zip file: s3://bucket/code.zip, or a path.")],
-    to: Annotated[Path, typer.Option(help="An existing directory, which is emptied first.")],
-    job: Annotated[Path, typer.Option(help="The manifest, for its options of S3.")],
+    address: Annotated[
+        str, typer.Argument(help="Address of a zip file: s3://bucket/code.zip, or a path.")
+    ],
+    to: Annotated[Path, typer.Option(help="An existing directory. Its content is deleted first.")],
+    job: Annotated[
+        Path, typer.Option(help="The manifest of the StreamJob, for its options of S3.")
+    ],
 ) -> None:
     """Unpack the zip file with the code of a job onto the module path of its pod."""
     from .code import fetch_code as fetch

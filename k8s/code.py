@@ -26,13 +26,13 @@ from ..runtime.options.registry import Options
 from ..runtime.storage.open_store import open_store_at
 
 FILES_MAX: Final = 65_535
-"""As many as a zip file without the extension Zip64 can have."""
+"""The limit of a zip file without the extension Zip64."""
 _CHUNK_BYTES: Final = 1 << 20
 _ENCRYPTED: Final = 1
 _DAMAGES: Final = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError,
 )  # fmt: skip
-"""What Python's zipfile raises for damaged files."""
+"""The exceptions that Python's zipfile raises for damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _checked(
         if info.is_dir():
             continue
         if path in found:
-            raise _refused(info, "is there twice", address)
+            raise _refused(info, "occurs twice", address)
         found[path] = info
     return found
 

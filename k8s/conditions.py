@@ -12,7 +12,7 @@ from .status import RESTING, Phase, Run, Transition, Verb, set_condition, short
 PENDING_MS: Final = 300_000
 DEGRADED_MS: Final = 300_000
 PODS_END_MS: Final = 300_000
-"""On top of the time to stop a job: pods have a grace period, and nodes may be gone."""
+"""Added to the time to stop a job, because pods have a grace period, and nodes may be lost."""
 _OF_TRANSITION: Final[dict[Verb, Phase]] = {
     "Suspend": "Suspending",
     "Upgrade": "Upgrading",

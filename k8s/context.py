@@ -34,9 +34,9 @@ from .status import (
 )
 
 POLL_MS: Final = 15_000
-"""Between two looks at a job at rest: its REST API does not call us."""
+"""The time between two looks at a job at rest, which does not notify the operator."""
 POLL_CHANGING_MS: Final = 2_000
-"""The same while something is to happen."""
+"""The same while a change is expected."""
 POD_MAKERS: Final = ("StatefulSet", "Deployment", "RayCluster")
 
 
@@ -59,9 +59,9 @@ class Context:
     job: Job | None = None
     stored: Job | None = None
     waits_for: str = ""
-    """What the reconciliation waits for, in words."""
+    """The event that the reconciliation waits for, in words."""
     stalled: str = ""
-    """Why nothing goes on by itself."""
+    """The reason why the job cannot go on by itself."""
     runs_at_last: bool = False
     """The run was seen to run for the first time just now."""
     actions: list[Action] = field(default_factory=list)

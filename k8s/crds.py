@@ -34,7 +34,7 @@ INT64_MAX: Final = 2**63 - 1
 FOLDER: Final = Path(__file__).resolve().parent.parent / "helm" / "headgate-crds" / "templates"
 _ANY: Final = {"x-kubernetes-preserve-unknown-fields": True}
 _GUARD: Final = re.compile(r"!has\(self\.(\w+)\) \|\| ")
-"""A rule that begins so is about objects with this field only."""
+"""A rule that begins like this only concerns objects with this field."""
 _GRAPH: Final = ("sources", "operators", "sinks")
 
 
@@ -127,12 +127,12 @@ def incompatible(old: Any, new: Any, path: str = "") -> list[str]:
     found: list[str] = []
     open_before = old.get("x-kubernetes-preserve-unknown-fields", False)
     if open_before and not new.get("x-kubernetes-preserve-unknown-fields", False):
-        found.append(f"{path}: fields were free, and are not any more")
+        found.append(f"{path}: fields were free before")
     for key in ("type", "format", "pattern", "x-kubernetes-int-or-string"):
         if key in new and new[key] != old.get(key):
             found.append(f"{path}: {key} is now `{new[key]}`, was `{old.get(key)}`")
     if "enum" in new and not set(old.get("enum", [None])) <= set(new["enum"]):
-        found.append(f"{path}: fewer words are allowed")
+        found.append(f"{path}: fewer values are allowed")
     for key, sign in (("minimum", 1), ("minLength", 1), ("minItems", 1), ("minProperties", 1),
                       ("maximum", -1), ("maxLength", -1), ("maxItems", -1)):  # fmt: skip
         bound = new.get(key)
@@ -152,7 +152,7 @@ def incompatible(old: Any, new: Any, path: str = "") -> list[str]:
     for name, below in old.get("properties", {}).items():
         now = new.get("properties", {}).get(name)
         if now is None:
-            found.append(f"{path}.{name}: is gone")
+            found.append(f"{path}.{name}: was removed")
         else:
             found += incompatible(below, now, f"{path}.{name}")
     for key in ("items", "additionalProperties"):
@@ -335,7 +335,7 @@ def _list(item: Any) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Write the files of the chart, unless stored objects could then be refused."""
     parser = argparse.ArgumentParser(prog="python -m headgate.k8s.crds", description=__doc__)
-    parser.add_argument("--incompatible", action="store_true", help="write them all the same")
+    parser.add_argument("--incompatible", action="store_true", help="write them anyway")
     forced = parser.parse_args(arguments).incompatible
     FOLDER.mkdir(parents=True, exist_ok=True)
     refused: list[str] = []

@@ -163,7 +163,7 @@ async def _check_owner(store: CheckpointStore, uid: str) -> None:
     newest = max(generations)
     data = await store.read(newest)
     if data is None:
-        raise JobError("the job log is changing: does the job run?", where=store.describe())
+        raise JobError("the job log is changing: is the job running?", where=store.describe())
     record = joblog.RECORDS.decode(data, newest, store.describe())
     if not belongs_to(record.run, uid):
         raise JobError(

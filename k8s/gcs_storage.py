@@ -18,7 +18,7 @@ from ..errors import JobError
 LOCK: Final = "LOCK"
 """RocksDB locks the file of this name while it has a database open."""
 FREE_S: Final = 90.0
-"""A head that is replaced is gone by then: its pod has less time to end."""
+"""A replaced head has ended by then, because its pod has less time to end."""
 LOOK_S: Final = 0.2
 
 

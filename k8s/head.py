@@ -16,7 +16,7 @@ from .pods import TOKEN_PATH
 from .ray_node import SLOT_RESOURCE, group_resource
 
 POD_IP: Final = "env:HEADGATE_POD_IP"
-"""Each process reads it from its own environment: a worker that of its own pod."""
+"""Each process reads it from its own environment, and a worker from that of its pod."""
 LEAVE_S: Final = 45
 """Pods get `pods.GRACE_S`, and `headgate k8s worker` gives its workers five seconds more than they take."""
 CONSOLE: Final = "/tmp/headgate-console"

@@ -15,7 +15,7 @@ from .context import Context
 from .objects import FENCED
 
 OVERDUE_MS: Final = 30_000
-"""A node that has not confirmed the end of a pod so long after the pod's time to end was over is lost."""
+"""The time after the end of a pod's grace period at which a node that has not confirmed the end is lost."""
 
 
 def let_go_of_lost(context: Context) -> None:

@@ -25,7 +25,7 @@ from .ray_node import start_head
 from .spec import WorkerGroup
 
 Mode: TypeAlias = Callable[[Deployment], list[dict[str, Any]]]
-"""The objects that make pods, the one with the head first."""
+"""The kinds of objects that make pods; the one with the head comes first."""
 OWN_COMMANDS: Final = "ray.io/overwrite-container-cmd"
 """Annotation: KubeRay leaves the commands of containers as they are."""
 

@@ -103,7 +103,7 @@ def refusal(pod: Mapping[str, Any]) -> str:
             ended = container.get(state, {}).get("terminated", {})
             if ended.get("exitCode") == REFUSED:
                 said = str(ended.get("message", "")).strip()
-                return said or f"the head ended with exit code {REFUSED}, its log says why"
+                return said or f"the head ended with exit code {REFUSED}; its log says why"
     return ""
 
 

@@ -32,7 +32,7 @@ from .status import Runtime
 
 USER: Final = 10001
 GRACE_S: Final = 60
-"""Seconds between SIGTERM and SIGKILL: time for a checkpoint."""
+"""The seconds between SIGTERM and SIGKILL, in which a checkpoint is taken."""
 TMP_SIZE: Final = "4Gi"
 SHARED_MEMORY_SIZE: Final = "1Gi"
 MANIFEST_PATH: Final = "/etc/headgate"
@@ -61,7 +61,7 @@ _MERGED_BY: Final = {
 """Lists whose entries are merged by another field than `name`."""
 _SERVING: Final = frozenset(("args", "ports", "lifecycle", *PROBES))
 _GPU: Final = "/gpu"
-"""The names of GPUs end so: `nvidia.com/gpu`, `amd.com/gpu`."""
+"""The end of the names of GPUs, such as `nvidia.com/gpu` and `amd.com/gpu`."""
 _STORAGE_OPTIONS: Final = "s3."
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 LOST_S: Final = 30

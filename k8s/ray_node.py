@@ -15,7 +15,7 @@ SLOT_RESOURCE: Final = "headgate_slot"
 OBJECT_STORE_BYTES: Final = 128 << 20
 """Records do not travel through Ray's object store, so it is small."""
 WORKER_TITLE: Final = "ray::WorkerActor"
-"""The title of a worker's process begins so."""
+"""The beginning of the title of a worker's process."""
 
 
 def start_head(pod_ip: str, address: str = "") -> list[str]:

@@ -294,7 +294,7 @@ def _decide_change(context: Context, run: Run) -> None:
     held = _is_held(context)
     if job.kubernetes.state == "Suspended":
         if not held:
-            context.begin("Suspend", "the StreamJob is to be suspended")
+            context.begin("Suspend", "the StreamJob has to be suspended")
         return
     if _wants_restore(context):
         _begin_restore(context, run)
@@ -436,7 +436,7 @@ def _decide_rescale(context: Context, run: Run) -> None:
         context.wait(f"the rescale waits for {missing}. {context.pod_trouble()}".strip())
     elif operation is None:
         context.act(CallJob(context.run_id(run), "rescale", trigger, {"parallelism": wanted}))
-        context.wait(f"the job is to be rescaled to {wanted}")
+        context.wait(f"the job has to be rescaled to {wanted}")
     else:
         context.wait(f"the job is being rescaled to {wanted}")
 

@@ -14,8 +14,8 @@ from .status import Run, paths_in_use, since_1970_ms
 
 PERIODIC: Final = "headgate.io/periodic"
 LATE_MAX_MS: Final = 3_600_000
-"""A savepoint of a schedule that is later than this is left out: a new schedule does not begin with one of
-yesterday."""
+"""A savepoint of a schedule that is overdue for longer than this is skipped, so that a new schedule does
+not begin with a savepoint of yesterday."""
 _MINUTE_MS: Final = 60_000
 
 

@@ -166,7 +166,7 @@ class _Work:
         operation = report.operations.get(self._trigger)
         if operation is None and report.state == RUNNING:
             self.actions.append(self._call(spec, report.run_id))
-            self._wait(f"attempt {self.status.attempts} is to begin")
+            self._wait(f"attempt {self.status.attempts} will begin")
         elif operation is None:
             self._wait_or_abandon(report)
         elif operation.state == "running":
@@ -234,7 +234,7 @@ class _Work:
             self._wait(f"the job {user} may still begin with {status.path}", POLL_MS)
         elif cleaning is None or not owned_by(cleaning, str(self._metadata["uid"])):
             self.actions.append(Create(self._cleaning(spec.job_ref.name, status.path)))
-            self._wait(f"{status.path} is to be deleted")
+            self._wait(f"{status.path} has to be deleted")
         elif cleaning.get("status", {}).get("succeeded"):
             self._event("Deleted", f"{status.path} is deleted")
             self.actions.append(RemoveFinalizer(FINALIZER))

@@ -17,11 +17,11 @@ from .upkeep import drain, is_own, stored_job
 
 FINALIZER: Final = "headgate.io/state"
 UNHEALTHY_MS: Final = 60_000
-"""How long a stop waits for a job that does not run to recover, before it goes on without it."""
+"""The time that a stop waits for the recovery of a job that does not run."""
 HOLD_ATTEMPTS_MAX: Final = 3
 """The number of attempts at a change that needs a checkpoint or savepoint."""
 HOLD_PAUSE_MS: Final = 60_000
-"""Between two of these attempts, at least; the job also has to run."""
+"""The least time between two of these attempts; the job also has to run."""
 
 
 def advance(context: Context) -> None:
@@ -85,7 +85,7 @@ def _save(context: Context, transition: Transition) -> bool:
         return _without(context, transition, f"no {how} within {waited_ms // 1000} s")
     if operation is None and context.healthy:
         _call_stop(context, trigger, how)
-    context.wait(f"the job is to stop with a {how}")
+    context.wait(f"the job has to stop with a {how}")
     return False
 
 
@@ -265,7 +265,7 @@ def _clean(context: Context) -> bool:
         context.event("StateDeleted", "the checkpoints of the job are deleted")
         return True
     if context.since_ms(transition.step_started_at) >= _timeout_ms(context, transition):
-        message = f"Job {name} did not end in time; what is left stays in the storage"
+        message = f"Job {name} did not end in time; the remaining files stay in the storage"
         context.event("StateNotDeleted", message, "Warning")
         return True
     context.wait("the checkpoints of the job are being deleted")

@@ -69,7 +69,7 @@ def drain(context: Context, keep: Run | None = None) -> bool:
             context.act(Scale(child["kind"], metadata["name"], {"replicas": 0}, version))
     if strangers:
         names = ", ".join(sorted(str(pod["metadata"]["name"]) for pod in strangers))
-        context.wait(f"pods are to end: {names}")
+        context.wait(f"these pods still have to end: {names}")
         return False
     for child in makers:
         metadata = child["metadata"]
@@ -77,7 +77,7 @@ def drain(context: Context, keep: Run | None = None) -> bool:
             context.act(Delete(child["kind"], metadata["name"], metadata["uid"]))
     if makers:
         names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in makers)
-        context.wait(f"objects are to go: {names}")
+        context.wait(f"these objects still have to be deleted: {names}")
     return not makers
 
 
@@ -117,7 +117,9 @@ def _waits_for_strangers(context: Context, deployment: objects.Deployment) -> bo
     for kind, name in used:
         found = context.child(kind, name)
         if found is not None and not is_own(context, found):
-            context.wait(f"{kind} {name} of an earlier StreamJob is to go; if it stays, delete it")
+            context.wait(
+                f"{kind} {name} of an earlier StreamJob has to be deleted first; if it stays, delete it"
+            )
             return True
     return False
 

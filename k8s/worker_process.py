@@ -133,7 +133,7 @@ class Node:
         told: set[int] = set()
         while not ray.ended.done() and (left := worker_processes(ray.pid)):
             for pid in set(left) - told:
-                log.info("worker %d is to leave", pid)
+                log.info("worker %d has to leave", pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
             told.update(left)

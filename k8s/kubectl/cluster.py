@@ -18,7 +18,7 @@ from .options import Access
 
 MANAGER: Final = "kubectl-headgate"
 POLL_S: Final = 1.0
-"""How often an object is looked at that is waited for."""
+"""The interval at which an object is checked while a verb waits for it."""
 Object: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 _FORBIDDEN: Final = re.compile(

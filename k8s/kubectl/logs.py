@@ -15,7 +15,7 @@ from .cluster import JobCluster, explained
 from .views import PodView, job_view, pod_view
 
 NEW_PODS_S: Final = 2.0
-"""How often it is looked for pods and restarts whose log is not followed yet."""
+"""The interval of the search for new pods and restarts whose log is not followed yet."""
 ROLES: Final = (HEAD, WORKER)
 _WITHOUT_PODS: Final = frozenset(("Finished", "Failed", "Suspended"))
 

@@ -22,7 +22,7 @@ _ACCESS: Final = {
         typer.Option("--namespace", "-n", help="Namespace; default: that of the kubeconfig file."),
     ],
     "context": Annotated[
-        str, typer.Option(help="Context of the kubeconfig file; default: the current.")
+        str, typer.Option(help="Context in the kubeconfig file; default: the current one.")
     ],
     "kubeconfig": Annotated[
         str, typer.Option(help="The kubeconfig file; default: KUBECONFIG, or ~/.kube/config.")
@@ -70,7 +70,7 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
-OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How it is shown.")]
+OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Format of the output.")]
 
 
 @contextlib.contextmanager

@@ -33,10 +33,10 @@ _WAIT: Final = "15m"
 
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One StreamJob; left out: all.")
+        str | None, typer.Argument(metavar="[NAME]", help="One StreamJob; default: all.")
     ] = None,
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
     ] = False,
     output: OutputFormat = Output.TABLE,
     *,
@@ -44,7 +44,10 @@ def status(
 ) -> None:
     """Show StreamJobs: phase, message, last checkpoint; of one also conditions, pods and savepoints."""
     if name is not None and all_namespaces:
-        raise UsageError("a StreamJob is shown of one namespace", fix="use -n instead of -A")
+        raise UsageError(
+            "the details of a StreamJob can be shown for one namespace only",
+            fix="use -n instead of -A",
+        )
 
     async def ask(cluster: JobCluster) -> list[views.JobView]:
         if name is None:
@@ -68,18 +71,23 @@ def status(
 
 def logs(
     name: JobName,
-    role: Annotated[str, typer.Option(help="`head` or `worker`; left out: the logs of both.")] = "",
+    role: Annotated[str, typer.Option(help="`head` or `worker`; default: the logs of both.")] = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job is at rest, or Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Follow the logs until the job is at rest, or Ctrl-C."),
     ] = False,
     previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Of the containers before the last restart.")
+        bool,
+        typer.Option(
+            "--previous", "-p", help="Show the logs of the containers before the last restart."
+        ),
     ] = False,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="So many lines of each pod; left out: all.")
+        int | None, typer.Option(min=0, help="Number of last lines of each pod; default: all.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Only the lines of this last time.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Show only lines that are not older than this."),
     ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Begin each line with its time.")
@@ -107,7 +115,8 @@ def logs(
 def checkpoints(
     name: JobName,
     number: Annotated[
-        int | None, typer.Argument(metavar="[ID]", help="One checkpoint, with all its subtasks.")
+        int | None,
+        typer.Argument(metavar="[ID]", help="Show one checkpoint, with all its subtasks."),
     ] = None,
     output: OutputFormat = Output.TABLE,
     *,
@@ -138,7 +147,7 @@ def checkpoints(
 def history(
     name: JobName,
     details: Annotated[
-        bool, typer.Option("--details", help="With the tracebacks of user functions.")
+        bool, typer.Option("--details", help="Show the tracebacks of user functions.")
     ] = False,
     output: OutputFormat = Output.TABLE,
     *,
@@ -162,10 +171,10 @@ def history(
 def savepoint(
     name: JobName,
     snapshot: Annotated[
-        str, typer.Option("--name", help="Of the StreamSnapshot; default: job and time.")
+        str, typer.Option("--name", help="Name of the StreamSnapshot; default: job and time.")
     ] = "",
     directory: Annotated[
-        str, typer.Option(help="Where it goes; default: as the StreamJob says.")
+        str, typer.Option(help="Directory of the savepoint; default: as the StreamJob says.")
     ] = "",
     native: Annotated[
         bool,
@@ -221,10 +230,11 @@ def savepoint(
 
 def snapshots(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Those of one StreamJob; left out: all.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only those of one StreamJob; default: all."),
     ] = None,
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Those of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="Show those of all namespaces.")
     ] = False,
     output: OutputFormat = Output.TABLE,
     *,
@@ -284,7 +294,7 @@ def suspend(
     """Stop a job as `upgrade.mode` says, and take its pods away. Sets `state: Suspended`."""
     patch = {"kubernetes": {"state": "Suspended"}}
     _change(name, patch, "Suspended", wait, timeout, access)
-    typer.echo(f"streamjob {name} {'is suspended' if wait else 'is to be suspended'}")
+    typer.echo(f"streamjob {name} {'is suspended' if wait else 'will be suspended'}")
 
 
 def resume(
@@ -297,19 +307,21 @@ def resume(
     """Let a suspended job go on where it was. Sets `state: Running`."""
     patch = {"kubernetes": {"state": "Running"}}
     _change(name, patch, "Running", wait, timeout, access)
-    typer.echo(f"streamjob {name} {'runs' if wait else 'is to run'}")
+    typer.echo(f"streamjob {name} {'runs' if wait else 'will run'}")
 
 
 def scale(
     name: JobName,
-    parallelism: Annotated[int, typer.Argument(min=1, help="Subtasks of steps without their own.")],
+    parallelism: Annotated[
+        int, typer.Argument(min=1, help="Number of subtasks of steps that do not set their own.")
+    ],
     *,
     access: Access,
 ) -> None:
     """Rescale a job while it runs. Sets `spec.parallelism`."""
     patch = {"parallelism": parallelism}
     _change(name, patch, "", False, _WAIT, access)
-    typer.echo(f"streamjob {name} is to have parallelism {parallelism}")
+    typer.echo(f"streamjob {name} will have parallelism {parallelism}")
 
 
 def port_forward(

@@ -15,7 +15,7 @@ from ..status import StreamJobStatus, StreamSnapshotStatus, since_1970_ms
 
 Object: TypeAlias = Mapping[str, Any]
 MESSAGE_SHOWN_MAX: Final = 80
-"""Characters of a message in the table of jobs; the view of one job has all of it."""
+"""The characters of a message in the table of jobs; the view of one job has the whole message."""
 
 
 class View(msgspec.Struct, kw_only=True, frozen=True):
@@ -95,7 +95,7 @@ class JobView(View, frozen=True):
     savepoint: str
     on_deletion: str
     notes: list[str]
-    """What somebody should know who looks at the job: changes under way, given up, or not seen yet."""
+    """Notes for readers: changes that are under way, given up, or not seen yet."""
     conditions: list[ConditionView]
     pods: list[PodView] = []
     snapshots: list[SnapshotView] = []

@@ -46,7 +46,7 @@ THRESHOLDS: Final = (
         "checkpointTimeout", 0.5, "share of the checkpoint timeout that slow checkpoints take", True
     ),
     Threshold("failedRequests", 0.1, "share of the requests to storage that fail, by outcome", True),
-    Threshold("lagRecords", 10000, "records that a source is behind, while they become more"),
+    Threshold("lagRecords", 10000, "records that a source is behind, while their number grows"),
     Threshold("backpressure", 0.8, "share of the time that a task waits for those behind it", True),
     Threshold("skew", 4, "records of the busiest subtask, in multiples of the mean"),
     Threshold("callSeconds", 60, "time that one call of a function has taken, in seconds"),

@@ -34,7 +34,7 @@ from .metrics import Metrics
 from .queue import Key, WorkQueue
 
 WORKERS: Final = 8
-"""Reconciliations at once, each of another resource."""
+"""The number of concurrent reconciliations, each of another resource."""
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ class Controller:
         self._metrics = metrics
         self._clock = clock
         self._listed = False
-        """Everything was listed once: what comes from now on is new."""
+        """Everything was listed once, so changes from now on are new."""
         self.queue = WorkQueue(clock.monotonic)
         self.informers = [
             Informer(

@@ -13,7 +13,7 @@ from .kinds import LEASE, Kind
 LEASE_S: Final = 15
 """Others take over a lease that was not renewed for this time, in seconds."""
 RENEW_DEADLINE_S: Final = 10.0
-"""A leader that could not renew for this time stops; it must be less than `LEASE_S`."""
+"""A leader that could not renew the lease for this time stops; it must be less than `LEASE_S`."""
 RETRY_S: Final = 2.0
 ANSWER_S: Final = 5.0
 """The API server must answer within this time, or it counts as a failure."""

@@ -20,7 +20,7 @@ from .lease import LeaseElection
 from .metrics import Metrics
 
 LOST_LEASE: Final = 1
-"""Exit code of a process that no longer leads: it begins again, as a candidate."""
+"""The exit code of a process that no longer leads. It is started again, as a candidate."""
 log = logging.getLogger(__name__)
 
 

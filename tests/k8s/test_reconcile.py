@@ -408,7 +408,9 @@ def test_pods_do_not_begin_with_the_token_of_an_earlier_stream_job() -> None:
     for _ in range(10):
         world.step()
     assert ("StatefulSet", "flights-head") not in world.cluster.objects
-    assert "Secret flights-token of an earlier StreamJob is to go" in world.status["message"]
+    assert (
+        "Secret flights-token of an earlier StreamJob has to be deleted" in world.status["message"]
+    )
     del world.cluster.objects["Secret", "flights-token"]
     world.running()
 
