@@ -97,7 +97,6 @@ class WrittenJob:
             )
         node = self._definition.add_node(
             Node(
-                id=-1,
                 name=name,
                 kind="source",
                 origin=origin,

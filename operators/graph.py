@@ -57,10 +57,11 @@ class Node:
     class its records become in per-record functions.
     """
 
-    id: int
     name: str
     kind: str
     origin: Origin
+    id: int = -1
+    """Its place in the graph, known when it has been added."""
     inputs: tuple[Input, ...] = ()
     source: Source | None = None
     factory: OperatorFactory | None = None

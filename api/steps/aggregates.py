@@ -72,7 +72,6 @@ def add_reduce(
     )
     return output.add(
         Node(
-            id=-1,
             name=name,
             kind="reduce",
             origin=origin,
@@ -137,7 +136,6 @@ def add_aggregate(
         plan = replace(plan, ttl_ms=parse_duration(rules.after, "ttl"))
     result = output.add(
         Node(
-            id=-1,
             name=name,
             kind="agg",
             origin=origin,
@@ -170,7 +168,6 @@ def add_window_aggregate(
         columns = plan.columns_read
     result = output.add(
         Node(
-            id=-1,
             name=name,
             kind="window",
             origin=origin,

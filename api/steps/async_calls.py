@@ -80,7 +80,6 @@ def add_map_async(
     )
     late = {TIMED_OUT: output.schema} if on_timeout == "side_output" else {}
     node = Node(
-        id=-1,
         name=name,
         kind="map_async",
         origin=origin,

@@ -63,7 +63,6 @@ def add_map_batches(
         )
     factory = _factory(user, schema, rows, within, max_in_flight, asynchronous, origin)
     node = Node(
-        id=-1,
         name=name,
         kind="map_batches",
         origin=origin,

@@ -82,7 +82,6 @@ def add_event_time(
     times, columns, detail = _times(output, when, name, policy, origin)
     of = "" if name else _reads(output, detail)
     node = Node(
-        id=-1,
         name=name,
         kind="event_time",
         origin=origin,

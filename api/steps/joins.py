@@ -179,7 +179,6 @@ def add_join(
 ) -> NodeOutput:
     """Add the node of a join, and the side outputs of late rows."""
     node = Node(
-        id=-1,
         name=name,
         kind=kind,
         origin=origin,

@@ -195,7 +195,6 @@ def _add_table_lookup(
     step = TableLookupStep(table, keys, how, own, pa.schema(fields), origin)
     return output.add(
         Node(
-            id=-1,
             name=name,
             kind="lookup",
             origin=origin,

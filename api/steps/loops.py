@@ -95,7 +95,6 @@ def _begin(
     if parallelism is not None:
         check_parallelism(parallelism, origin)
     head = Node(
-        id=-1,
         name=settings.name,
         kind=HEAD,
         origin=origin,
@@ -131,7 +130,6 @@ def end_loop(loop: OpenLoop, feedback: NodeOutput, output: NodeOutput) -> None:
         _check_bounded(feedback, origin)
     tail = inside.job.add_node(
         Node(
-            id=-1,
             name="",
             kind=TAIL,
             origin=origin,

@@ -70,7 +70,6 @@ def add_match(
         True,
     )
     node = Node(
-        id=-1,
         name=name,
         kind="match",
         origin=origin,

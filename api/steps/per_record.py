@@ -116,7 +116,6 @@ def add_expression(
     reads, passes = columns_read([step])
     return output.add(
         Node(
-            id=-1,
             name=name,
             kind=kind,
             origin=origin,
@@ -164,7 +163,6 @@ def _add_calls(
     operator = partial(_OPERATORS[kind][asynchronous], user)
     return output.add(
         Node(
-            id=-1,
             name=name,
             kind=kind,
             origin=origin,
@@ -225,7 +223,6 @@ def add_union(
     one_type = all(each.row_type is output.row_type for each in outputs)
     return output.add(
         Node(
-            id=-1,
             name=name,
             kind="union",
             origin=origin,
@@ -275,7 +272,6 @@ def add_sink(
     _check_sink(output, sink, name, origin)
     output.add(
         Node(
-            id=-1,
             name=name,
             kind="sink",
             origin=origin,

@@ -203,7 +203,6 @@ def _add(
     )
     return main.add(
         Node(
-            id=-1,
             name=name,
             kind="process",
             origin=origin,

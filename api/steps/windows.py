@@ -174,7 +174,6 @@ class Windows:
             schema = output.schema
         step = self._step(function, windowing, name, schema, origin)
         node = Node(
-            id=-1,
             name=name,
             kind="window",
             origin=origin,

@@ -196,7 +196,6 @@ def test_splits_are_known_behind_steps_that_pass_batches_on():
 def test_splits_are_not_known_behind_side_outputs_and_steps_that_collect(tmp_path):
     rows = stream()
     collecting = Node(
-        id=-1,
         name="",
         kind="collecting",
         origin=capture_origin(),
