@@ -165,9 +165,9 @@ JOB_METRICS: Final = (
     _job(
         "job_failures",
         "counter",
-        "Failures since this coordinator began, by who can do something about them: `user` (whoever wrote "
-        "the job), `data` (whoever sends the records), `resource` (whoever runs the machines, the network "
-        "and the storage) or `system` (a defect of headgate).",
+        "Failures since this coordinator began, by the side that can correct them: `user` (the author of "
+        "the job), `data` (the sender of the records), `resource` (the operator of machines, network and "
+        "storage) or `system` (a defect of headgate).",
         labels=("category",),
     ),
     _job(
