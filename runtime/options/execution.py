@@ -43,20 +43,22 @@ ASYNC_WAITING_RECORDS = Option[int](
     "headgate.async.waiting-records",
     Integer(unit="records"),
     65_536,
-    "What a step with calls under way takes beyond them, so that a barrier comes through; more waits.",
+    "The records that a step with calls under way takes in addition, so that a barrier can pass; "
+    "further records wait.",
 )
 ITERATION_MEMORY = Option[int](
     "headgate.iteration.memory",
     Size(),
     64 * 2**20,
-    "What the head of a loop holds in memory of what came back; more goes to disk, and input waits.",
+    "The most memory for records that came back to the head of a loop. Further records go to disk, and "
+    "input waits.",
 )
 MATCH_PARTIAL_MAX = Option[int](
     "headgate.match.partial-max",
     Integer(at_least=1, unit="partial matches"),
     100_000,
-    "What may be under way for one key of a pattern: partial matches, and records that they have taken "
-    "(a record once for each beginning behind which it was taken). More fails the job.",
+    "The most partial matches of a pattern for one key, and the most records that they have taken (a "
+    "record counts once for each beginning after which it was taken). More fails the job.",
 )
 REPLACED_FILES_MAX = Option[int](
     "headgate.sink.replaced-files-max",

@@ -73,14 +73,15 @@ UNREACHABLE_AFTER = Option[int](
     "heartbeat.rpc-failure-threshold",
     Integer(at_least=1, unit="connections"),
     2,
-    "So many heartbeat connections in a row that fail, and a worker takes its coordinator for gone.",
+    "A worker assumes that its coordinator is gone after this number of failed heartbeat connections in "
+    "a row.",
 )
 STUCK_AFTER = Option[int](
     "headgate.task.stuck-after",
     Duration(),
     60_000,
-    "A call of a subtask that has not returned after this time is reported with its stack, and again each "
-    "time it has taken twice as long; 0: none is.",
+    "A call of a subtask that has not returned after this time is reported with its stack, and again "
+    "each time its duration has doubled; 0: no call is reported.",
 )
 CANCELLATION_INTERVAL = Option[int](
     "task.cancellation.interval",

@@ -63,8 +63,8 @@ PORT_PATIENCE = Option[int](
     "headgate.listener.port-patience",
     Duration(),
     10_000,
-    "How long a process tries again while all ports that it may take are taken, before that is an error: "
-    "the port of a process that was killed is free a moment later.",
+    "The time for which a process tries again while all ports that it may take are taken, because the "
+    "port of a process that was killed is free a moment later. After that it is an error.",
 )
 HANDSHAKE_TIMEOUT = Option[int](
     "headgate.listener.handshake-timeout",
@@ -120,9 +120,8 @@ CONTROL_TOKEN_IN_STORAGE = Option[bool](
     "headgate.control.token-in-storage",
     Boolean(),
     False,
-    "Keep the token of the job in its storage also where everybody who reads the storage "
-    "can read it, as in a bucket. In a local directory it is kept in any case, as a file that only the "
-    "job's user reads.",
+    "Keep the token of the job in its storage also where every reader of the storage can read it, as in "
+    "a bucket. In a local directory it is kept in any case, as a file that only the job's user reads.",
 )
 REST_PORT = Option[range | None](
     "rest.port",
@@ -184,7 +183,7 @@ BUFFERS_PER_CHANNEL = Option[int](
     "taskmanager.network.memory.buffers-per-channel",
     Integer(at_least=1, at_most=10_000, unit="buffers"),
     2,
-    "Exclusive buffers of each channel: what may be under way without a further credit.",
+    "Exclusive buffers of each channel, which may be under way without a further credit.",
 )
 FLOATING_BUFFERS = Option[int](
     "taskmanager.network.memory.floating-buffers-per-gate",
@@ -223,7 +222,7 @@ BUFFER_SIZE_MIN = Option[int](
     "taskmanager.memory.min-segment-size",
     Size(),
     256,
-    "What debloating leaves of a buffer at least; `headgate.buffer.max-size` is where it starts from.",
+    "The least size to which debloating shrinks a buffer; it starts from `headgate.buffer.max-size`.",
 )
 DEBLOAT = Option[bool](
     "taskmanager.network.memory.buffer-debloat.enabled",
@@ -235,7 +234,7 @@ DEBLOAT_TARGET = Option[int](
     "taskmanager.network.memory.buffer-debloat.target",
     Duration(at_least_ms=1),
     1000,
-    "How long a subtask should take for all that waits in front of it.",
+    "The time that a subtask should need for all records that wait in front of it.",
 )
 DEBLOAT_PERIOD = Option[int](
     "taskmanager.network.memory.buffer-debloat.period",

@@ -35,8 +35,8 @@ FAILOVER_STRATEGY = Option[str](
     "jobmanager.execution.failover-strategy",
     Choice(("region", "full")),
     "region",
-    "What begins again when a task fails: `region` only the tasks that stream to it or from it, directly "
-    "or through others; `full` all tasks of the job.",
+    "The tasks that restart when a task fails: `region`: only those that stream to it or from it, "
+    "directly or through others; `full`: all tasks of the job.",
 )
 FIXED_ATTEMPTS = Option[int](
     "restart-strategy.fixed-delay.attempts",
@@ -51,7 +51,7 @@ RATE_FAILURES = Option[int](
     "restart-strategy.failure-rate.max-failures-per-interval",
     Integer(at_least=1, unit="failures"),
     1,
-    "One failure more within the interval, and the job fails.",
+    "The number of failures within the interval; one more fails the job.",
 )
 RATE_INTERVAL = Option[int](
     "restart-strategy.failure-rate.failure-rate-interval",
@@ -78,7 +78,7 @@ EXPONENTIAL_MULTIPLIER = Option[float](
     "restart-strategy.exponential-delay.backoff-multiplier",
     Number(1, MULTIPLIER_MAX),
     1.5,
-    "From one pause to the next.",
+    "The growth from one pause to the next.",
 )
 EXPONENTIAL_JITTER = Option[float](
     "restart-strategy.exponential-delay.jitter-factor",
@@ -109,16 +109,16 @@ SAME_RECORD_MAX = Option[int | None](
     "headgate.restart.same-record-max",
     Integer(at_least=1, unit="failures"),
     None,
-    "So many failures of a function for the same record, and the job fails for good, whatever the restart "
-    "strategy says; unset: no failures of a record are too many.",
+    "The job fails for good after this number of failures of a function for the same record, under "
+    "every restart strategy; unset: there is no limit.",
 )
 SAME_FAILURE_MAX = Option[int](
     "headgate.restart.same-failure-max",
     Integer(at_least=1, unit="failures"),
     10,
-    "So many failures of the kinds `internal` and `job` with the same message, one after the other and "
-    "with no completed checkpoint in between, and the job fails for good, whatever the restart strategy "
-    "says.",
+    "The job fails for good after this number of failures of the kinds `internal` and `job` with the "
+    "same message, one after the other and without a completed checkpoint in between, under every "
+    "restart strategy.",
 )
 FAILURE_ENRICHERS = Option[str | None](
     "jobmanager.failure-enrichers",
@@ -161,8 +161,8 @@ FROM_LOCAL = Option[bool](
     "execution.state-recovery.from-local",
     Boolean(),
     False,
-    "A restore takes the copies on the worker's machine, and from the checkpoint's storage only what is "
-    "missing or damaged there.",
+    "A restore reads the copies on the worker's machine, and reads from the checkpoint's storage only "
+    "files that are missing or damaged there.",
 )
 LOCAL_BACKUP_DIRS = Option[str | None](
     "execution.checkpointing.local-backup.dirs",
@@ -175,8 +175,8 @@ LOCAL_BACKUP_SIZE = Option[int](
     "headgate.local-backup.size-max",
     Size(),
     10 << 30,
-    "What the copies of one worker take at most; files beyond are not kept, and a restore reads them from "
-    "the checkpoint's storage.",
+    "The most bytes that the copies of one worker may have; further files are not kept, and a restore "
+    "reads them from the checkpoint's storage.",
 )
 REDUNDANT_WORKERS = Option[int](
     "slotmanager.redundant-taskmanager-num",
@@ -196,21 +196,21 @@ START_FAILURES_MAX = Option[float](
     "resourcemanager.start-worker.max-failure-rate",
     Number(0.001, 1_000_000, unit="failures/min"),
     10.0,
-    "After so many spare workers within a minute that did not start, or died before they were needed, "
-    "there is a pause.",
+    "If this many spare workers within a minute did not start, or died before they were needed, there "
+    "is a pause.",
 )
 START_RETRY = Option[int](
     "resourcemanager.start-worker.retry-interval",
     Duration(at_least_ms=1),
     3_000,
-    "That pause, and the one behind each failure.",
+    "That pause, and the pause after each failure.",
 )
 TAKEOVERS_MAX = Option[int](
     "headgate.coordinator.takeovers-max",
     Integer(at_least=1, unit="takeovers"),
     10,
-    "How often coordinators of one run may die within `headgate.coordinator.takeovers-window` without a "
-    "checkpoint in between; at the next time the job fails.",
+    "The number of coordinators of one run that may die within `headgate.coordinator.takeovers-window` "
+    "without a checkpoint in between; when one more dies, the job fails.",
 )
 TAKEOVERS_WINDOW = Option[int](
     "headgate.coordinator.takeovers-window",
@@ -265,8 +265,8 @@ HISTORY_RUNS = Option[int](
     "headgate.history.runs",
     Integer(at_least=0, at_most=1_000, unit="runs"),
     20,
-    "How many former runs of a job its storage remembers: how each ended, when and why. The run that ended "
-    "last is remembered in any case.",
+    "The number of former runs of a job in its storage, with the end, the time and the reason of each. "
+    "The run that ended last is kept in any case.",
 )
 SHUTDOWN_GRACE = Option[int](
     "headgate.shutdown.grace",

@@ -32,7 +32,7 @@ ROCKSDB_WRITE_BUFFER_SIZE = Option[int](
     "state.backend.rocksdb.writebuffer.size",
     Size(at_least=64 << 10),
     64 << 20,
-    "What one state of one subtask collects in memory before it becomes a file.",
+    "The memory in which one state of one subtask collects changes before it writes a file.",
 )
 ROCKSDB_WRITE_BUFFERS = Option[int](
     "state.backend.rocksdb.writebuffer.count",
@@ -62,8 +62,8 @@ ALLOW_PICKLE = Option[bool](
     "headgate.state.allow-pickle",
     Boolean(),
     True,
-    "false: nothing that lies in checkpoints and savepoints is unpickled. Jobs with state of no declared "
-    "type are refused, and so are checkpoints and savepoints that hold pickled state.",
+    "false: nothing in checkpoints and savepoints is unpickled. Jobs with state of no declared type are "
+    "refused, and so are checkpoints and savepoints that hold pickled state.",
 )
 CHECKPOINT_INTERVAL = Option[int | None](
     "execution.checkpointing.interval",
@@ -203,8 +203,8 @@ RECOVERY_PATH = Option[str | None](
     "execution.state-recovery.path",
     Text(),
     None,
-    "What a new run begins with: a savepoint, or the directory of a job's checkpoints (the newest, or "
-    "number 7 with `@7` behind it).",
+    "The state that a new run begins with: a savepoint, or the directory of a job's checkpoints (the "
+    "newest, or number 7 with `@7` behind it).",
     ("execution.savepoint.path",),
 )
 RECOVERY_CLAIM_MODE = Option[str](
@@ -226,7 +226,7 @@ RECOVERY_ACCEPT_CHANGES = Option[str | None](
     "execution.state-recovery.accept-changes",
     Text(),
     None,
-    "Names of steps, separated by commas, which go on with their restored state though they compute "
+    "Names of steps, separated by commas, that keep their restored state although they compute "
     "something else now, such as the sum of another column. Without it such a start is refused.",
 )
 WITHOUT_CHANNEL_STATE = Option[int](
@@ -239,8 +239,8 @@ RESTORE_FALLBACK = Option[bool](
     "headgate.restore.fallback",
     Boolean(),
     False,
-    "If state of the newest checkpoint is corrupt or missing, restore the one before. Sinks have "
-    "committed what came between the two: it is written again.",
+    "If state of the newest checkpoint is corrupt or missing, restore the one before. Output that sinks "
+    "have committed between the two is written again.",
 )
 
 S3_ENDPOINT = Option[str | None](
