@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...state.evolution import LAST_USED_COLUMN
-from ...state.hashing import Hashes
+from ...state.hashing import Hashes, hash_columns, identity_columns
 from ...state.runs.layout import Records, RowLayout
+from ...state.runs.merge import Expired
 from ...state.runs.run_file import FilePool
 from ...state.runs.spilling_table import SpillingTable, TableShape
 from ...state.settings import MemoryShare, RunSettings
@@ -43,11 +44,33 @@ def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
     return bool(plan.keys) and lies_in_rocksdb(context.options)
 
 
+class CellHasher(KeyHasher):
+    """Computes the identity of a key together with a number, the last column.
+
+    In runs the first lane is the hash of the key alone: rows of one key lie side by side, and belong to
+    its key group. In memory the lanes are exchanged, since the cells of a key would be searched one by
+    one if they had the same first lane.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], seed: int) -> None:
+        super().__init__([*types, pa.int64()], seed, dense=False)
+
+    def identify(self, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes | None]:
+        hashes, checks = self.identify_in_runs(columns)
+        return checks, hashes
+
+    def identify_in_runs(self, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes]:
+        """Return the lanes of rows in runs."""
+        return hash_columns(columns[:-1]), identity_columns(columns, self._seed)
+
+
 class GroupDelta:
     """The rows of a group that are not in runs."""
 
-    def __init__(self, plan: AggregatePlan, hasher: KeyHasher, loader: Loader) -> None:
-        self._schema = stored_schema(plan)
+    def __init__(
+        self, plan: AggregatePlan, hasher: KeyHasher, loader: Loader, schema: pa.Schema
+    ) -> None:
+        self._schema, self._exchanged = schema, isinstance(hasher, CellHasher)
         self.group = KeyedGroup(plan, hasher, TableEpoch(), loader)
 
     @property
@@ -67,10 +90,15 @@ class GroupDelta:
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
         """Return the identity of each slot's key."""
-        return self.group.keys.lanes()
+        first, second = self.group.keys.lanes()
+        if self._exchanged and second is not None:
+            return second, first
+        return first, second
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
         """Return the slot of each identity, -1 where there is none."""
+        if self._exchanged and checks is not None:
+            return self.group.keys.find(checks, hashes)
         return self.group.keys.find(hashes, checks)
 
     def table(self, slots: Index) -> pa.Table:
@@ -84,14 +112,35 @@ class GroupDelta:
 
 
 class SpillingSpace:
-    """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout."""
+    """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout.
 
-    def __init__(self, plan: AggregatePlan, context: OperatorContext, name: str) -> None:
+    Args:
+        name: of the tables.
+        number: an int64 column that identifies a row together with the key; None if the key alone does.
+        expired: finds the rows that merges leave out, beside those whose keys have expired.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        context: OperatorContext,
+        name: str,
+        number: pa.Field | None = None,
+        expired: Expired | None = None,
+    ) -> None:
         fields = [plan.schema.field(key) for key in plan.keys]
-        seed = identity_seed(context.job_name)
+        types, seed = [field.type for field in fields], identity_seed(context.job_name)
         self.plan = plan
-        # Keys are looked up on disk by their hashes, so an index without hashes would not work.
-        self.hasher = KeyHasher([field.type for field in fields], seed, dense=False)
+        self.identify: Callable[[Sequence[pa.Array]], tuple[Hashes, Hashes | None]]
+        """Computes the lanes of rows in runs."""
+        self.hasher: KeyHasher
+        if number is None:
+            # Keys are looked up on disk by their hashes, so an index without hashes would not work.
+            self.hasher = KeyHasher(types, seed, dense=False)
+            self.identify = self.hasher.identify
+        else:
+            self.hasher = cell_hasher = CellHasher(types, seed)
+            self.identify = cell_hasher.identify_in_runs
         self.share = MemoryShare(_managed_memory(context))
         """The current bytes of all tables together."""
         self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
@@ -104,14 +153,14 @@ class SpillingSpace:
             self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min
         )
         self.shape = TableShape(
-            schema=stored_schema(plan),
-            keys=plan.keys,
+            schema=stored_schema(plan, number),
+            keys=plan.keys if number is None else (*plan.keys, number.name),
             wide=not self.hasher.exact or fields[0].nullable,
             identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
-            identify=self._identify,
+            identify=self._identify_rows,
             key_groups=context.key_groups,
             max_parallelism=context.max_parallelism,
-            expired=None if plan.ttl_ms is None else self._expired,
+            expired=expired if plan.ttl_ms is None else self._expired,
         )
         self._now_ms = context.clock.now_ms
 
@@ -119,8 +168,8 @@ class SpillingSpace:
         assert self.plan.ttl_ms is not None
         return RowLayout.numbers(records, LAST_USED_COLUMN) <= self._now_ms() - self.plan.ttl_ms
 
-    def _identify(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
-        return self.hasher.identify([plain_column(table.column(key)) for key in self.plan.keys])
+    def _identify_rows(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
+        return self.identify([plain_column(table.column(key)) for key in self.shape.keys])
 
     def close(self) -> None:
         """Release memory, threads and unused files; called after the tables."""
@@ -142,7 +191,7 @@ class SpillingGroup:
         self._space = space
         self.table = SpillingTable(
             space.shape,
-            lambda: GroupDelta(space.plan, space.hasher, self._load),
+            lambda: GroupDelta(space.plan, space.hasher, self._load, space.shape.schema),
             space.directory,
             space.new_id,
             space.settings,
@@ -198,7 +247,7 @@ class SpillingGroup:
         """Return the state of keys that are new in memory; see `keyed_aggregate.Loader`."""
         if not self.table.spilled:
             return None
-        found = self.table.lookup(*self._space.hasher.identify(columns))
+        found = self.table.lookup(*self._space.identify(columns))
         if found is None:
             return None
         order, ttl_ms = np.argsort(found.positions), self._space.plan.ttl_ms
@@ -208,13 +257,15 @@ class SpillingGroup:
         return found.positions[order], found.table.take(pa.array(order))
 
 
-def stored_schema(plan: AggregatePlan) -> pa.Schema:
-    """Return the columns of a run: keys and state.
+def stored_schema(plan: AggregatePlan, number: pa.Field | None = None) -> pa.Schema:
+    """Return the columns of a run: keys, `number` if there is one, and state.
 
-    Added columns are the same in all rows of a table.
+    Added columns are the same in all rows of a table, or follow from `number`.
     """
     added = {field.name for field in plan.added}
     fields = [field for field in list(plan.state_schema)[1:] if field.name not in added]
+    if number is not None:
+        fields.insert(len(plan.keys), number)
     return pa.schema([field.remove_metadata() for field in fields])
 
 

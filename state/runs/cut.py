@@ -22,6 +22,7 @@ from ..snapshot import (
     RestoredFiles,
 )
 from .layout import PackedRows, RowLayout
+from .merge import Expired
 from .run import Run, Segment
 from .run_file import FilePool, MappedFile, RunFile
 from .run_set import RunSet, Version
@@ -59,14 +60,18 @@ def files_cut(
     keys: tuple[str, ...],
     max_parallelism: int,
     chunk_bytes: int | None = None,
+    expired: Expired | None = None,
 ) -> FilesCut:
-    """Return a cut of the pinned version that a flush under way will result in."""
+    """Return a cut of the pinned version that a flush under way will result in.
+
+    Its `tables` leave out what has expired.
+    """
 
     def collect() -> CollectedFiles:
         return _collected(version.result(), identity, max_parallelism)
 
     def tables() -> Iterator[pa.Table]:
-        return canonical_tables(runs, version.result(), max_parallelism, chunk_bytes)
+        return canonical_tables(runs, version.result(), max_parallelism, chunk_bytes, expired)
 
     def release() -> None:
         if version.exception() is None:
@@ -76,11 +81,15 @@ def files_cut(
 
 
 def canonical_tables(
-    runs: RunSet, version: Version, max_parallelism: int, chunk_bytes: int | None = None
+    runs: RunSet,
+    version: Version,
+    max_parallelism: int,
+    chunk_bytes: int | None = None,
+    expired: Expired | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the rows of a pinned version in the order of key groups, which are the first column."""
     field = pa.field(KEY_GROUP_COLUMN, pa.int32(), False)
-    for rows in runs.merged(version, chunk_bytes=chunk_bytes):
+    for rows in runs.merged(version, chunk_bytes, expired):
         groups = pa.array(key_groups_of(rows.hashes, max_parallelism))
         yield runs.layout.unpack(rows).add_column(0, field, groups)
 

@@ -155,14 +155,19 @@ class RunSet:
             for segment in segments:
                 segment.forget()
 
-    def merged(self, version: Version, chunk_bytes: int | None = None) -> Iterator[PackedRows]:
+    def merged(
+        self,
+        version: Version,
+        chunk_bytes: int | None = None,
+        expired: Expired | None = None,
+    ) -> Iterator[PackedRows]:
         """Yield the rows of a pinned version in the order of their hashes; see `merge.merged`."""
         return merged(
             version.runs,
             self.layout,
             chunk_bytes or self._settings.merge_bytes,
             keep_deleted=False,
-            expired=self._expired,
+            expired=expired,
         )
 
     # --- writing, in threads -------------------------------------------------------------------

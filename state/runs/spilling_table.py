@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..hashing import Hashes
@@ -24,7 +25,7 @@ from ..slots.table import Slots
 from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
 from .cut import RunRestorer, files_cut, rekeyed
-from .layout import PackedRows, RowLayout
+from .layout import PackedRows, Records, RowLayout
 from .merge import Expired
 from .run_file import FilePool
 from .run_set import Found, RunSet, Version
@@ -96,7 +97,8 @@ class TableShape:
             alike.
         identify: computes both lanes.
         key_groups: the key groups of this subtask.
-        expired: finds rows that are left out of merges and of `tables`; None if none expire.
+        expired: finds rows that merges leave out, and by default the `tables` of cuts, too; None if
+            none expire.
     """
 
     schema: pa.Schema
@@ -313,15 +315,59 @@ class SpillingTable(Generic[D]):
         finally:
             version.unpin()
 
-    def snapshot(self, chunk_bytes: int | None = None) -> FilesCut:
+    def scan(
+        self, held: Index, wanted: Callable[[Records], npt.NDArray[np.bool_]]
+    ) -> Iterator[pa.Table]:
+        """Yield these rows of the delta, and those on disk that are `wanted`, in the order of hashes.
+
+        All rows of one hash are in one piece. The delta must not change meanwhile. Waits if a flush
+        is under way.
+        """
+        self._wait_for_flush()
+        hashes = self.delta.lanes()[0][held] if held.size else np.zeros(0, np.uint64)
+        order = np.argsort(hashes)
+        hashes, held = hashes[order], held[order]
+        at = 0
+        version = self._runs.pin()
+        try:
+            for rows in self._runs.merged(version):
+                checks = self._layout.checks(rows.records)
+                kept = self.delta.find(rows.hashes, checks) < 0
+                rows = rows.take(np.flatnonzero(kept & wanted(rows.records)))
+                if not len(rows):
+                    continue
+                upto = int(np.searchsorted(hashes, rows.hashes[-1], "right"))
+                while upto - at > _PACK_ROWS:
+                    stop = int(np.searchsorted(hashes, hashes[at + _PACK_ROWS - 1], "right"))
+                    split = int(np.searchsorted(rows.hashes, hashes[stop - 1], "right"))
+                    yield self._together(held[at:stop], rows.slice(0, split))
+                    at, rows = stop, rows.slice(split, len(rows))
+                yield self._together(held[at:upto], rows)
+                at = upto
+        finally:
+            version.unpin()
+        while at < len(held):
+            last = min(at + _PACK_ROWS, len(held)) - 1
+            stop = int(np.searchsorted(hashes, hashes[last], "right"))
+            yield self.delta.table(held[at:stop])
+            at = stop
+
+    def _together(self, held: Index, rows: PackedRows) -> pa.Table:
+        on_disk = self._layout.unpack(rows)
+        return pa.concat_tables([self.delta.table(held), on_disk]) if held.size else on_disk
+
+    def snapshot(self, chunk_bytes: int | None = None, expired: Expired | None = None) -> FilesCut:
         """Return a cut of the present state. Waits only if an earlier flush is still under way.
 
-        `chunk_bytes` bounds the rows that its `tables` handle at a time; None: as many as a merge.
+        Args:
+            chunk_bytes: bounds the rows that its `tables` handle at a time; None: as many as a merge.
+            expired: finds the rows that its `tables` leave out; None: those of the shape.
         """
         return files_cut(
             self._runs,
             self._flushed(),
             chunk_bytes=chunk_bytes,
+            expired=expired or self._shape.expired,
             identity=self._shape.identity,
             keys=self._shape.keys,
             max_parallelism=self._shape.max_parallelism,

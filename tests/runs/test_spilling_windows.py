@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +11,24 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
-from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.windows import small_windows, tumbling, windowed_aggregate
-from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
-from headgate.operators.windows.late import LATE
+from headgate.operators.windows.kinds import TumblingWindow
 from headgate.operators.windows.tumbling import TumblingAggregate
-from headgate.state.hashing import hash_columns, key_groups_of
-from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
-from headgate.tests.support.operators import operator_context
-
-MAX_PARALLELISM = 16
-WINDOW = TumblingWindow(100, 7, 150)
-SCHEMA = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("number", pa.int64()),
-        pa.field("x", pa.int64()),
-        pa.field("price", pa.decimal128(22, 2)),
-        pa.field("text", pa.string()),
-    ]
+from headgate.tests.support import spilled_windows
+from headgate.tests.support.spilled_windows import (
+    KEYS,
+    ROCKSDB,
+    ROOMY,
+    SCHEMA,
+    batch,
+    canonical_rows,
+    events,
+    plan,
 )
-AGGREGATES = {
-    "n": count(), "some": count("x"), "total": sum("x"), "mean": avg("x"), "least": min("x"),
-    "money": sum("price"), "word": max("text"),
-}  # fmt: skip
-KEYS = [("name",), ("number",), ("name", "number")]
-ROCKSDB = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "24kb"}
-ROOMY = {**ROCKSDB, "taskmanager.memory.managed.size": "4mb"}
-attempts = itertools.count(1)
+
+WINDOW = TumblingWindow(100, 7, 150)
 
 
 @pytest.fixture(autouse=True, params=[0, 20, 512], ids=["own", "mixed", "small"])
@@ -53,179 +38,13 @@ def small_rows(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_windows, "SMALL_ROWS", request.param)
 
 
-class Output:
-    """Rows that went out since `take`; how a window's keys are ordered is not defined."""
+class Side(spilled_windows.Side):
+    """The subtasks of tumbling windows."""
 
-    def __init__(self) -> None:
-        self.rows: list[str] = []
-        self.ends: list[int] = []
-        self.largest = 0
+    state = "windows"
 
-    def emit(self, batch: ColumnBatch) -> None:
-        assert batch.timestamps is not None
-        self.largest = np.maximum(self.largest, len(batch))
-        self.ends += batch.timestamps.tolist()
-        self.rows += [f"result {row}" for row in batch.data.to_pylist()]
-
-    def emit_side(self, tag: str, batch: ColumnBatch) -> None:
-        assert tag == LATE
-        self.rows += [f"late {row}" for row in batch.data.to_pylist()]
-
-    def emit_watermark(self, timestamp: int) -> None:
-        assert self.ends == sorted(self.ends)
-        self.ends = []
-        self.rows.append(f"watermark {timestamp}")
-
-    def take(self) -> list[str]:
-        """The rows, sorted between watermarks."""
-        found, self.rows, self.ends = self.rows, [], []
-        return sorted(found)
-
-
-class Side:
-    """The subtasks of one operator."""
-
-    def __init__(self, directory: Path, keys: tuple[str, ...], parallelism: int, **options: str):
-        self.keys, self.parallelism, self.disk = keys, parallelism, bool(options)
-        self.operators, self.outputs = [], []
-        self.calls: list[Callable[[], None]] | None = None  # None: they run at once
-        for index in range(parallelism):
-            operator, attempt = TumblingAggregate(WINDOW, plan(keys)), next(attempts)
-            own = directory / f"attempt{attempt}"
-            own.mkdir()
-            self.outputs.append(Output())
-            operator.output = self.outputs[-1]
-            operator.open(
-                operator_context(
-                    index,
-                    parallelism,
-                    MAX_PARALLELISM,
-                    attempt=attempt,
-                    run_in_thread=self.threads,
-                    options=options,
-                    local_directory=lambda own=own: own,
-                )
-            )
-            self.operators.append(operator)
-
-    def threads(self, call: Callable[[], None]) -> None:
-        if self.calls is None:
-            call()
-        else:
-            self.calls.append(call)
-
-    def process(self, data: pa.RecordBatch, times: Any) -> None:
-        groups = key_groups_of(hash_columns([data.column(key) for key in self.keys]), 16)
-        for index, operator in enumerate(self.operators):
-            own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
-            rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
-            operator.process(ColumnBatch(data.take(pa.array(rows)), times[rows]), 0)
-
-    def watermark(self, timestamp: int) -> None:
-        for operator in self.operators:
-            operator.on_watermark(timestamp)
-
-    def take(self) -> list[str]:
-        rows = [row for output in self.outputs for row in output.take()]
-        return sorted(row for row in rows if not row.startswith("watermark"))
-
-    def snapshots(self, store: Path, *, canonical: bool) -> list[RestoredState]:
-        """What each subtask would get back of what it had."""
-        return [self._snapshot(index, store, canonical) for index in range(self.parallelism)]
-
-    def _snapshot(self, index: int, store: Path, canonical: bool) -> RestoredState:
-        operator = self.operators[index]
-        snapshot = operator.snapshot(1)
-        states = {info.name: info for info in operator.states()}
-        tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
-        if not self.disk:
-            return RestoredState(tables=tables, states=states)
-        cut = snapshot.files["windows"]
-        own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
-        files = {}
-        try:
-            if canonical:
-                made = list(cut.tables())
-                if made:
-                    tables["windows"] = pa.concat_tables(made)
-                return RestoredState(tables=tables, states=states)
-            collected = cut.collect()
-            for file in collected.files:
-                files[file.id] = store / file.id
-                if not files[file.id].exists():
-                    shutil.copy(file.path, files[file.id])
-        finally:
-            cut.release()
-        restored = RestoredFiles(collected.meta, files, own.first, own.last)
-        return RestoredState(tables=tables, files={"windows": [restored]}, states=states)
-
-    def restore(self, parts: list[RestoredState]) -> None:
-        for index, operator in enumerate(self.operators):
-            own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
-            state = RestoredState(states=parts[0].states)
-            for name in {name for part in parts for name in part.tables}:
-                table = pa.concat_tables([p.tables[name] for p in parts if name in p.tables])
-                groups = table.column("key_group").to_numpy()
-                rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
-                state.tables[name] = table.take(pa.array(rows))
-            for part in parts:
-                for name, found in part.files.items():
-                    state.files.setdefault(name, []).extend(
-                        one for one in found
-                        if one.first_key_group <= own.last and one.last_key_group >= own.first
-                    )  # fmt: skip
-            operator.restore(state)
-
-    def close(self) -> None:
-        for operator in self.operators:
-            operator.close()
-
-
-def plan(keys: tuple[str, ...]) -> AggregatePlan:
-    return AggregatePlan(keys, AGGREGATES, SCHEMA, WINDOW_FIELDS)
-
-
-def batch(rng: np.random.Generator, at: int) -> tuple[pa.RecordBatch, Any]:
-    """Rows around a time, some long before it; few or many."""
-    size = int(rng.choice([10, 150]))
-    x = rng.integers(-50, 50, size)
-    number = rng.integers(0, 120, size)
-    columns = [
-        pa.array([f"name {value % 97}" if value % 13 else None for value in number * 7]),
-        pa.array(number, mask=number == 5),
-        pa.array(x, mask=x % 4 == 0),
-        pa.array(x, mask=x % 5 == 0).cast(pa.decimal128(22, 2)),
-        pa.array([None if value % 3 == 0 else f"{value}" for value in x]),
-    ]
-    times = at - rng.integers(0, rng.choice([30, 400]), size)
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), times
-
-
-def canonical_rows(parts: list[RestoredState]) -> list[str]:
-    rows = []
-    for part in parts:
-        table = part.tables.get("windows")
-        if table is not None:
-            assert table.schema.remove_metadata() == plan_schema(table)
-            groups = table.column("key_group").to_pylist()
-            assert groups == sorted(groups)
-            rows += [str(row) for row in table.to_pylist()]
-    return sorted(rows)
-
-
-def plan_schema(table: pa.Table) -> pa.Schema:
-    keys = tuple(name for name in table.schema.names[1:3] if name in ("name", "number"))
-    return plan(keys).state_schema
-
-
-def events(seed: int, steps: int) -> Iterator[tuple[str, Any]]:
-    """Batches, watermarks, checkpoints and restores; time goes on."""
-    chance, rng, now = random.Random(seed), np.random.default_rng(seed), 0
-    for _ in range(steps):
-        now += chance.choice([0, 5, 40])
-        yield "batch", batch(rng, now)
-        kind = chance.choice(["watermark", "watermark", "checkpoint", "restore", "", ""])
-        yield kind, now - 20
+    def new_operator(self) -> TumblingAggregate:
+        return TumblingAggregate(WINDOW, plan(self.keys))
 
 
 @pytest.mark.parametrize("keys", KEYS)
@@ -245,7 +64,7 @@ def test_results_and_snapshots_are_those_of_memory(
                 side.watermark(what)
         elif kind == "checkpoint":
             both = [side.snapshots(tmp_path, canonical=True) for side in (disk, memory)]
-            assert canonical_rows(both[0]) == canonical_rows(both[1])
+            assert canonical_rows(both[0], "windows") == canonical_rows(both[1], "windows")
         elif kind == "restore":
             before = [disk, memory]
             canonical = chance.random() < 0.4

@@ -20,9 +20,16 @@ from ....state.slots.epochs import RESTORED_EPOCH
 from ....state.slots.key_index import plain_column
 from ....state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, StateSnapshot
 from ....state.values import Array, Index
-from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
+from ...aggregation.aggregate_tables import (
+    CutPart,
+    aggregate_info,
+    files_of_another_backend,
+    restored_rows,
+    table_cut,
+)
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows
+from ...aggregation.spilling_group import lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MIN, Batch
 from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
@@ -30,6 +37,7 @@ from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
 from .global_windows import EarlyResults
+from .spilling import SpillingPanes
 from .table import CellKeys, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
 
@@ -55,6 +63,7 @@ class PaneAggregate(WindowedAggregate):
     def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
         super().__init__(plan, step, _PROGRESS)
         self._window, self._grid = window, window.grid()
+        self._disk: SpillingPanes | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -62,6 +71,22 @@ class PaneAggregate(WindowedAggregate):
         self._early = EarlyResults(self._window.early, context, self._emit_early)
         self._table.on_moved += [self._renew_totals, self._early.moved]
         self._renew_totals()
+        if lies_on_disk(self._plan, context) and not self._window.early:
+            self._disk = SpillingPanes(self._plan, context, _PANES, self._grid)
+
+    @property
+    def _spilling(self) -> SpillingPanes | None:
+        """The panes on disk if they are there, instead of `_table`."""
+        disk = self._disk
+        return disk if disk is not None and disk.active else None
+
+    def _move_to_disk(self) -> None:
+        """Move the panes to disk if they take too much memory."""
+        disk = self._disk
+        if disk is not None and not disk.active and self._table.nbytes > disk.room:
+            disk.take_over(self._table)
+            self._table = PaneTable(self._plan, self._hasher, self._epoch)
+            self._renew_totals()
 
     def _renew_totals(self, _: Index | None = None) -> None:
         self._totals = self._new_totals(self._table.between)
@@ -79,6 +104,13 @@ class PaneAggregate(WindowedAggregate):
     def _add(
         self, batch: Batch, rows: KeyedRows, times: Index, groups: Index | None, earliest: int
     ) -> None:
+        if self._spilling is not None:
+            self._add_spilling(self._spilling, rows, times, earliest)
+            return
+        self._add_in_memory(rows, times, earliest)
+        self._move_to_disk()
+
+    def _add_in_memory(self, rows: KeyedRows, times: Index, earliest: int) -> None:
         parts = parts_of(self._grid, times, earliest)
         table, totals = self._table, self._totals
         known = table.state.size
@@ -98,6 +130,14 @@ class PaneAggregate(WindowedAggregate):
         self._fire_again(touched)
         self._early.note(cells, rows.size)
 
+    def _add_spilling(
+        self, spilling: SpillingPanes, rows: KeyedRows, times: Index, earliest: int
+    ) -> None:
+        cells = spilling.add(rows, self._grid.panes_of(times))
+        if self._grid.pane_of(earliest) <= self._last_pane_due(self.latest):
+            self._fire_again(np.unique(cells))
+        spilling.settle()
+
     def _last_pane_due(self, watermark: int) -> int:
         """Return the last pane of any window that has fired at a watermark."""
         if watermark == WATERMARK_MIN:
@@ -110,6 +150,9 @@ class PaneAggregate(WindowedAggregate):
         return self._fire(self._first_to_fire(before), self._grid.ended(watermark + 1))
 
     def _drop_expired(self, watermark: int) -> None:
+        if self._spilling is not None:
+            self._spilling.drop(self._kept_from(watermark))
+            return
         self._table.drop(self._kept_from(watermark))
         self._table.sealed(self._last_pane_due(watermark))
 
@@ -126,18 +169,21 @@ class PaneAggregate(WindowedAggregate):
 
     def _fire(self, window: int, last: int) -> Iterator[Fired]:
         """Yield the results of the windows `window` to `last` that have any."""
-        grid, table, totals = self._grid, self._table, self._totals
+        grid, table, totals, spilling = self._grid, self._table, self._totals, self._spilling
         while window <= last:
             panes = (WATERMARK_MIN, WATERMARK_MIN)
             if window > WATERMARK_MIN:
                 panes = grid.panes_in(window)
-            found = table.next_from(panes[0])
+            found = (table if spilling is None else spilling).next_from(panes[0])
             if found is None:
                 return
             if found > panes[1]:
                 window = max(window + 1, grid.windows_of(found)[0])
                 continue
-            if grid.is_real(window):
+            if grid.is_real(window) and spilling is not None:
+                for keys, values in spilling.totals(*panes):
+                    yield Fired.of_window(*grid.bounds(window), len(values[0]), keys, values)
+            elif grid.is_real(window):
                 totals.move(*panes, table.key_count)
                 yield _fired(*grid.bounds(window), *totals.results())
             window += 1
@@ -149,8 +195,7 @@ class PaneAggregate(WindowedAggregate):
 
     def _fire_again(self, cells: Index) -> None:
         """Emit the new results of keys (cells, each once) in windows that fired and have not expired."""
-        keys = self._table.cell_keys.data[cells]
-        groups = self._progress.groups_of(lambda: self._table.key_columns(keys))
+        groups = self._progress.groups_of(lambda: self._keys_of_cells(cells))
         now, expired = self._progress.now(groups), self._progress.expired(groups)
         if isinstance(now, int) or isinstance(expired, int):
             self._emit(
@@ -160,6 +205,11 @@ class PaneAggregate(WindowedAggregate):
         for watermark, bound in sorted({*zip(now.tolist(), expired.tolist(), strict=True)}):
             alike = cells[(now == watermark) & (expired == bound)]
             self._emit(self._results_again(alike, watermark, bound))
+
+    def _keys_of_cells(self, cells: Index) -> list[pa.Array]:
+        if self._spilling is not None:
+            return self._spilling.key_columns(cells)
+        return self._table.key_columns(self._table.cell_keys.data[cells])
 
     def _results_again(self, cells: Index, watermark: int, expired: int) -> Iterable[Fired]:
         """Yield the results of windows that had fired at a watermark and have not expired."""
@@ -171,7 +221,15 @@ class PaneAggregate(WindowedAggregate):
             # also windows that a job with less allowed lateness has dropped
             last = max(last, self._grid.windows_of(self._grid.pane_of(expired))[1])
         due = self._grid.ended(after)
-        return self._results_of(cells, last + 1, due) if last < due else ()
+        if last >= due:
+            return ()
+        if self._spilling is None:
+            return self._results_of(cells, last + 1, due)
+        bounds, found = self._grid.bounds, self._spilling.results_of(cells, last + 1, due)
+        return (
+            Fired.of_window(*bounds(window), len(values[0]), keys, values)
+            for window, keys, values in found
+        )
 
     def _emit_early(self, cells: Index) -> None:
         """Emit early results of what changed in these cells (each once)."""
@@ -205,6 +263,11 @@ class PaneAggregate(WindowedAggregate):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `panes` (one row per key and pane) and `watermark` (per key group)."""
+        progress = {_PROGRESS.name: self._progress.cut(self._window.identity)}
+        if self._spilling is not None:
+            return StateSnapshot(
+                tables=progress, files={_PANES: self._spilling.snapshot(self._bounds)}
+            )
         epoch, table = self._epoch.cut(), self._table
         keys = table.keys.cut()
         # Only cells that the cut knows are read, and their keys and panes never change.
@@ -222,12 +285,8 @@ class PaneAggregate(WindowedAggregate):
 
         group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
         parts = [CutPart(group, bounds, 0, alive)]
-        return StateSnapshot(
-            tables={
-                _PANES: table_cut(self._plan, epoch, parts, self.context.max_parallelism),
-                _PROGRESS.name: self._progress.cut(self._window.identity),
-            }
-        )
+        panes_cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        return StateSnapshot(tables={_PANES: panes_cut, **progress})
 
     def _bounds(self, panes: Array) -> list[Array]:
         """Return start and end of the pane of each cell."""
@@ -244,6 +303,13 @@ class PaneAggregate(WindowedAggregate):
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Restore the progress of event time, and the panes that have not expired."""
+        if self._disk is None:
+            self._restore(state)
+            return None
+        # Files are read from end to end, which takes time for state larger than memory.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
         times = _PROGRESS.restored(state)
         if times is not None:
@@ -252,10 +318,15 @@ class PaneAggregate(WindowedAggregate):
         if (expired := self._progress.bounds[0]) > WATERMARK_MIN:
             # Not the pane before that of the next instant: days that a zone skips begin with it too.
             self._table.expired = self._grid.pane_of(expired)
+        files = state.files.get(_PANES)
+        if self._disk is not None and files:
+            self._disk.expired = self._table.expired
+            self._disk.restore_files(files)
+        elif files:
+            raise files_of_another_backend(_PANES, self._step)
         rows = state.tables.get(_PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(rows, state.states.get(_PANES))
-        return None
 
     def _restore_rows(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -268,7 +339,12 @@ class PaneAggregate(WindowedAggregate):
         order = np.argsort(panes, kind="stable")
         table = table.take(pa.array(kept[order]))
         columns = [plain_column(table.column(key)) for key in self._plan.keys]
-        self._table.load(columns, panes[order], table, RESTORED_EPOCH)
+        if self._disk is not None and table.nbytes > self._disk.room:
+            self._disk.active, self._disk.expired = True, self._table.expired
+        if self._spilling is not None:
+            self._spilling.load(columns, panes[order], table)
+        else:
+            self._table.load(columns, panes[order], table, RESTORED_EPOCH)
 
     def _check_window(self, watermarks: pa.Table) -> None:
         """Raise StateError if these are panes of other windows."""
@@ -288,6 +364,8 @@ class PaneAggregate(WindowedAggregate):
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()
+        if self._disk is not None:
+            self._disk.close()
 
 
 def _fired(start: int, end: int, keys: Index, values: list[pa.Array]) -> Fired:

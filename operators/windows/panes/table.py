@@ -105,6 +105,13 @@ class PaneTable:
     # --- panes ---------------------------------------------------------------------------------
 
     @property
+    def nbytes(self) -> int:
+        """Return the memory in use, bytes."""
+        cells = self.cell_keys.nbytes + self.cell_panes.nbytes
+        maps = sum(known.nbytes for known in self._maps.values())
+        return self.state.nbytes + self.keys.nbytes + self.keys.key_bytes + cells + maps
+
+    @property
     def key_count(self) -> int:
         """Return the number of slots of keys."""
         return self.keys.size if self._plan.keys else 1
@@ -117,6 +124,10 @@ class PaneTable:
         low = bisect_left(self._numbers, first)
         for number in self._numbers[low : bisect_left(self._numbers, last + 1, low)]:
             yield self._panes[number]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the panes, ascending."""
+        return list(self._numbers)
 
     def next_from(self, first: int) -> int | None:
         """Return the number of the first pane from `first` on."""

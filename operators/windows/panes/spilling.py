@@ -1,0 +1,300 @@
+"""Panes that do not fit into memory: one table over sorted runs, with a row per key and pane.
+
+Panes begin in a `PaneTable` in memory, which does less work per result, and move here once that has
+used up its part of the budget.
+Rows lie in the order of the hashes of their keys, so all panes of a key are side by side. A window that
+fires reads the table from end to end, a piece at a time, and merges the panes of each key that are in
+the window. Rows of expired panes are left out when runs are merged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ....errors import CorruptError, StateError
+from ....state.runs.layout import Records, RowLayout
+from ....state.slots.epochs import TableEpoch
+from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ....state.snapshot import CollectedFiles, FilesCut, RestoredFiles
+from ....state.values import Array, Index
+from ...aggregation.aggregates import AggregatePlan
+from ...aggregation.keyed_aggregate import KeyedRows, identity_seed
+from ...aggregation.spilling_group import SpillingGroup, SpillingSpace
+from ...base import OperatorContext
+from .grid import Grid, Numbers
+from .table import NO_PANE, PaneTable, state_table
+
+META_VERSION: Final = 1
+_RESTORE_ROWS: Final = 1 << 16
+_IN_MEMORY: Final = 4
+"""Panes in memory may take one part in this many of the budget: the totals of windows need more."""
+Bounds = Callable[[Array], list[Array]]
+"""Returns start and end of panes, ms."""
+Totals = tuple[list[pa.Array], list[pa.Array]]
+"""Key columns, and a column per aggregate."""
+
+
+class PanesMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of the files of a cut.
+
+    Attributes:
+        panes: the numbers of the panes that may have rows.
+        runs: the description of the runs.
+    """
+
+    version: int
+    panes: list[int]
+    runs: bytes
+
+
+class SpillingPanes:
+    """The panes of one subtask. All methods run in its mailbox, or in a thread that it waits for.
+
+    Attributes:
+        active: the panes are here, and no longer in a `PaneTable`.
+        expired: panes up to this number have expired.
+    """
+
+    def __init__(
+        self, plan: AggregatePlan, context: OperatorContext, name: str, grid: Grid
+    ) -> None:
+        self._plan, self._grid, self.expired = plan, grid, NO_PANE
+        self.active = False
+        names = {field.name for field in plan.state_schema}
+        self._pane = "pane"
+        while self._pane in names:
+            self._pane += "_"
+        field = pa.field(self._pane, pa.int64(), False)
+        self._space = SpillingSpace(plan, context, name, field, self._expired)
+        self._cells = SpillingGroup(self._space)
+        self._numbers: list[int] = []  # ascending
+        types = [plan.schema.field(key).type for key in plan.keys]
+        self._key_hasher = KeyHasher(types, identity_seed(context.job_name), dense=False)
+        self._state = plan.new_state(TableEpoch())  # empty, except while `_merged` runs
+
+    def _panes_of(self, records: Records) -> npt.NDArray[np.int64]:
+        return RowLayout.numbers(records, self._pane)
+
+    def _expired(self, records: Records) -> npt.NDArray[np.bool_]:
+        return self._panes_of(records) <= self.expired
+
+    # --- records -------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """The bytes that panes in memory may take."""
+        return self._space.share() // _IN_MEMORY
+
+    def take_over(self, table: PaneTable) -> None:
+        """Move the panes from memory to here."""
+        self.active, self.expired = True, table.expired
+        for number in table.numbers():
+            (pane,) = table.between(number, number)
+            keys, cells = pane.members()
+            panes = np.full(len(keys), number, np.int64)
+            self.load(table.key_columns(keys), panes, state_table(self._plan, table.state, cells))
+
+    def add(self, rows: KeyedRows, panes: Numbers) -> Index:
+        """Add rows to these panes. Return their cells, which are valid until `settle`."""
+        group = self._cells.group
+        keys = BatchKeys(self._space.hasher, [*rows.key_columns, pa.array(panes)])
+        cells = group.slots_of(keys)
+        group.state.add(cells, rows.values, group.keys.size)
+        self._note(np.unique(panes).tolist())
+        return cells
+
+    def _note(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self.next_from(number) != number:
+                insort(self._numbers, number)
+
+    def settle(self) -> None:
+        """Enforce the memory budget; called after each batch.
+
+        Raises:
+            StorageError: a flush or a merge failed, now or earlier.
+        """
+        self._cells.settle()
+
+    def key_columns(self, cells: Index) -> list[pa.Array]:
+        """Return the keys of some cells."""
+        return self._cells.group.keys.take(cells)[:-1]
+
+    def next_from(self, first: int) -> int | None:
+        """Return the number of the first pane from `first` on that may have rows."""
+        at = bisect_left(self._numbers, first)
+        return self._numbers[at] if at < len(self._numbers) else None
+
+    def drop(self, kept: int) -> None:
+        """Drop the panes before number `kept`."""
+        self.expired = max(self.expired, kept - 1)
+        del self._numbers[: bisect_left(self._numbers, kept)]
+
+    # --- results -------------------------------------------------------------------------------
+
+    def totals(self, first: int, last: int) -> Iterator[Totals]:
+        """Yield the totals of all keys over the panes `first` to `last`, in pieces.
+
+        No rows may be added meanwhile.
+        """
+
+        def wanted(records: Records) -> npt.NDArray[np.bool_]:
+            panes = self._panes_of(records)
+            return (panes >= first) & (panes <= last)
+
+        group = self._cells.group
+        held = np.zeros(0, np.intp)
+        if group.keys.size:
+            panes = plain_column(group.keys.keys()[-1]).to_numpy()
+            held = np.flatnonzero((panes >= first) & (panes <= last))
+        for rows in self._cells.table.scan(held, wanted):
+            columns = [plain_column(rows.column(key)) for key in self._plan.keys]
+            index = KeyIndex(self._key_hasher)
+            slots = index.lookup(BatchKeys(self._key_hasher, columns)).astype(np.intp)
+            firsts, values = self._merged(rows, slots)
+            indices = pa.array(firsts)
+            yield [column.take(indices) for column in columns], values
+
+    def _merged(self, rows: pa.Table, slots: Index) -> tuple[Index, list[pa.Array]]:
+        """Return a row of each slot, and the result of merging all its rows in the order of panes."""
+        panes = plain_column(rows.column(self._pane)).to_numpy()
+        order = np.lexsort((panes, slots))
+        keys, count, state = slots[order], len(order), self._state
+        begins = np.concatenate([[True], keys[1:] != keys[:-1]])
+        into = np.flatnonzero(begins)
+        others = np.flatnonzero(~begins)
+        try:
+            state.load(np.arange(count), rows.take(pa.array(order)), count)
+            if others.size:
+                state.merge(into[np.cumsum(begins)[others] - 1], others)
+            values = state.results(into)
+        finally:
+            state.reset()
+        return order[into], values
+
+    def results_of(
+        self, cells: Index, low: int, high: int
+    ) -> Iterator[tuple[int, list[pa.Array], list[pa.Array]]]:
+        """Yield windows `low` to `high` with the keys that these cells of the window have, and totals."""
+        *columns, numbers = self._cells.group.keys.take(cells)
+        panes = plain_column(numbers).to_numpy()
+        windows: set[int] = set()
+        for pane in np.unique(panes).tolist():
+            first, last = self._grid.windows_of(pane)
+            windows.update(range(max(first, low), min(last, high) + 1))
+        index = KeyIndex(self._key_hasher)
+        which = index.lookup(BatchKeys(self._key_hasher, columns)).astype(np.intp)
+        found: dict[int, tuple[Index, pa.Table]] = {}
+        for window in sorted(windows):
+            first, last = self._grid.panes_in(window)
+            if not self._grid.is_real(window):
+                continue
+            touched = np.unique(which[(panes >= first) & (panes <= last)])
+            parts: list[tuple[Index, pa.Table]] = []
+            for pane in self._numbers[bisect_left(self._numbers, first) :]:
+                if pane > last:
+                    break
+                if pane not in found:
+                    found[pane] = self._cells_of(index.keys(), pane)
+                parts.append(found[pane])
+            slots = np.concatenate([part[0] for part in parts])
+            rows = pa.concat_tables([part[1] for part in parts])
+            kept = np.flatnonzero(np.isin(slots, touched))
+            firsts, values = self._merged(rows.take(pa.array(kept)), slots[kept])
+            yield window, index.take(slots[kept][firsts]), values
+
+    def _cells_of(self, keys: list[pa.Array], pane: int) -> tuple[Index, pa.Table]:
+        """Return the positions of those keys that a pane has, and their rows."""
+        columns = [*keys, pa.array(np.full(len(keys[0]), pane))]
+        hashes, checks = self._space.identify(columns)
+        table = self._cells.table
+        cells = table.delta.find(hashes, checks)
+        held, rest = np.flatnonzero(cells >= 0), np.flatnonzero(cells < 0)
+        positions, tables = [held], [table.delta.table(cells[held].astype(np.intp))]
+        found = table.lookup(hashes[rest], None if checks is None else checks[rest])
+        if found is not None:
+            positions.append(rest[found.positions])
+            tables.append(found.table)
+        return np.concatenate(positions), pa.concat_tables(tables)
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def snapshot(self, bounds: Bounds) -> FilesCut:
+        """Return a cut of all panes; `bounds` are the columns that canonical tables have of each."""
+        expired, numbers = self.expired, list(self._numbers)
+        cut = self._cells.table.snapshot(expired=lambda records: self._panes_of(records) <= expired)
+
+        def collect() -> CollectedFiles:
+            collected = cut.collect()
+            meta = PanesMeta(version=META_VERSION, panes=numbers, runs=collected.meta)
+            return CollectedFiles(collected.files, msgspec.msgpack.encode(meta))
+
+        schema = self._plan.state_schema
+        added = self._plan.added
+
+        def tables() -> Iterator[pa.Table]:
+            for rows in cut.tables():
+                edges = bounds(plain_column(rows.column(self._pane)).to_numpy())
+                columns = dict(zip(rows.column_names, rows.columns, strict=True))
+                for field, edge in zip(added, edges, strict=True):
+                    columns[field.name] = pa.array(edge).view(field.type)
+                arrays = [columns[name] for name in schema.names]
+                yield pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
+
+        keys = (*self._plan.keys, *(field.name for field in added))
+        return replace(cut, collect=collect, tables=tables, keys=keys)
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        """Restore runs, before anything else.
+
+        Raises:
+            StateError: a file is missing, damaged, or does not fit.
+        """
+        self.active = True
+        runs = []
+        for one in restored:
+            meta = _decoded(one.meta)
+            runs.append(replace(one, meta=meta.runs))
+            self._note(number for number in meta.panes if number > self.expired)
+        self._cells.restore_files(runs)
+
+    def load(self, columns: list[pa.Array], panes: Numbers, state: pa.Table) -> None:
+        """Restore cells, each of another key and pane, none of which is here."""
+        group_of = self._cells
+        for low in range(0, len(panes), _RESTORE_ROWS):
+            part = slice(low, low + _RESTORE_ROWS)
+            numbers = pa.array(panes[part])
+            keys = [column.slice(low, len(numbers)) for column in columns]
+            group = group_of.group
+            cells = group.keys.lookup(BatchKeys(self._space.hasher, [*keys, numbers]))
+            rows = state.slice(low, len(numbers))
+            group.state.load(cells.astype(np.intp), rows, group.keys.size)
+            self.settle()
+        self._note(np.unique(panes).tolist())
+
+    def close(self) -> None:
+        """Release files, memory and threads. Does not raise."""
+        self._cells.close()
+        self._space.close()
+
+
+def _decoded(data: bytes) -> PanesMeta:
+    try:
+        meta = msgspec.msgpack.decode(data, type=PanesMeta)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"the list of pane files is damaged reason=`{error}`") from error
+    if meta.version != META_VERSION:
+        raise StateError(
+            f"the list of pane files has a format this version does not know "
+            f"found=`{meta.version}` expected=`{META_VERSION}`",
+            fix="use the version of headgate that wrote it, or one that is newer",
+        )
+    return meta
