@@ -18,6 +18,7 @@ from .generator import (
     sequence,
 )
 from .hybrid import hybrid_source
+from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
@@ -41,6 +42,7 @@ __all__ = [
     "hybrid_source",
     "json_sink",
     "json_source",
+    "kafka_source",
     "nexmark",
     "numbers",
     "parquet_sink",

@@ -29,6 +29,9 @@ class ForwardingReader(SourceReader):
     def pause_splits(self, splits: frozenset[str]) -> None:
         self._reader.pause_splits(splits)
 
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        self._reader.begin_checkpoint(checkpoint_id)
+
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._reader.on_checkpoint_complete(checkpoint_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from ..api.manifest.fields import (
@@ -18,6 +19,7 @@ from ..api.manifest.fields import (
     Items,
     ListOf,
     Number,
+    OneOf,
     Section,
     Table,
     Text,
@@ -29,10 +31,13 @@ from ..api.manifest.registry import SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
+from . import payloads
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
 from .generator import generator
 from .hybrid import hybrid_source
+from .kafka.model import METADATA
+from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
@@ -254,6 +259,85 @@ SOURCES: dict[str, SourceConnector] = {
         bad_records=True,
     ),
 }
+_POSITION = {
+    "time": Field(Text(), "the first record of this time or later, such as `2026-01-31T12:00:00Z`"),
+    "offsets": Field(
+        Items(Items(Integer())), "offsets by topic and partition, `{orders: {0: 10}}`"
+    ),
+}
+
+
+def _kafka(**arguments: Any) -> Source:
+    for name in ("start", "stop"):
+        if isinstance(arguments.get(name), Mapping):
+            arguments[name] = _kafka_position(name, arguments[name])
+    return kafka_source(arguments.pop("topics"), **arguments)
+
+
+def _kafka_position(name: str, given: Mapping[str, Any]) -> Any:
+    if len(given) != 1:
+        raise UsageError(f"{name} needs either time or offsets", fix="keep one")
+    if "time" in given:
+        try:
+            return datetime.fromisoformat(given["time"])
+        except ValueError as error:
+            raise UsageError(
+                f"not a time {name}=`{given['time']}`: {error}", fix="2026-01-31T12:00:00Z"
+            ) from None
+    try:
+        return {
+            topic: {int(partition): offset for partition, offset in offsets.values.items()}
+            for topic, offsets in given["offsets"].values.items()
+        }
+    except ValueError as error:
+        raise UsageError(
+            f"partitions are numbers {name}=`{error}`", fix="offsets: {orders: {0: 10}}"
+        ) from None
+
+
+SOURCES["kafka"] = SourceConnector(
+    Section(
+        "kafka",
+        {
+            "topics": Field(ListOf(Text()), "the topics", required=True),
+            "bootstrap": Field(
+                Text(), "brokers to ask first: `host:port`, several with commas", required=True
+            ),
+            "format": Field(Choice(payloads.FORMATS), "of the values; json"),
+            "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),
+            "metadata": Field(
+                Items(Text(), Text("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+                "further columns, by what they hold, such as `{timestamp: sent_at}`",
+            ),
+            "start": Field(
+                OneOf(Section("start", _POSITION), Choice(("earliest", "latest", "committed"))),
+                "where a run without state begins; earliest",
+            ),
+            "stop": Field(
+                OneOf(Section("stop", _POSITION), Choice(("latest",))),
+                "where reading ends; absent: never",
+            ),
+            "group": Field(
+                Text(), "consumer group to which offsets of completed checkpoints are written"
+            ),
+            "onLost": Field(
+                Choice(("fail", "skip")), "records were deleted before they were read; fail"
+            ),
+            "readUncommitted": Field(
+                Boolean(), "true: also records of open and aborted transactions"
+            ),
+            "batchRows": _BATCH_ROWS,
+            "buffer": Field(size(), "most bytes fetched ahead by a subtask; 32mb"),
+            "properties": Field(
+                Items(AnyText()),
+                "of librdkafka; `file:/path` and `env:NAME` stand for secrets on the worker",
+            ),
+            "rate": _FILES["rate"],
+        },
+    ),
+    _files(_kafka),
+    bad_records=True,
+)
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 

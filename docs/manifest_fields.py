@@ -27,6 +27,8 @@ def main() -> None:
     print_table("A source", sources)
     for name, fields in connectors(sources).items():
         print_table(f"source `{name}`", fields)
+    kafka = sources["properties"]["kafka"]["properties"]
+    print_table("start and stop of kafka", kafka["start"]["anyOf"][0])
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
     print_verbs()

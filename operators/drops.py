@@ -18,6 +18,7 @@ class DropKind(StrEnum):
 
     LATE = "late"
     UNREADABLE = "unreadable"
+    DELETED = "deleted"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     UNREAD = "unread"
@@ -29,6 +30,7 @@ class DropKind(StrEnum):
 _WHAT: Final[Mapping[str, str]] = {
     DropKind.LATE: "late records",
     DropKind.UNREADABLE: "unreadable records",
+    DropKind.DELETED: "records that were deleted before they were read",
     DropKind.FAILED: "records that its function raised for",
     DropKind.TIMED_OUT: "records whose call timed out",
     DropKind.UNREAD: "records of side outputs that nothing reads",
@@ -39,6 +41,7 @@ _WHAT: Final[Mapping[str, str]] = {
 _KEEP: Final[Mapping[str, str]] = {
     DropKind.LATE: "read its stream `.late`, or raise max_out_of_order or allowed_lateness",
     DropKind.UNREADABLE: 'give the source on_bad_record="side_output", and read its stream `.rejected`',
+    DropKind.DELETED: "keep records for longer where they come from (in Kafka: retention.ms)",
     DropKind.FAILED: 'give the step on_error="side_output", and read its stream `.failed`',
     DropKind.TIMED_OUT: "read its stream `.timed_out`, or give the calls more time with timeout=",
     DropKind.UNREAD: "read these streams, or do not emit to them",

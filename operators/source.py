@@ -95,6 +95,12 @@ class SourceReader:
         """Return one byte string per unfinished split: the split with the position of the next record."""
         raise NotImplementedError
 
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        """Note that the next `snapshot` is that of this checkpoint.
+
+        For readers that report positions elsewhere once the checkpoint is complete.
+        """
+
     def lag_records(self) -> Mapping[str, int] | None:
         """Return, by split, the number of available records not yet returned by `poll`; None: unknown.
 

@@ -22,8 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate.runtime.cluster.embedded import prepare_environment
-from headgate.tests.support import versitygw
-from headgate.tests.support.built import NotAvailableError
+from headgate.testing.servers import versitygw
+from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.lab import by_subtask, faults, lab, raising, retained, trouble
 from headgate.tests.tiers import Tiers
 

@@ -41,6 +41,7 @@ FAST_ONE_IN: dict[str, int] = {
     "k8s/test_delete_state_s3.py": 0,
     "k8s/test_model.py::test_a_planted_bug_is_found": 5,
     "k8s/test_model.py::test_every_promise_holds_and_it_comes_to_rest": 4,
+    "kafka": 0,
     "keyed/test_keyed_backends.py": 5,
     "keyed/test_reduce_ttl.py": 2,
     "keyed/test_running_ttl.py": 3,

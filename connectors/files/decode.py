@@ -24,6 +24,7 @@ EXCERPT_MAX_CHARS = 200
 BOM = b"\xef\xbb\xbf"
 """Byte order mark: some programs begin a UTF-8 file with it."""
 _NEWLINE, _RETURN, _QUOTE = 0x0A, 0x0D, b'"'
+_OPEN, _CLOSE = 0x7B, 0x7D
 _ONE_BLOCK = (
     1 << 30
 )  # Arrow must not cut a piece again, as it would then parse line ends by other rules.
@@ -199,10 +200,11 @@ class JsonDecoder:
     def __call__(self, lines: Lines) -> pa.RecordBatch:
         # If each line begins and ends like an object, no record contains a line break (strings must not
         # contain one). As many rows as lines then means one record per line.
-        for start, stop in zip(lines.starts.tolist(), lines.ends.tolist(), strict=True):
-            line = lines.data[start:stop].strip()
-            if not (line.startswith(b"{") and line.endswith(b"}")):
-                raise Unreadable("not a JSON object on one line")
+        if not _are_braced(lines):
+            for start, stop in zip(lines.starts.tolist(), lines.ends.tolist(), strict=True):
+                line = lines.data[start:stop].strip()
+                if not (line.startswith(b"{") and line.endswith(b"}")):
+                    raise Unreadable("not a JSON object on one line")
         view = lines.view()
         try:
             str(view, "utf-8")
@@ -217,6 +219,14 @@ class JsonDecoder:
         except pa.ArrowException as error:
             raise Unreadable(reason_of(error)) from error
         return _batch_of(columns, self._schema, len(lines))
+
+
+def _are_braced(lines: Lines) -> bool:
+    """Return True if each line begins with `{` and ends with `}`, without white space around them."""
+    codes = np.frombuffer(lines.data, np.uint8)
+    last = lines.ends - 1
+    last = last - (codes[last] == _NEWLINE)
+    return bool((codes[lines.starts] == _OPEN).all() and (codes[last] == _CLOSE).all())
 
 
 def cast_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

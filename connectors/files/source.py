@@ -11,22 +11,21 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from ...errors import BadRecordError, UsageError
+from ...errors import UsageError
 from ...operators.base import OperatorContext
-from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
+from ..bad_records import BadRecordHandler, BadRecordPolicy, OnBadRecord, parse_policy
 from ..rows import check_count
 from . import locations
 from .blocks import (
@@ -45,7 +44,6 @@ from .decode import (
     CsvDecoder,
     JsonDecoder,
     Unreadable,
-    excerpt,
     parse_header,
 )
 from .formats import FileFormat
@@ -68,27 +66,6 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """The first bytes of texts in UTF-16."""
 BATCH_ROWS: Final = 8192
 SPLIT_BYTES: Final = "64mb"
-
-
-class OnBadRecord(Enum):
-    """The treatment of a record that cannot be read."""
-
-    FAIL = "fail"
-    DROP = "drop"
-    SIDE_OUTPUT = "side_output"
-
-
-BadRecordPolicy: TypeAlias = Literal["fail", "drop", "side_output"]
-
-
-def parse_policy(text: BadRecordPolicy) -> OnBadRecord:
-    """Return the policy with this name; raises UsageError if there is none."""
-    policies = [policy.value for policy in OnBadRecord]
-    if text not in policies:
-        raise UsageError(
-            f"no such policy on_bad_record=`{text}`", fix=suggest(text, policies, "policies")
-        )
-    return OnBadRecord(text)
 
 
 class TextOptions(msgspec.Struct, frozen=True):
@@ -273,7 +250,7 @@ class FileReader(SourceReader):
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
-        self._errors = context.metrics.counter("source_record_errors")
+        self._bad = BadRecordHandler(self._source.on_bad_record, context, reject, "the file")
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
@@ -397,17 +374,14 @@ class FileReader(SourceReader):
         self._ready.append((split, deque(pieces)))
 
     def _handle_bad(self, path: str, bad: list[BadRecord]) -> None:
-        if self._source.on_bad_record is OnBadRecord.FAIL:
-            first = bad[0]
-            raise BadRecordError(
-                f"an input record could not be read: {first.reason} record=`{excerpt(first.record)}`",
-                where=f"{path} {self._source.position_unit} {first.offset}",
-                fix="correct the file, or choose on_bad_record=`drop` or `side_output`",
+        def first() -> tuple[str, str, str]:
+            return (
+                f"{path} {self._source.position_unit} {bad[0].offset}",
+                bad[0].reason,
+                bad[0].record,
             )
-        self._errors.inc(len(bad))
-        if self._source.on_bad_record is OnBadRecord.DROP:
-            self.context.drops.add(DropKind.UNREADABLE, len(bad))
-        if self._source.on_bad_record is OnBadRecord.SIDE_OUTPUT:
+
+        def rejected() -> pa.RecordBatch:
             columns = [
                 [path] * len(bad),
                 [record.offset for record in bad],
@@ -418,7 +392,9 @@ class FileReader(SourceReader):
                 pa.array(values, field.type)
                 for values, field in zip(columns, REJECTED_SCHEMA, strict=True)
             ]
-            self.reject(ColumnBatch(pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)))
+            return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
+
+        self._bad.handle(len(bad), first, rejected)
 
 
 def _bytes_left(split: FileSplit) -> int:

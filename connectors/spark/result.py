@@ -28,9 +28,10 @@ import pyarrow.fs as pafs
 from ...errors import CorruptError, StateError, StorageError, UsageError
 from ...operators.source import SourceRun, SourceStorage
 from ...state.sealed import Record, SealedFormat
+from ..bad_records import OnBadRecord
 from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
-from ..files.source import FileSource, OnBadRecord, TextOptions, parquet_footer
+from ..files.source import FileSource, TextOptions, parquet_footer
 from ..files.verified import measure_parquet
 from .process import SparkProcess
 from .task import SparkQuery, Task

@@ -19,8 +19,9 @@ from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import Record, Record_co, Source, SourceReader, SourceRun
+from ..bad_records import BadRecordPolicy, parse_policy
 from ..files.scan import latest_in_files
-from ..files.source import BadRecordPolicy, FileSource, parse_policy
+from ..files.source import FileSource
 from ..rows import check_count
 from .process import SparkProcess
 from .result import Result, ResultFiles, delete_results, find_or_make

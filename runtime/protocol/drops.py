@@ -25,7 +25,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
     Attributes:
         step: its name.
-        kind: the reason: `late`, `unreadable`, `failed`, `timed_out`, `unread`, `timers`,
+        kind: the reason: `late`, `unreadable`, `deleted`, `failed`, `timed_out`, `unread`, `timers`,
             `open_windows` or `feedback`.
         count: the number of records (or timers), in all subtasks.
     """

@@ -186,6 +186,7 @@ class SourceSubtask(Subtask):
             self._hurries = False
             if options.stop:
                 self._stopping = True
+            with_context(self.chain.head, self._reader.begin_checkpoint, checkpoint_id)
             self.take_snapshot(CheckpointBarrier(checkpoint_id, trigger_ms, options), 0.0)
 
         self._hurries = self._hurries or options.may_overtake

@@ -17,7 +17,8 @@ from headgate.connectors.files.drafts import Committable
 from headgate.connectors.files.locations import parse_location, s3_client
 from headgate.connectors.files.s3_drafts import S3Target
 from headgate.errors import CorruptError
-from headgate.tests.support import versitygw
+from headgate.testing.servers import versitygw
+from headgate.testing.servers.process import START_S_MAX
 
 PARTS = (b"a" * 100, b"b" * 50)
 LARGE = (b"a" * (5 << 20), b"b" * 50)
@@ -119,7 +120,7 @@ def damage(objects: Path) -> None:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(versitygw.BUILD_S_MAX + versitygw.START_S_MAX)
+@pytest.mark.timeout(versitygw.BUILD_S_MAX + START_S_MAX)
 def test_who_reads_an_object_sees_that_the_store_damaged_a_part_before_its_commit(
     gateway: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +142,7 @@ def test_who_reads_an_object_sees_that_the_store_damaged_a_part_before_its_commi
 
 
 @pytest.mark.server
-@pytest.mark.timeout(versitygw.BUILD_S_MAX + versitygw.START_S_MAX)
+@pytest.mark.timeout(versitygw.BUILD_S_MAX + START_S_MAX)
 def test_a_store_that_finds_another_checksum_at_the_commit_is_told_to_the_user(
     gateway: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,10 +19,11 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.protocol import names
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.open_store import open_store
+from headgate.testing.servers import versitygw
+from headgate.testing.servers.process import START_S_MAX
+from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.conftest import S3Server
 from headgate.tests.k8s.conftest import RESOURCE
-from headgate.tests.support import versitygw
-from headgate.tests.support.built import NotAvailableError
 
 KEPT = (
     "flights/savepoint-flights-0123456789ab/_metadata",
@@ -89,7 +90,7 @@ async def files(bucket: str, options: Options) -> set[str]:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(versitygw.BUILD_S_MAX + versitygw.START_S_MAX)
+@pytest.mark.timeout(versitygw.BUILD_S_MAX + START_S_MAX)
 def test_the_state_of_this_job_goes_and_nothing_else(
     bucket: tuple[str, Options], tmp_path: Path
 ) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.kube.charts import CRDS
 from headgate.tests.kube.stream_jobs import in_one_process, lasting, released
-from headgate.tests.support.built import NotAvailableError, skip_or_fail
 from headgate.tests.support.kube import cluster as clusters
 from headgate.tests.support.kube.cluster import IMAGES, Cluster
 from headgate.tests.support.kube.programs import KubeRay, Programs, find, find_kuberay
+from headgate.tests.support.skips import skip_or_fail
 
 NODES = ("node-a", "node-b")
 STUB_JOB = Path(__file__).with_name("stub_job")
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    """The programs of Kubernetes; if they are missing, the test names the command that makes them."""
+    """The programs of Kubernetes; where they are missing, the test says which command makes them."""
     if not sys.platform.startswith("linux"):
         skip_or_fail("the Kubernetes tests need Linux")
     try:
@@ -48,7 +49,7 @@ def programs() -> Programs:
 
 @pytest.fixture(scope="session")
 def api_server(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane, possibly without nodes, for tests of the API server's decisions."""
+    """A control plane, maybe without nodes: for tests of what the API server accepts and refuses."""
     with clusters.running(programs, tmp_path_factory.mktemp("kube")) as cluster:
         yield cluster
 

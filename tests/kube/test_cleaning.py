@@ -18,6 +18,7 @@ from headgate.k8s.objects import Deployment, Settings
 from headgate.k8s.pods import state_cleaning_job
 from headgate.k8s.spec import Job, parse_job
 from headgate.k8s.status import Run, Start
+from headgate.testing.servers import versitygw
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.k8s.test_delete_state import OTHERS, begun, files
 from headgate.tests.k8s.test_delete_state_s3 import KEPT, bucket, options_of
@@ -25,7 +26,6 @@ from headgate.tests.k8s.test_delete_state_s3 import begun as begun_s3
 from headgate.tests.k8s.test_delete_state_s3 import files as files_s3
 from headgate.tests.kube.pods import secret
 from headgate.tests.kube.test_install import definitions
-from headgate.tests.support import versitygw
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
 Object = dict[str, Any]
@@ -52,7 +52,7 @@ def accepted(
 
 
 def clean(cluster: Cluster, of: Deployment) -> str:
-    """Return the output of the Job that deletes the state; its pod must be restricted and succeed."""
+    """What the Job says that deletes the state; its pod must be restricted and end well."""
     cluster.apply(state_cleaning_job(of, CLEAN), namespace=of.namespace)
     try:
         cluster.wait(of.namespace, "condition=Complete", f"job/{CLEAN}", seconds=60)
@@ -97,7 +97,7 @@ def test_state_on_a_volume_goes(cluster: Cluster, namespace: str, definitions: s
 
 
 def _give_to_the_pods(directory: Path) -> None:
-    """Do the same as `fsGroup` does to a volume in a cluster."""
+    """What `fsGroup` does to a volume in a cluster."""
     for path in (directory, *directory.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
 

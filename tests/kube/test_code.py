@@ -13,12 +13,12 @@ import pytest
 from headgate.k8s.objects import Deployment
 from headgate.k8s.pods import worker_pod
 from headgate.runtime.storage.open_store import open_store_at
+from headgate.testing.servers import versitygw
 from headgate.tests.k8s.test_code import PACKAGE, zipped
 from headgate.tests.k8s.test_delete_state_s3 import options_of
 from headgate.tests.kube.pods import config_map, secret
 from headgate.tests.kube.test_cleaning import accepted, bucket, outside
 from headgate.tests.kube.test_install import definitions
-from headgate.tests.support import versitygw
 from headgate.tests.support.kube.cluster import Cluster
 
 Object = dict[str, Any]
@@ -26,7 +26,7 @@ __all__ = ["bucket", "definitions"]
 
 
 def said(cluster: Cluster, of: Deployment, ask: str) -> str:
-    """Return the output of Python in a pod of a worker."""
+    """What Python says in a pod of a worker."""
     cluster.apply(secret(of.token_secret, auth_token="x"), namespace=of.namespace)
     template = worker_pod(of, of.job.groups["default"])
     (container,) = template["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Goal: the state of a StreamJob outlives it, and its savepoints have the right content.
+"""Goal: the state of a StreamJob outlives it, and savepoints of it are what they say.
 
 Method: that of test_changes.py. The tests share a release.
 """
@@ -43,7 +43,7 @@ def test_a_job_that_was_deleted_goes_on_when_it_is_applied_again(
 ) -> None:
     job = started(cluster, air, "deleted")
     cluster.kubectl("delete", "sj", job.name, "-n", air, "--timeout=170s")
-    assert job.pods() == []
+    job.until_no_pods()
     again = started(cluster, air, "deleted")
     assert again.condition("StateFound")["status"] == "True"
     assert "goes on with it: checkpoint" in again.condition("StateFound")["message"]
@@ -85,7 +85,7 @@ def test_a_head_waits_for_a_storage_that_is_away_and_not_for_one_that_is_damaged
     message = job.until_phase("Failed")["message"]
     assert message.startswith("the job cannot begin: ")
     assert "log/" in message
-    assert job.pods() == []
+    job.until_no_pods()
 
 
 def snapshot(name: str, job: str) -> Any:
@@ -98,7 +98,7 @@ def snapshot(name: str, job: str) -> Any:
 
 
 def kill_operator(cluster: Cluster, namespace: str) -> None:
-    """Kill the operator with SIGKILL; the kubelet starts it again."""
+    """SIGKILL; the kubelet starts it again."""
     labels = "app.kubernetes.io/component=operator"
     (pod,) = cluster.get("pods", "-n", namespace, "-l", labels)["items"]
     os.kill(cluster.pid(namespace, pod["metadata"]["name"]), signal.SIGKILL)

@@ -84,13 +84,13 @@ class Plugin:
         )
 
     def says(self, *arguments: str) -> str:
-        """Return the output of a verb on stdout."""
+        """What a verb writes to stdout."""
         done = self.run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def refuses(self, *arguments: str) -> str:
-        """Return the output of a failing verb on stderr."""
+        """What a verb that fails writes to stderr."""
         done = self.run(*arguments)
         assert done.returncode, done.stdout
         return done.stderr
@@ -254,7 +254,7 @@ def test_a_cluster_without_the_definitions(
 
 @pytest.fixture
 def head(cluster: Cluster, namespace: str, job: Object) -> str:
-    """Start the head of the job, a pod in which it runs, and return the name of the pod."""
+    """The head of the job: a pod in which it runs. The name of the pod."""
     volumes = [
         {"name": "token", "secret": {"secretName": token_name("clicks")}},
         {"name": "code", "configMap": {"name": "code"}},
@@ -285,7 +285,7 @@ def head(cluster: Cluster, namespace: str, job: Object) -> str:
 
 @pytest.fixture
 def interrupted() -> Iterator[Callable[[subprocess.Popen[str]], int]]:
-    """End a command as Ctrl-C does, and return its exit code."""
+    """Ends a command as Ctrl-C does; returns its exit code."""
     started: list[subprocess.Popen[str]] = []
 
     def interrupt(process: subprocess.Popen[str]) -> int:

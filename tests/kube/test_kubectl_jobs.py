@@ -19,6 +19,8 @@ def test_a_job_is_looked_at_saved_suspended_and_resumed(
     claim, job = example("flights.yaml")
     # It must not end before the test does.
     job["spec"]["sources"]["flights"]["generator"] |= {"rows": 1_000_000_000, "rate": 1000}
+    # Nor may the history have lost the savepoint when it is looked at.
+    job["spec"]["checkpoint"]["every"] = "5s"
     cluster.apply(claim, job, namespace=operated)
     plugin = Plugin(cluster, operated, tmp_path)
     running = plugin.run("resume", "flights", "--wait", "--timeout", "200s")

@@ -28,7 +28,7 @@ file. The process kubelet has no DNS. Our workers wait for the head themselves."
 
 @contextlib.contextmanager
 def running(kuberay: KubeRay, cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Run KubeRay's operator for a namespace, for the time of the block, without open ports."""
+    """KubeRay's operator for a namespace, for the time of the block; it listens nowhere."""
     command = [
         *(str(kuberay.operator), "--watch-namespace", namespace),
         *("--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"),
@@ -57,7 +57,7 @@ def with_kuberay(
 
 
 def ray_pods(job: StreamJob, kind: str) -> list[str]:
-    """Return the pods of KubeRay for a job that are not terminating: the `head`, or each `worker`."""
+    """The pods that KubeRay made for a job and that are not to end: the `head`, or each `worker`."""
     pods = [pod["metadata"] for pod in job.pods()]
     return [each["name"] for each in pods if each["labels"].get("ray.io/node-type") == kind]
 
@@ -93,4 +93,4 @@ def test_a_job_in_the_pods_of_kuberay_is_changed_killed_and_finishes(
     job.until_running(3)
     job.hurry()
     assert job.result().equals(expected)
-    assert job.pods() == []
+    job.until_no_pods()

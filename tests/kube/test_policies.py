@@ -1,4 +1,4 @@
-"""Goal: the policies allow only connections that the job or its operator needs.
+"""Goal: who may connect to whom, on which port: nobody, unless the job or its operator needs it.
 
 Method: a model of NetworkPolicy for ingress by TCP evaluates the policies that the chart renders together
 with those that its operator makes for two jobs, with the settings that the chart gives to it.
@@ -50,7 +50,7 @@ class Pod:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Return True if a label selector matches these labels."""
+    """True if a label selector selects something with these labels."""
     assert selector.keys() <= {"matchLabels", "matchExpressions"}, selector
     if not (selector.get("matchLabels") or {}).items() <= labels.items():
         return False
@@ -62,7 +62,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def allowed(policies: Iterable[Object], source: Pod, target: Pod, port: int) -> bool:
-    """Return True if a connection is allowed, as Kubernetes defines it for policies of Ingress."""
+    """True if a connection is let in, as Kubernetes defines it for policies of Ingress."""
     isolating = [
         policy["spec"]
         for policy in policies

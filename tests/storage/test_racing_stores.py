@@ -19,7 +19,8 @@ from headgate.runtime.storage.base import Created, Existed
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.storage.probe import probe_conditional_create, probe_races
-from headgate.tests.support import versitygw
+from headgate.testing.servers import versitygw
+from headgate.testing.servers.process import START_S_MAX
 
 RACES = 32
 
@@ -130,7 +131,7 @@ def test_moto_passes(s3_server):
 
 
 @pytest.mark.server
-@pytest.mark.timeout(versitygw.BUILD_S_MAX + versitygw.START_S_MAX)
+@pytest.mark.timeout(versitygw.BUILD_S_MAX + START_S_MAX)
 def test_a_job_does_not_start_on_versitygw(gateway, tmp_path):
     job = hg.Job("refused")
     job.checkpoint(every="1s", storage=f"s3://{versitygw.BUCKET}/checkpoints")

@@ -23,7 +23,7 @@ PROGRAMS = ("promtool", "prometheus")
 
 
 def program(name: str) -> Path:
-    """Return the path of one of the programs; without it the test is skipped, and fails in CI."""
+    """The path of one of the programs; the test is skipped where it cannot be had, and fails in CI."""
     try:
         return made_once("prometheus-debian", PROGRAMS, _unpack) / name
     except NotAvailableError as error:
@@ -65,19 +65,19 @@ def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str
 
 
 class Prometheus:
-    """A running server."""
+    """A server that runs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the series of an instant query."""
+        """The series of an instant query."""
         return self._ask("query", expression)
 
     def query_range(
         self, expression: str, start: float, end: float, step_s: float
     ) -> list[dict[str, Any]]:
-        """Return the series from `start` to `end`, in seconds since 1970."""
+        """The series from `start` to `end`, in seconds since 1970."""
         return self._ask("query_range", expression, start=start, end=end, step=step_s)
 
     def _ask(self, what: str, expression: str, **more: float) -> list[dict[str, Any]]:
@@ -93,9 +93,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Iterator[Prometheus]:
-    """Run a server on loopback that scrapes `targets`, as host:port, for the time of the block.
+    """A server on loopback that scrapes `targets`, as host:port, for the time of the block.
 
-    Series without a label `namespace` get one, as from the monitors of the chart on Kubernetes.
+    Series that have no label `namespace` get one, as by the monitors of the chart on Kubernetes.
     """
     server = program("prometheus")
     config = {

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headgate.tests.support.built import NotAvailableError
+from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.kube import cluster, programs
 
 

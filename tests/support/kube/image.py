@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import headgate
-from headgate.tests.support.built import cache_dir
+from headgate.testing.servers.programs import cache_dir
 
 ROOT = Path(headgate.__file__).resolve().parent
 PACKAGES = "python3,python3-venv,ca-certificates"
@@ -41,7 +41,7 @@ spec:
 
 
 class Buildah:
-    """Buildah with a separate store, and without a daemon or rights beyond those of root."""
+    """Buildah with a store of its own, and without a daemon or rights beyond those of root."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Buildah:
 
 
 def build_base(buildah: Buildah) -> None:
-    """Build a minimal Debian with Python, unless it was built before."""
+    """A minimal Debian with Python, unless it was built before."""
     if BASE in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
         return
     tree = buildah.directory / "debian"
@@ -90,7 +90,7 @@ def build_base(buildah: Buildah) -> None:
 
 
 def build(buildah: Buildah) -> None:
-    """Build the image of the Dockerfile."""
+    """The image of the Dockerfile."""
     volumes = [f"--volume={path}:{path}:ro" for path in TRUSTED if Path(path).exists()]
     arguments = ["--format=docker", f"--build-arg=BASE={BASE}", "--network=host"]
     files = ["--tag", IMAGE, "--file", str(ROOT / "Dockerfile"), str(ROOT)]
@@ -98,7 +98,7 @@ def build(buildah: Buildah) -> None:
 
 
 def run(buildah: Buildah) -> None:
-    """Run a job in the image, as its user, and the command line of the operator."""
+    """A job in the image, as the image's user, and what the operator is started with."""
     container = buildah("from", IMAGE)
     try:
         job = buildah.directory / "smoke.yaml"
@@ -121,7 +121,7 @@ def timed(what: str, step: Callable[[Buildah], None], buildah: Buildah) -> None:
 
 
 def check_host() -> None:
-    """Exit if images cannot be built on this machine."""
+    """Exit where images cannot be built."""
     missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         sys.exit(

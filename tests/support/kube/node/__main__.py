@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from headgate.tests.support.built import NotAvailableError, cache_dir
+from headgate.testing.servers.programs import NotAvailableError, cache_dir
 from headgate.tests.support.kube import image, programs
 from headgate.tests.support.kube.node import machine, packages, trial
 from headgate.tests.support.kube.node.configuration import PAUSE

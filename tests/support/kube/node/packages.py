@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headgate.tests.support.built import NotAvailableError, made_once, run_command
+from headgate.testing.servers.programs import NotAvailableError, made_once, run_command
 
 PROGRAMS = ("containerd", "runc", "containernetworking-plugins", "nftables", "dnsmasq-base")
 LIBRARIES = (

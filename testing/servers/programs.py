@@ -1,4 +1,4 @@
-"""Programs that tests need and no Python package brings: made once, and kept outside of the tree."""
+"""Programs that no Python package brings: they are made once, and kept outside of the tree."""
 
 from __future__ import annotations
 
@@ -9,35 +9,25 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 
 class NotAvailableError(Exception):
-    """A program cannot be had here; the text says why, and what would help."""
+    """A program cannot be made here. The text gives the reason and a remedy."""
 
 
 def cache_dir() -> Path:
-    """The directory of the programs: `HEADGATE_TEST_CACHE`, or one below the user's cache directory."""
+    """Return the directory of the programs: `HEADGATE_TEST_CACHE`, or one in the user's cache."""
     named = os.environ.get("HEADGATE_TEST_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "headgate-tests"
 
 
-def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test, or fail it where the variable `CI` is set: CI must not pass without having run it."""
-    if os.environ.get("CI", "").lower() in ("", "0", "false"):
-        pytest.skip(reason)
-    pytest.fail(f"{reason} (CI is set, so this is not skipped)", pytrace=False)
-
-
 def made_once(name: str, wanted: Sequence[str], make: Callable[[Path], None]) -> Path:
-    """The directory `name` of the cache with the files `wanted`, which `make` puts into a new directory.
+    """Return the directory `name` of the cache. If it is not there, `make` puts its files into a new one.
 
-    The directory appears whole or not at all, and of several processes only one makes it.
+    The directory appears complete or not at all, and only one of several processes makes it.
 
     Raises:
-        NotAvailableError: `make` did, or did not make all files.
+        NotAvailableError: `make` raised it, or did not make all files in `wanted`.
     """
     with contextlib.suppress(NotAvailableError):
         return made(name, wanted)
@@ -57,10 +47,10 @@ def made_once(name: str, wanted: Sequence[str], make: Callable[[Path], None]) ->
 
 
 def made(name: str, wanted: Sequence[str]) -> Path:
-    """The directory `name` of the cache with the files `wanted`, which somebody made before.
+    """Return the directory `name` of the cache, which `made_once` has made before.
 
     Raises:
-        NotAvailableError: it is not there, or not with all files.
+        NotAvailableError: it is not there, or lacks one of the files `wanted`.
     """
     directory = cache_dir() / name
     missing = [file for file in wanted if not (directory / file).is_file()]
@@ -70,7 +60,7 @@ def made(name: str, wanted: Sequence[str]) -> Path:
 
 
 def go_command(*arguments: str, seconds_max: int, cwd: Path | None = None, **env: str) -> None:
-    """Run `go` at low priority, without C, so that what it builds runs anywhere.
+    """Run `go` at low priority and without C, so that its programs run on any machine.
 
     Raises:
         NotAvailableError: there is no Go or no network, or it took longer than `seconds_max`.
@@ -90,7 +80,7 @@ def go_command(*arguments: str, seconds_max: int, cwd: Path | None = None, **env
 def run_command(
     *command: str, seconds_max: int, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> str:
-    """Run a command that makes a program, and return what it wrote.
+    """Run a command that makes a program, and return its output.
 
     Raises:
         NotAvailableError: it failed, or took longer than `seconds_max`.

@@ -1,0 +1,1 @@
+"""Kafka: records of topics as a source."""

@@ -1,0 +1,198 @@
+"""The connection to a Kafka cluster: librdkafka's properties, secrets, and errors that say what to do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ...errors import SourceError, UsageError
+from ...operators.suggestions import suggest
+
+ANSWER_S_MAX: Final = 15.0
+"""The time in which a cluster has to answer the first request."""
+_OURS: Final = {
+    "auto.offset.reset": "start=",
+    "bootstrap.servers": "bootstrap=",
+    "client.id": "the name of the job and of the step",
+    "enable.auto.commit": "group=",
+    "enable.auto.offset.store": "group=",
+    "enable.partition.eof": "stop=",
+    "fetch.max.bytes": "buffer=",
+    "group.id": "group=",
+    "isolation.level": "read_uncommitted=",
+    "queued.max.messages.kbytes": "buffer=",
+}
+"""Properties that headgate sets itself, with the argument that decides them."""
+_SECRET: Final = re.compile(r"password|secret|key\.pem|sasl\.oauthbearer\.config|jaas")
+_log = logging.getLogger("headgate.connectors.kafka")
+
+
+def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return a user's properties of librdkafka, as texts.
+
+    Raises:
+        UsageError: one of them is set by an argument of its own, or has no name.
+    """
+    for name in properties:
+        if name in _OURS:
+            raise UsageError(
+                f"this property is set by headgate property=`{name}`",
+                fix=f"remove it; it follows from {_OURS[name]}",
+            )
+    return {str(name): str(value) for name, value in properties.items()}
+
+
+def shown(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties for messages: without secrets."""
+    return {name: "***" if _SECRET.search(name) else value for name, value in properties.items()}
+
+
+def resolved(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties with secrets read from where `file:` and `env:` say.
+
+    This happens on the machine that connects, so that the job holds no secret.
+
+    Raises:
+        UsageError: a file cannot be read, or a variable is not set.
+    """
+    return {name: _resolve(name, value) for name, value in properties.items()}
+
+
+def _resolve(name: str, value: str) -> str:
+    kind, colon, where = value.partition(":")
+    if not colon or kind not in ("file", "env"):
+        return value
+    if kind == "file":
+        try:
+            return Path(where).read_text().rstrip("\n")
+        except OSError as error:
+            raise UsageError(
+                f"the file of a secret cannot be read property=`{name}` file=`{where}`: {error}",
+                fix="it must be there on all machines of the cluster",
+            ) from None
+    if where not in os.environ:
+        raise UsageError(
+            f"the environment variable of a secret is not set property=`{name}` variable=`{where}`",
+            fix="set it on all machines of the cluster",
+        )
+    return os.environ[where]
+
+
+class ErrorListener:
+    """Remembers the last error of a client, as requests only report that nothing answered."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.fatal = ""
+        """The reason why no further attempt can succeed."""
+        self._logged: set[int] = set()
+
+    def __call__(self, error: Any) -> None:
+        """Take an error; the client calls this while it is polled."""
+        from confluent_kafka import KafkaError
+
+        self.last = str(error.str())
+        lasting = (
+            KafkaError._AUTHENTICATION,
+            KafkaError._SSL,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            # This comes after `topic.metadata.propagation.max.ms`, so it is not that of a new topic.
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+        if error.fatal() or error.code() in lasting:
+            self.fatal = self.last
+        # A broker that is away is an error per attempt to reach it.
+        level = logging.DEBUG if error.code() in self._logged else logging.WARNING
+        self._logged.add(error.code())
+        _log.log(level, "the Kafka client goes on after an error: %s", self.last)
+
+
+def client_properties(
+    bootstrap: str, properties: Mapping[str, str], on_error: Callable[[Any], None]
+) -> dict[str, Any]:
+    """Return the properties of any client of this cluster."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "error_cb": on_error,
+        "logger": _log,
+        "log_level": 2,  # errors come by the callback
+        "reconnect.backoff.max.ms": 2_000,
+        **resolved(properties),
+    }
+
+
+def no_answer(bootstrap: str, errors: ErrorListener, error: object) -> SourceError:
+    """Return the error for a cluster that does not answer, or refuses us."""
+    return SourceError(
+        f"the Kafka cluster cannot be used bootstrap=`{bootstrap}`: {errors.last or error}",
+        fix="check the address, security.protocol, the credentials, and that the brokers' advertised "
+        "addresses can be reached from here",
+    )
+
+
+def no_topic(topic: str, known: list[str]) -> UsageError:
+    """Return the error for a topic that does not exist, or that we may not see."""
+    visible = [name for name in known if not name.startswith("__")]
+    return UsageError(
+        f"there is no such topic, or no right to read it topic=`{topic}`",
+        fix=suggest(topic, visible, "topics")
+        if visible
+        else "create it, or allow DESCRIBE and READ",
+    )
+
+
+class ConsumerSettings(Protocol):
+    """The settings of a source that its consumers need."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def bounded(self) -> bool: ...
+    @property
+    def read_uncommitted(self) -> bool: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
+
+def make_consumer(settings: ConsumerSettings, client: str, errors: ErrorListener) -> Any:
+    """Return a consumer with these settings, which is not yet connected.
+
+    Raises:
+        UsageError: librdkafka does not know a property, or a secret cannot be read.
+    """
+    from confluent_kafka import Consumer, KafkaException
+
+    kilobytes = max(1, settings.buffer_bytes >> 10)
+    properties = client_properties(settings.bootstrap, settings.properties, errors)
+    try:
+        return Consumer(
+            {
+                # After an empty fetch, the default waits a second, which makes it five times slower.
+                "fetch.queue.backoff.ms": 5,
+                **properties,
+                "client.id": client,
+                "group.id": settings.group or client,
+                "auto.offset.reset": "error",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": settings.bounded,
+                "isolation.level": (
+                    "read_uncommitted" if settings.read_uncommitted else "read_committed"
+                ),
+                "queued.max.messages.kbytes": kilobytes,
+                "fetch.max.bytes": max(settings.buffer_bytes, 1_000_000),
+            }
+        )
+    except KafkaException as error:
+        raise UsageError(
+            f"the properties of the Kafka client are wrong: {error.args[0].str()}",
+            fix="properties= takes those of librdkafka, such as security.protocol and sasl.username",
+        ) from error

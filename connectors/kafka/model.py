@@ -1,0 +1,86 @@
+"""What the source of Kafka and its readers share: settings, splits, and the columns beside values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ..bad_records import OnBadRecord
+from ..payloads import PayloadFormat
+from .client import shown
+
+REJECTED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""The columns of the side output `rejected`; `value` is null for a tombstone."""
+METADATA: Final[Mapping[str, pa.DataType]] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+    "key": pa.binary(),
+    "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
+}
+"""What a record has beside its value, and the type of its column."""
+
+Start: TypeAlias = (
+    Literal["earliest", "latest", "committed"] | datetime | int | Mapping[str, Mapping[int, int]]
+)
+Stop: TypeAlias = Literal["latest"] | datetime | int | Mapping[str, Mapping[int, int]]
+
+
+class Partition(msgspec.Struct):
+    """A split: a partition, the offset of the next record, and the offset at which it ends."""
+
+    topic: str
+    partition: int
+    offset: int
+    stop: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return f"{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class KafkaSettings:
+    """The arguments of `kafka_source`, which documents them."""
+
+    topics: tuple[str, ...]
+    bootstrap: str
+    format: PayloadFormat
+    delimiter: str
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    group: str | None
+    on_bad_record: OnBadRecord
+    on_lost: Literal["fail", "skip"]
+    read_uncommitted: bool
+    batch_rows: int
+    buffer_bytes: int
+    properties: Mapping[str, str]
+
+    @property
+    def bounded(self) -> bool:
+        """True if reading ends."""
+        return self.stop is not None
+
+    def __repr__(self) -> str:
+        """Return the settings without secrets."""
+        return (
+            f"KafkaSettings({', '.join(self.topics)} of {self.bootstrap}, {shown(self.properties)})"
+        )

@@ -1,0 +1,358 @@
+"""Reads topics of Kafka. Each partition is a split; its position is the offset of the next record.
+
+Partitions are assigned by headgate, never by a consumer group, so that positions are those of checkpoints
+only. Offsets are written to a group on request, for tools that show the lag.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, TypedDict, Unpack, overload
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import SourceError, UsageError
+from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.sizes import parse_size
+from ...operators.source import Record, Record_co, Source, SourceReader
+from ...operators.suggestions import suggest
+from ..bad_records import BadRecordPolicy, parse_policy
+from ..payloads import PayloadFormat, check_format
+from ..rows import check_count
+from .client import (
+    ANSWER_S_MAX,
+    ErrorListener,
+    check_properties,
+    make_consumer,
+    no_answer,
+    no_topic,
+)
+from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, Stop
+from .reader import KafkaReader
+
+BUFFER: Final = "32mb"
+
+
+class KafkaSource(Source[Record_co]):
+    """The records of some topics, each read exactly once."""
+
+    rejected_schema = REJECTED_SCHEMA
+    extras = ("kafka",)
+
+    def __init__(
+        self, settings: KafkaSettings, values: pa.Schema, row_type: type[Any] | None
+    ) -> None:
+        self.settings = settings
+        self.values = values
+        """The columns made of the values of records."""
+        self.bounded = settings.bounded
+        self.row_type = row_type
+        self._columns: tuple[str, ...] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
+        """The columns of values, then those of `metadata`; only the columns that are read."""
+        fields = [*self.values, *self._metadata_fields()]
+        return pa.schema(
+            [field for field in fields if self._columns is None or field.name in self._columns]
+        )
+
+    def _metadata_fields(self) -> list[pa.Field]:
+        return [
+            pa.field(column, METADATA[kind], nullable=kind in ("key", "headers", "timestamp"))
+            for kind, column in self.settings.metadata.items()
+        ]
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """Return one split per partition, with the offsets where reading starts and stops."""
+        errors = ErrorListener()
+        consumer = make_consumer(self.settings, "headgate-splits", errors)
+        try:
+            return [msgspec.msgpack.encode(each) for each in _plan(consumer, self.settings, errors)]
+        finally:
+            consumer.close()
+
+    def reader(self) -> SourceReader:
+        return KafkaReader(self.settings, self.values, self.schema)
+
+    def with_columns(self, columns: Sequence[str]) -> KafkaSource[Record_co]:
+        """Return a source that reads only these columns. The format of a value is checked as a whole."""
+        # At least one column stays: a batch without columns has no rows to count.
+        wanted = tuple(name for name in self.schema.names if name in set(columns))
+        narrow = copy.copy(self)
+        narrow._columns = wanted or (self.schema.names[0],)
+        narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
+        if self.settings.format == "json":
+            # Columns of a raw or CSV value cannot be left out.
+            kept = [field for field in self.values if field.name in narrow._columns]
+            narrow.values = pa.schema(kept or [self.values.field(0)])
+        return narrow
+
+    def describe(self) -> str:
+        return f"kafka({', '.join(self.settings.topics)})"
+
+
+def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list[Partition]:
+    """Ask the cluster for partitions and offsets, and return the splits in order."""
+    from confluent_kafka import KafkaException
+
+    try:
+        places = [
+            (topic, number)
+            for topic in settings.topics
+            for number in _partitions(consumer, topic, settings.bootstrap, errors)
+        ]
+        starts = _offsets(consumer, settings.start, places, at_start=True)
+        stops = {} if settings.stop is None else _offsets(consumer, settings.stop, places)
+    except KafkaException as error:
+        raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
+    return [
+        Partition(*place, starts[place], stops.get(place))
+        for place in places
+        if place not in stops or starts[place] < stops[place]
+    ]
+
+
+def _partitions(consumer: Any, topic: str, bootstrap: str, errors: ErrorListener) -> list[int]:
+    """Return the numbers of a topic's partitions."""
+    from confluent_kafka import KafkaException
+
+    try:
+        found = consumer.list_topics(topic, timeout=ANSWER_S_MAX).topics[topic]
+    except KafkaException as error:
+        consumer.poll(0)  # the reason comes by the callback
+        raise no_answer(bootstrap, errors, error.args[0].str()) from error
+    if found.error is not None:
+        known = consumer.list_topics(timeout=ANSWER_S_MAX).topics
+        raise no_topic(topic, sorted(known))
+    return sorted(found.partitions)
+
+
+def _offsets(
+    consumer: Any, at: Start | Stop, places: list[tuple[str, int]], *, at_start: bool = False
+) -> dict[tuple[str, int], int]:
+    """Return the offset that `at` means for each partition."""
+    from confluent_kafka import TopicPartition
+
+    def edge(place: tuple[str, int], which: int) -> int:
+        found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ANSWER_S_MAX)
+        if found is None:
+            raise SourceError(f"the offsets of a partition are not known partition=`{place}`")
+        return int(found[which])
+
+    if isinstance(at, Mapping):
+        return {place: _given(at, place, edge, at_start=at_start) for place in places}
+    if isinstance(at, datetime | int):
+        time_ms = at if isinstance(at, int) else round(at.timestamp() * 1000)
+        wanted = [TopicPartition(*place, time_ms) for place in places]
+        found = consumer.offsets_for_times(wanted, timeout=ANSWER_S_MAX)
+        offsets = {(each.topic, each.partition): each.offset for each in found}
+        return {
+            place: offset if offset >= 0 else edge(place, 1) for place, offset in offsets.items()
+        }
+    if at == "committed":
+        wanted = [TopicPartition(*place) for place in places]
+        found = consumer.committed(wanted, timeout=ANSWER_S_MAX)
+        offsets = {(each.topic, each.partition): each.offset for each in found}
+        return {
+            place: offset if offset >= 0 else edge(place, 0) for place, offset in offsets.items()
+        }
+    return {place: edge(place, 0 if at == "earliest" else 1) for place in places}
+
+
+def _given(
+    offsets: Mapping[str, Mapping[int, int]],
+    place: tuple[str, int],
+    edge: Any,
+    *,
+    at_start: bool,
+) -> int:
+    """Return the given offset of a partition; one that is not named is read as a whole."""
+    topic, partition = place
+    given = offsets.get(topic, {}).get(partition)
+    if given is None:
+        return int(edge(place, 0 if at_start else 1))
+    low, high = edge(place, 0), edge(place, 1)
+    if at_start and not low <= given <= high:
+        raise UsageError(
+            f"the partition has no such offset start=`{topic}/{partition}: {given}`",
+            fix=f"it has {low} to {high}",
+        )
+    return given
+
+
+class KafkaOptions(TypedDict, total=False):
+    """The keyword arguments of `kafka_source` beside the schema; it documents them."""
+
+    format: PayloadFormat
+    delimiter: str
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    group: str | None
+    on_bad_record: BadRecordPolicy
+    on_lost: Literal["fail", "skip"]
+    read_uncommitted: bool
+    batch_rows: int
+    buffer: str | int
+    properties: Mapping[str, str]
+
+
+@overload
+def kafka_source(
+    topics: str | Sequence[str],
+    *,
+    bootstrap: str,
+    schema: type[Record],
+    **options: Unpack[KafkaOptions],
+) -> KafkaSource[Record]: ...
+@overload
+def kafka_source(
+    topics: str | Sequence[str],
+    *,
+    bootstrap: str,
+    schema: ColumnsLike | None = ...,
+    **options: Unpack[KafkaOptions],
+) -> KafkaSource: ...
+def kafka_source(
+    topics: str | Sequence[str],
+    *,
+    bootstrap: str,
+    schema: SchemaLike | None = None,
+    format: PayloadFormat = "json",
+    delimiter: str = ",",
+    metadata: Mapping[str, str] | None = None,
+    start: Start = "earliest",
+    stop: Stop | None = None,
+    group: str | None = None,
+    on_bad_record: BadRecordPolicy = "fail",
+    on_lost: Literal["fail", "skip"] = "fail",
+    read_uncommitted: bool = False,
+    batch_rows: int = 8192,
+    buffer: str | int = BUFFER,
+    properties: Mapping[str, str] | None = None,
+) -> KafkaSource:
+    """Return a source of the records in topics of Kafka. It needs `pip install 'headgate[kafka]'`.
+
+    The partitions are looked up when the job starts; later ones are read by a new run only.
+
+    Args:
+        topics: the name of a topic, or several.
+        bootstrap: brokers to ask first: `host:port`, several with commas between them.
+        schema: the columns of the values: a Struct class, a `pyarrow.Schema` or {name: type}. With
+            `format="raw"` it is one column, by default `value` of type binary.
+        format: of the values: `json` (an object each; other fields are skipped), `csv` (one line, values in
+            the order of the schema) or `raw`.
+        delimiter: of CSV.
+        metadata: further columns, by what they hold: `topic`, `partition`, `offset`, `timestamp`, `key`
+            (binary) or `headers`, such as {"timestamp": "sent_at"}.
+        start: where a run without state begins: `earliest`, `latest`, `committed` (the offsets of `group`,
+            or else the earliest), a time (a datetime, or ms since 1970: the first record of that time or
+            later), or offsets {topic: {partition: offset}}.
+        stop: where reading ends, which makes the source bounded: `latest` (all that is there when the job
+            starts), a time, or offsets. None: it never ends.
+        group: the consumer group to which the offsets of completed checkpoints are written, for tools that
+            show the lag. Positions in checkpoints do not depend on it.
+        on_bad_record: the treatment of unreadable records, tombstones included: `fail`, `drop` (counted),
+            or `side_output` (`rejected`).
+        on_lost: what happens if records have been deleted, by retention for example, before they were
+            read: `fail`, or `skip` to the first one that is left, with a warning.
+        read_uncommitted: also return records of transactions that are open or aborted.
+        batch_rows: most rows per batch.
+        buffer: the most bytes that the client fetches ahead, and that wait to be processed, per subtask.
+        properties: properties of librdkafka, such as `security.protocol`. A value `file:/path` or
+            `env:NAME` is read where the client runs, so that passwords do not become a part of the job.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the topics exist is found out when the job starts.
+    """
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError(
+            f"must be names of topics, each once topics=`{names}`", fix='topics="orders"'
+        )
+    if not bootstrap:
+        raise UsageError("no broker is named", fix='bootstrap="host:9092"')
+    if schema is None:
+        if format != "raw":
+            raise UsageError(
+                f"{format} values carry no types: the source needs a schema",
+                fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
+            )
+        schema = {"value": "binary"}
+    values = to_schema(schema)
+    check_format(format, values)
+    kinds = _check_metadata(metadata or {}, values)
+    _check_position("start", start, ("earliest", "latest", "committed"))
+    if stop is not None:
+        _check_position("stop", stop, ("latest",))
+    if start == "committed" and group is None:
+        raise UsageError("committed offsets are those of a group", fix='group="..."')
+    if on_lost not in ("fail", "skip"):
+        raise UsageError(
+            f"no such policy on_lost=`{on_lost}`",
+            fix=suggest(on_lost, ("fail", "skip"), "policies"),
+        )
+    check_count("batch_rows", batch_rows, 1)
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    settings = KafkaSettings(
+        names,
+        bootstrap,
+        format,
+        delimiter,
+        kinds,
+        start,
+        stop,
+        group,
+        parse_policy(on_bad_record),
+        on_lost,
+        read_uncommitted,
+        batch_rows,
+        buffer,
+        check_properties(properties or {}),
+    )
+    return KafkaSource(settings, values, None if kinds else record_class(schema))
+
+
+def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:
+    for kind, column in metadata.items():
+        if kind not in METADATA:
+            raise UsageError(
+                f"records of Kafka have no such metadata metadata=`{kind}`",
+                fix=suggest(kind, list(METADATA), "metadata"),
+            )
+        if column in values.names or list(metadata.values()).count(column) > 1:
+            raise UsageError(
+                f"two columns have the same name column=`{column}`", fix="rename one of them"
+            )
+    return dict(metadata)
+
+
+def _check_position(name: str, given: object, words: Sequence[str]) -> None:
+    if isinstance(given, Mapping):
+        for topic, offsets in given.items():
+            if not isinstance(offsets, Mapping):
+                raise UsageError(
+                    f"offsets must be given by topic and partition {name}=`{topic}: {offsets}`",
+                    fix=f'{name}={{"orders": {{0: 1000, 1: 2000}}}}',
+                )
+            for partition, offset in offsets.items():
+                check_count("partition", partition, 0)
+                check_count("offset", offset, 0)
+    elif isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise UsageError(
+                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
+            )
+    elif isinstance(given, int) and not isinstance(given, bool):
+        check_count(name, given, 0)
+    elif given not in words:
+        raise UsageError(
+            f"not a position in topics {name}=`{given}`",
+            fix=f"one of {', '.join(words)}, a datetime, ms since 1970, or offsets",
+        )

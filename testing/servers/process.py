@@ -1,0 +1,104 @@
+"""One server process: started, known by an answer, killed, stopped and started again."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ...operators.clock import SystemClock
+
+START_S_MAX = 120
+STOP_S_MAX = 20
+
+
+class ServerProcess:
+    """A server that runs as a child process and writes its output to a log file.
+
+    Args:
+        name: of the server, for errors.
+        command: starts it.
+        log: the file for its output, which grows over restarts.
+        answers: returns True once this very server answers in its own protocol; an open port alone may
+            be that of another process. It may raise OSError.
+        environment: of the process; None: that of this one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        answers: Callable[[], bool],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._command = list(command)
+        self._log = log
+        self._answers = answers
+        self._environment = None if environment is None else dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait for its answer.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; the text has the end of its log.
+        """
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+        clock = SystemClock()
+        deadline = clock.monotonic() + START_S_MAX
+        while clock.monotonic() < deadline and self._process.poll() is None:
+            try:
+                if self._answers():
+                    return
+            except OSError:
+                pass  # it does not listen yet
+            time.sleep(0.05)
+        self.kill()
+        raise RuntimeError(f"{self._name} did not start: {self.log_end()}")
+
+    def log_end(self) -> str:
+        """Return the last part of what it has written."""
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Ask it to end, and kill it if it does not."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+
+class HeldPort:
+    """A port of the loopback address that the operating system has handed out, kept for one server.
+
+    The socket stays bound without listening, so nothing else gets the port before the server listens,
+    and between two starts of it. Servers may share it because they set SO_REUSEADDR, as Java and Go do.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number = int(self._socket.getsockname()[1])
+
+    def release(self) -> None:
+        """Give the port back."""
+        self._socket.close()

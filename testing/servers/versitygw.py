@@ -1,0 +1,73 @@
+"""versitygw, a real S3 server over a directory, built with Go once and kept outside of the tree.
+
+It checks whether an object exists and then writes it, in two steps. So it gives one name to two writers
+that create it at the same time, as no store of a job may do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from .process import HeldPort, ServerProcess
+from .programs import go_command, made_once
+
+VERSION = "v1.7.0"
+MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
+BUILD_S_MAX = 600
+ACCESS, SECRET = "testing", "testing"
+"""The credentials of all S3 servers of tests, as boto3 keeps the first ones that a process has used."""
+BUCKET = "bucket"
+
+
+def binary() -> Path:
+    """Return the path of the server, which is built if necessary.
+
+    Raises:
+        NotAvailableError: there is no Go, no network, or not enough time.
+    """
+    return made_once(f"versitygw-{VERSION}", ["versitygw"], _build) / "versitygw"
+
+
+def _build(directory: Path) -> None:
+    go_command("install", MODULE, seconds_max=BUILD_S_MAX, GOBIN=str(directory))
+
+
+@contextlib.contextmanager
+def running(directory: Path) -> Iterator[str]:
+    """Run a server over `directory`, with an empty bucket, for the time of the block; yield its address.
+
+    Raises:
+        NotAvailableError: see `binary`.
+    """
+    program = binary()
+    (directory / BUCKET).mkdir(parents=True)
+    port = HeldPort()
+    endpoint = f"http://127.0.0.1:{port.number}"
+    server = ServerProcess(
+        "versitygw",
+        [
+            *(str(program), "--quiet", "--port", f"127.0.0.1:{port.number}"),
+            *("--access", ACCESS, "--secret", SECRET, "posix", str(directory)),
+        ],
+        directory.parent / "versitygw.log",
+        lambda: _answers(endpoint),
+    )
+    try:
+        server.start()
+        yield endpoint
+    finally:
+        server.stop()
+        port.release()
+
+
+def _answers(endpoint: str) -> bool:
+    """Return True if S3 answers, even if it refuses the request."""
+    try:
+        urllib.request.urlopen(f"{endpoint}/{BUCKET}", timeout=5).close()
+    except urllib.error.HTTPError as error:
+        return b"<Error>" in error.read()
+    return True

@@ -1,0 +1,472 @@
+"""The source of Kafka against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.connectors import kafka_source
+from headgate.connectors.conformance import (
+    CheckMetrics,
+    check_source,
+    make_context,
+    open_reader,
+    read_all,
+    read_batches,
+    records_of,
+)
+from headgate.errors import BadRecordError, SourceError, UsageError
+from headgate.operators.drops import DropKind
+from headgate.operators.elements import Batch
+from headgate.testing.servers.kafka import KafkaServer
+
+NewTopic = Callable[..., str]
+SCHEMA = {"id": "int64", "name": "string"}
+DEAD = "127.0.0.1:1"
+"""Nobody listens there."""
+GUARD_S = 20.0
+
+
+def rows(first: int, count: int) -> list[bytes | None]:
+    return [
+        json.dumps({"id": id_, "name": f"n{id_}"}).encode() for id_ in range(first, first + count)
+    ]
+
+
+def ids(records: list[Any]) -> list[int]:
+    return [record["id"] for record in records]
+
+
+def run(scenario: Any) -> Any:
+    async def guarded() -> Any:
+        async with asyncio.timeout(GUARD_S):
+            return await scenario
+
+    return asyncio.run(guarded())
+
+
+def source(broker: KafkaServer, *topics: str, **options: Any) -> Any:
+    given = {"schema": SCHEMA, "stop": "latest", **options}
+    return kafka_source(topics, bootstrap=broker.bootstrap, **given)
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def test_it_keeps_the_promises_of_a_source(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 7))
+    run(check_source(source(broker, topic, batch_rows=1), parallelisms=(2,)))
+
+
+def test_partitions_go_to_subtasks_and_back(broker: KafkaServer, new_topic: NewTopic) -> None:
+    """Splits of one subtask are read on by three, and those by one again."""
+    topic = new_topic(5)
+    for partition in range(5):
+        broker.produce(topic, rows(100 * partition, 20), partition=partition)
+
+    async def scenario() -> None:
+        made = source(broker, topic, batch_rows=3)
+        found: list[int] = []
+        splits = made.splits(1)
+        for parallelism in (1, 3, 1):
+            positions: list[bytes] = []
+            for subtask in range(parallelism):
+                reader = open_reader(made, splits[subtask::parallelism])
+                for batch in await read_batches(reader, 4):
+                    found += ids(records_of(batch))
+                positions += reader.snapshot()
+                reader.close()
+            splits = positions
+        reader = open_reader(made, splits)
+        for batch in await read_batches(reader):
+            found += ids(records_of(batch))
+        reader.close()
+        assert sorted(found) == [100 * partition + n for partition in range(5) for n in range(20)]
+        for partition in range(5):
+            own = [id_ for id_ in found if id_ // 100 == partition]
+            assert own == sorted(own)
+
+    run(scenario())
+
+
+def test_metadata_become_columns(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic(2, retention_ms="-1")
+    broker.produce(
+        topic,
+        rows(0, 2),
+        partition=1,
+        keys=[b"k0", None],
+        timestamps_ms=[1_000, 2_000],
+        headers=[("trace", b"\x01")],
+    )
+    columns = {
+        "topic": "from",
+        "partition": "part",
+        "offset": "at",
+        "timestamp": "sent",
+        "key": "key",
+        "headers": "headers",
+    }
+    made = source(broker, topic, metadata=columns)
+    first, second = run(read_all(made))
+    assert first == {
+        "id": 0,
+        "name": "n0",
+        "from": topic,
+        "part": 1,
+        "at": 0,
+        "sent": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "key": b"k0",
+        "headers": [{"name": "trace", "value": b"\x01"}],
+    }
+    assert (second["at"], second["key"]) == (1, None)
+    narrow = made.with_columns(["at", "name"])
+    assert narrow.schema.names == ["name", "at"]
+    assert run(read_all(narrow)) == [{"name": "n0", "at": 0}, {"name": "n1", "at": 1}]
+
+
+def test_raw_values_and_csv(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, [b"1,a", b"2,b"])
+    raw = kafka_source(topic, bootstrap=broker.bootstrap, format="raw", stop="latest")
+    assert raw.schema == pa.schema([("value", pa.binary())])
+    assert run(read_all(raw)) == [{"value": b"1,a"}, {"value": b"2,b"}]
+    text = source(broker, topic, format="raw", schema={"line": "string"})
+    assert run(read_all(text)) == [{"line": "1,a"}, {"line": "2,b"}]
+    assert ids(run(read_all(source(broker, topic, format="csv")))) == [1, 2]
+
+
+def test_aborted_transactions_are_skipped_up_to_the_end(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """The last offsets of the partition are those of an aborted record and of its mark."""
+    from confluent_kafka import Producer
+
+    topic = new_topic()
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 0}
+    )
+    producer.init_transactions(30)
+    for commit, first in ((True, 0), (False, 10), (True, 20), (False, 30)):
+        producer.begin_transaction()
+        for value in rows(first, 3):
+            producer.produce(topic, value=value)
+        producer.flush(30)
+        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+    assert ids(run(read_all(source(broker, topic)))) == [0, 1, 2, 20, 21, 22]
+    everything = source(broker, topic, read_uncommitted=True)
+    assert len(run(read_all(everything))) == 12
+
+
+# -- where it starts and stops ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"start": "latest"}, []),
+        ({"start": 3_500}, [3, 4, 5]),
+        ({"start": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}, [4, 5]),
+        ({"start": 9_999_999}, []),
+        ({"stop": 3_500}, [0, 1, 2]),
+        ({"start": 2_000, "stop": 4_000}, [1, 2]),
+        ({"start": "committed", "group": "nobody"}, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_where_it_starts_and_stops(
+    broker: KafkaServer, new_topic: NewTopic, options: dict[str, Any], expected: list[int]
+) -> None:
+    topic = new_topic(retention_ms="-1")
+    broker.produce(topic, rows(0, 6), timestamps_ms=[1_000 * second for second in range(1, 7)])
+    assert ids(run(read_all(source(broker, topic, **options)))) == expected
+
+
+def test_given_offsets(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    for partition in range(2):
+        broker.produce(topic, rows(100 * partition, 6), partition=partition)
+    made = source(broker, topic, start={topic: {0: 4}}, stop={topic: {0: 5, 1: 2}})
+    assert sorted(ids(run(read_all(made)))) == [4, 100, 101]
+    wrong = source(broker, topic, start={topic: {0: 7}})
+    with pytest.raises(UsageError, match="no such offset") as raised:
+        wrong.splits(1)
+    assert "0 to 6" in raised.value.fix
+
+
+def test_what_comes_behind_the_end_is_not_read(broker: KafkaServer, new_topic: NewTopic) -> None:
+    """The end is that at the start, even if the topic grows while it is read."""
+    topic = new_topic()
+    broker.produce(topic, rows(0, 5))
+    made = source(broker, topic, batch_rows=2)
+    splits = made.splits(1)
+    broker.produce(topic, rows(5, 5))
+
+    async def scenario() -> None:
+        reader = open_reader(made, splits)
+        found = [id_ for batch in await read_batches(reader) for id_ in ids(records_of(batch))]
+        assert found == [0, 1, 2, 3, 4]
+        assert reader.snapshot() == []
+        reader.close()
+
+    run(scenario())
+
+
+# -- unreadable and lost records ----------------------------------------------------------------------
+
+BAD = [b'{"id": 1', b"}", b'{"id": 2}{"id": 3}', None, b'{"id": "x"}']
+
+
+def test_an_unreadable_record_fails_the_job_and_names_its_place(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    broker.produce(topic, [*rows(0, 2), *BAD])
+    with pytest.raises(BadRecordError) as raised:
+        run(read_all(source(broker, topic)))
+    assert raised.value.where == f"{topic}/0 offset 2"
+    assert '{"id": 1' in str(raised.value)
+
+
+def test_unreadable_records_go_to_the_side_output_with_key_and_value(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    values = [*rows(0, 1), *BAD, *rows(1, 1)]
+    broker.produce(topic, values, keys=[b"%d" % n for n in range(len(values))])
+    rejected: list[Batch] = []
+
+    async def scenario() -> list[int]:
+        made = source(broker, topic, on_bad_record="side_output")
+        reader = open_reader(made, made.splits(1), reject=rejected.append)
+        batches = await read_batches(reader)
+        reader.close()
+        return [id_ for batch in batches for id_ in ids(records_of(batch))]
+
+    assert run(scenario()) == [0, 1]
+    found = [row for batch in rejected for row in records_of(batch)]
+    assert [row["value"] for row in found] == BAD
+    assert [row["offset"] for row in found] == [1, 2, 3, 4, 5]
+    assert [row["key"] for row in found] == [b"1", b"2", b"3", b"4", b"5"]
+    assert "tombstone" in found[3]["reason"]
+
+
+def test_dropped_records_are_counted(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, [*BAD, *rows(7, 1)])
+    metrics = CheckMetrics()
+
+    async def scenario() -> list[int]:
+        made = source(broker, topic, on_bad_record="drop")
+        reader = open_reader(made, made.splits(1), make_context(metrics=metrics))
+        batches = await read_batches(reader)
+        reader.close()
+        return [id_ for batch in batches for id_ in ids(records_of(batch))]
+
+    assert run(scenario()) == [7]
+    assert metrics.counts["source_record_errors"] == len(BAD)
+
+
+@pytest.mark.parametrize("on_lost", ["fail", "skip"])
+def test_records_that_were_deleted_are_never_skipped_silently(
+    broker: KafkaServer,
+    new_topic: NewTopic,
+    on_lost: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from confluent_kafka import TopicPartition
+
+    topic = new_topic()
+    broker.produce(topic, rows(0, 10))
+    made = source(broker, topic, on_lost=on_lost)
+    splits = made.splits(1)
+    admin = broker.admin()
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 6)]).values():
+        deleted.result(30)
+    context = make_context()
+
+    async def scenario() -> list[int]:
+        reader = open_reader(made, splits, context)
+        try:
+            batches = await read_batches(reader)
+        finally:
+            reader.close()
+        return [id_ for batch in batches for id_ in ids(records_of(batch))]
+
+    if on_lost == "fail":
+        with pytest.raises(SourceError, match="records 0 to 5 were deleted"):
+            run(scenario())
+        return
+    with caplog.at_level(logging.WARNING):
+        assert run(scenario()) == [6, 7, 8, 9]
+    assert context.drops.counts == {DropKind.DELETED: 6}
+    assert "records were deleted before they were read" in caplog.text
+
+
+# -- splits, metrics and checkpoints ------------------------------------------------------------------
+
+
+def test_paused_partitions_wait_and_others_go_on(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    for partition in range(2):
+        broker.produce(topic, rows(100 * partition, 10), partition=partition)
+
+    async def scenario() -> None:
+        made = source(broker, topic, batch_rows=3)
+        reader = open_reader(made, made.splits(1))
+        reader.pause_splits(frozenset({f"{topic}/0"}))
+        found: list[int] = []
+        while len(found) < 10:
+            batch = reader.poll()
+            if batch is None:
+                await reader.wait()
+            else:
+                found += ids(records_of(batch))
+        assert found == list(range(100, 110))
+        reader.pause_splits(frozenset())
+        found = [id_ for batch in await read_batches(reader) for id_ in ids(records_of(batch))]
+        assert found == list(range(10))
+        reader.close()
+
+    run(scenario())
+
+
+def test_few_rows_at_a_time_with_exact_positions(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 20))
+
+    async def scenario() -> None:
+        made = source(broker, topic)
+        splits, found = made.splits(1), []
+        while True:
+            reader = open_reader(made, splits)
+            reader.rows_wanted = 3
+            batches = await read_batches(reader, 1)
+            found.append([id_ for batch in batches for id_ in ids(records_of(batch))])
+            splits = reader.snapshot()
+            reader.close()
+            if not splits:
+                break
+        assert found == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
+
+    run(scenario())
+
+
+def test_the_group_has_the_offsets_of_completed_checkpoints_only(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    topic = new_topic()
+    broker.produce(topic, rows(0, 10))
+    group = f"group-of-{topic}"
+    reporter = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "log_level": 0})
+
+    def committed() -> int:
+        return int(reporter.committed([TopicPartition(topic, 0)], timeout=30)[0].offset)
+
+    async def scenario() -> None:
+        made = source(broker, topic, group=group)
+        reader = open_reader(made, made.splits(1))
+        reader.rows_wanted = 3
+        for checkpoint_id in (1, 2, 3):
+            await read_batches(reader, 1)
+            reader.begin_checkpoint(checkpoint_id)
+            reader.snapshot()
+        assert committed() < 0
+        reader.on_checkpoint_aborted(1)
+        reader.on_checkpoint_complete(2)
+        while committed() != 6:  # noqa: ASYNC110  the client writes it in the background
+            await asyncio.sleep(0.05)
+        reader.close()
+        resumed = source(broker, topic, group=group, start="committed")
+        assert ids(await read_all(resumed)) == [6, 7, 8, 9]
+
+    run(scenario())
+
+
+def test_the_lag_is_that_of_the_mailbox(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 10))
+
+    async def scenario() -> None:
+        made = source(broker, topic, stop=None)
+        reader = open_reader(made, made.splits(1))
+        reader.rows_wanted = 4
+        await read_batches(reader, 1)
+        while not (lag := reader.lag_records()):  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the thread looks it up
+        assert lag == {f"{topic}/0": 6}
+        assert reader.lag_s() is not None
+        reader.rows_wanted = None
+        await read_batches(reader, 1)
+        assert reader.lag_records() == {f"{topic}/0": 0}
+        assert reader.lag_s() == 0.0
+        reader.close()
+
+    run(scenario())
+
+
+# -- errors -------------------------------------------------------------------------------------------
+
+
+def test_errors_of_a_start_say_what_is_wrong(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    with pytest.raises(UsageError, match="no such topic") as missing:
+        source(broker, f"{topic}x").splits(1)
+    assert topic in missing.value.fix
+    monkeypatch.setattr("headgate.connectors.kafka.source.ANSWER_S_MAX", 1.0)
+    with pytest.raises(SourceError, match="cannot be used") as dead:
+        kafka_source(topic, bootstrap=DEAD, schema=SCHEMA).splits(1)
+    assert "refused" in str(dead.value)
+    with pytest.raises(UsageError, match="properties of the Kafka client are wrong"):
+        source(broker, topic, properties={"no.such.property": "1"}).splits(1)
+
+
+def test_a_topic_that_is_deleted_ends_the_attempt(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 3))
+
+    async def scenario() -> None:
+        soon = {"topic.metadata.propagation.max.ms": "500"}
+        made = source(broker, topic, stop=None, properties=soon)
+        reader = open_reader(made, made.splits(1))
+        await read_batches(reader, 1)
+        admin = broker.admin()
+        for deleted in admin.delete_topics([topic], operation_timeout=30).values():
+            deleted.result(30)
+        with pytest.raises(SourceError, match="topic does not exist"):
+            await read_batches(reader, 1)
+        reader.close()
+
+    run(scenario())
+
+
+def test_it_goes_on_after_the_broker_was_killed(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 3))
+
+    async def scenario() -> None:
+        made = source(broker, topic, stop=None)
+        reader = open_reader(made, made.splits(1))
+        found = [id_ for batch in await read_batches(reader, 1) for id_ in ids(records_of(batch))]
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        await asyncio.to_thread(broker.produce, topic, rows(3, 3))
+        while len(found) < 6:
+            for batch in await read_batches(reader, 1):
+                found += ids(records_of(batch))
+        assert found == [0, 1, 2, 3, 4, 5]
+        reader.close()
+
+    run(scenario())
