@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 
 from headgate.operators.aggregation import spilling_group
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
-from headgate.operators.elements import ColumnBatch
+from headgate.operators.aggregation.reduce import ReduceOperator
+from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, CumulativeWindow, SlidingWindow
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.state.settings import RunSettings
@@ -89,3 +91,31 @@ def test_panes_of_eight_times_the_managed_memory(
     operator.close()
     half = len(held) // 2
     assert max(held[half:]) - max(held[:half]) <= MANAGED_BYTES
+
+
+def test_reduced_values_of_eight_times_the_managed_memory(tmp_path: Path) -> None:
+    keys, size = 200_000, 700
+    assert keys * size >= 8 * MANAGED_BYTES
+    operator = ReduceOperator(longer, lambda record: record[0])
+    operator.output = SimpleNamespace(emit=lambda batch: None)  # type: ignore[assignment]
+    operator.open(
+        operator_context(
+            options={
+                "state.backend.type": "rocksdb",
+                "taskmanager.memory.managed.size": f"{MANAGED_BYTES // MIB}mb",
+            },
+            local_directory=lambda: tmp_path,
+        )
+    )
+    rng, held = np.random.default_rng(1), []
+    for low in range(0, keys, BATCH_ROWS):
+        records = [(key, rng.bytes(size)) for key in range(low, low + BATCH_ROWS)]
+        operator.process(ObjectBatch(records), 0)
+        held.append(anonymous_bytes())
+    operator.close()
+    half = len(held) // 2
+    assert max(held[half:]) - max(held[:half]) <= MANAGED_BYTES
+
+
+def longer(value: tuple[int, bytes], record: tuple[int, bytes]) -> tuple[int, bytes]:
+    return max(value, record, key=lambda one: len(one[1]))
