@@ -1,4 +1,4 @@
-"""The charts of the tree, rendered."""
+"""Renders the charts of this checkout."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def helm(programs: Programs, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def render(programs: Programs, *arguments: str, chart: Path = CHART) -> list[Object]:
-    """All objects of the chart, as an installation would make them, those of `helm test` included."""
+    """Return all objects that an installation would make, those of `helm test` included."""
     done = helm(programs, "template", RELEASE, str(chart), "--namespace", NAMESPACE, *arguments)
     assert done.returncode == 0, done.stderr
     return [found for found in yaml.safe_load_all(done.stdout) if found]
 
 
 def scenario(name: str) -> tuple[str, str]:
-    """The arguments for the values of a file in `ci`."""
+    """Return the arguments for the values of a file in `ci`."""
     return "--values", str(CHART / "ci" / f"{name}.yaml")
 
 
@@ -45,12 +45,12 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def pods(objects: list[Object]) -> list[Object]:
-    """The specifications of all pods, also of those that a Deployment makes."""
+    """Return the specifications of all pods, also of those that a Deployment makes."""
     templates = [found["spec"]["template"] for found in of_kind(objects, "Deployment", "Job")]
     return [found["spec"] for found in [*templates, *of_kind(objects, "Pod")]]
 
 
 def headgate_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line of the tree."""
+    """Return the command line of this checkout."""
     command = [str(Path(sys.prefix) / "bin" / "headgate"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    """The programs of Kubernetes; where they are missing, the test says which command makes them."""
+    """The programs of Kubernetes; if they are missing, the test names the command that makes them."""
     if not sys.platform.startswith("linux"):
         skip_or_fail("the Kubernetes tests need Linux")
     try:
@@ -49,7 +49,7 @@ def programs() -> Programs:
 
 @pytest.fixture(scope="session")
 def api_server(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane, maybe without nodes: for tests of what the API server accepts and refuses."""
+    """A control plane, possibly without nodes, for tests of the API server's decisions."""
     with clusters.running(programs, tmp_path_factory.mktemp("kube")) as cluster:
         yield cluster
 

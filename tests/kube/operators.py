@@ -1,4 +1,4 @@
-"""The operator as a process, and what tests ask of its cluster."""
+"""The operator as a process, and the questions of tests to its cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Operator:
             return str(answer.read().decode())
 
     def until(self, what: str, seen: Callable[[], bool]) -> None:
-        """Wait for something to be seen; the operator's log says why it is not."""
+        """Wait until something is seen; a failure shows the operator's log."""
         deadline = time.monotonic() + WAIT_S_MAX
         while not seen():
             if time.monotonic() > deadline or self.process.poll() is not None:

@@ -1,4 +1,4 @@
-"""A step of the jobs of these tests, which is imported in their pods: it makes their data last."""
+"""A step of the jobs of these tests, imported in their pods, that makes their data last longer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PAUSE_S = 0.25
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, after a pause unless the test has asked to hurry."""
+    """Return the batch, after a pause unless the test has asked to hurry."""
     if not os.path.exists(HURRY):
         time.sleep(PAUSE_S)
     return batch
 
 
 def fast(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same without a pause, for the run that says what the result has to be."""
+    """Return the batch without a pause, for the run that gives the expected result."""
     return batch

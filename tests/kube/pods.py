@@ -15,7 +15,7 @@ POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault
 
 
 def container(*command: str, **more: Any) -> Object:
-    """A container of the image that exists, with a command."""
+    """Return a container of the existing image, with a command."""
     one = {"name": "main", "image": "headgate:test", "command": list(command)}
     return {**one, "securityContext": RESTRICTED, **more}
 

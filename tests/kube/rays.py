@@ -1,4 +1,4 @@
-"""Pods of Ray that no operator of ours makes, and what their processes are."""
+"""Pods of Ray that our operator does not make, and their processes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CLAIM_PATH = "/data"
 
 
 def ray_pod(*arguments: str, token: bool = False, claim: str = "", **more: Any) -> Object:
-    """A pod of Ray, as restricted as those of a job.
+    """Return a pod of Ray, as restricted as those of a job.
 
     Args:
-        arguments: of `ray start`.
-        token: it asks for the token of the Secret.
+        arguments: the arguments of `ray start`.
+        token: True if it asks for the token of the Secret.
         claim: a volume claim that is mounted at `CLAIM_PATH`.
-        more: fields of the container.
+        more: more fields of the container.
     """
     volumes: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
@@ -76,7 +76,7 @@ def ray_pod(*arguments: str, token: bool = False, claim: str = "", **more: Any) 
 
 
 def start_ray(cluster: Cluster, namespace: str, workers: int, claim: str) -> str:
-    """Start a Ray that asks for a token, whose pods have the volume of a job. Returns its address."""
+    """Start a Ray that asks for a token, whose pods have the volume of a job. Return its address."""
     head = ray_pod(*HEAD, token=True, claim=claim, readinessProbe=LISTENS)
     cluster.apply(
         secret(TOKEN, auth_token="a-token-of-somebody-else-0123456789"),
@@ -98,7 +98,7 @@ def start_ray(cluster: Cluster, namespace: str, workers: int, claim: str) -> str
 
 
 def hosted_workers(cluster: Cluster, namespace: str, pod: str) -> list[int]:
-    """The processes of headgate's workers in a pod of Ray."""
+    """Return the processes of headgate's workers in a pod of Ray."""
     ask = "from headgate.k8s.ray_node import worker_processes; print(worker_processes(1))"
     found: list[int] = json.loads(cluster.inside(namespace, pod, "python", "-c", ask))
     return found

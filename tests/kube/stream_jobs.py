@@ -1,4 +1,4 @@
-"""StreamJobs in pods: a release with the real operator, a job that lasts, and what its result has to be."""
+"""StreamJobs in pods: a release with the real operator, a job that lasts, and its expected result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACED = "headgate.tests.kube.paced"
 
 @contextlib.contextmanager
 def released(cluster: Cluster, namespace: str, *more: str) -> Iterator[str]:
-    """An operator of its own for a namespace, maybe with more settings; the definitions exist."""
+    """Install an operator for a namespace, possibly with more settings; the definitions exist."""
     settings = f"crds.install=false,image.repository=headgate,watchNamespaces={{{namespace}}}"
     wait = ("--wait", "--timeout", "2m")
     values = ("--set", ",".join((settings, *more)))
@@ -54,15 +54,15 @@ def remove(cluster: Cluster, namespace: str, job: str) -> None:
 
 
 def example(name: str) -> list[Object]:
-    """The objects of an example; the StreamJob is the last one."""
+    """Return the objects of an example; the StreamJob is the last one."""
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
 def lasting(name: str, **kubernetes: Any) -> list[Object]:
-    """The job of the docs with a name and a volume of its own; it ends after `Lasting.hurry` only.
+    """Return the job of the docs with its own name and volume; it ends only after `Lasting.hurry`.
 
     Args:
-        name: of the StreamJob and of its volume claim.
+        name: the name of the StreamJob and of its volume claim.
         kubernetes: more fields of the section.
     """
     claim, job = example("flights.yaml")
@@ -81,7 +81,7 @@ def lasting(name: str, **kubernetes: Any) -> list[Object]:
 
 
 class StreamJob:
-    """A StreamJob of a test, and what the test asks about it."""
+    """A StreamJob of a test, with the questions of the test about it."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
@@ -135,7 +135,7 @@ class StreamJob:
         return self.until(f"phase {phase}", lambda status: status.get("phase") == phase)
 
     def pods(self, component: str = "") -> list[Object]:
-        """The pods of the job that are not to end: all, or those of its `head` or `worker`."""
+        """Return the pods of the job that are not terminating: all, or those of its `head` or `worker`."""
         labels = f"headgate.io/job={self.name}"
         labels += f",headgate.io/role={component}" * bool(component)
         found = self.cluster.get("pods", "-n", self.namespace, "-l", labels)["items"]
@@ -160,11 +160,11 @@ class StreamJob:
         return volume(self.cluster, self.namespace, self.name)
 
     def hurry(self) -> None:
-        """Let the data come to its end."""
+        """Let the data end."""
         (self.volume / "hurry").touch()
 
     def result(self) -> pa.Table:
-        """Wait for the end. Returns the result."""
+        """Wait for the end, and return the result."""
         self.until_phase("Finished")
         return rows(self.volume / "delays")
 
@@ -178,14 +178,14 @@ def started(cluster: Cluster, namespace: str, name: str, **kubernetes: Any) -> S
 
 
 def volume(cluster: Cluster, namespace: str, claim: str) -> Path:
-    """The directory behind a volume claim."""
+    """Return the directory of a volume claim."""
     found = cluster.get("pvc", claim, "-n", namespace)
     directory = cluster.get("pv", found["spec"]["volumeName"])["spec"]["hostPath"]["path"]
     return Path(directory)
 
 
 def in_one_process(job: Object, directory: Path) -> pa.Table:
-    """The result of the job, run here without Kubernetes, and as fast as it can."""
+    """Return the result of the job, run here without Kubernetes and without pauses."""
     text = (
         json.dumps(job).replace("/data/", f"{directory}/").replace(f"{PACED}:slow", f"{PACED}:fast")
     )
@@ -207,7 +207,7 @@ def rows(directory: Path) -> pa.Table:
 
 
 def explain(cluster: Cluster, namespace: str) -> str:
-    """What there is to know about jobs that did not come to their end."""
+    """Return all information about jobs that did not end."""
     said = [cluster.kubectl("get", "sj,ss,pods,sts,deploy", "-n", namespace, "-o", "wide")]
     said.append(cluster.kubectl("describe", "sj", "-n", namespace)[-6000:])
     for pod in cluster.get("pods", "-n", namespace)["items"]:

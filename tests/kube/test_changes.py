@@ -1,8 +1,8 @@
-"""Goal: what is done to a StreamJob while it runs changes nothing in its result.
+"""Goal: changes of a running StreamJob do not change its result.
 
 Method: the chart with the real operator, on the process kubelet. Every test takes a job that lasts until
-the test has done its part, and compares its result with that of one process: nothing is lost, and nothing
-is there twice. The tests share a release.
+the test has done its part, and compares its result with that of one process: nothing is lost or
+    duplicated. The tests share a release.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goal: whatever the values are, the chart makes objects that clusters accept and that keep its promises.
+"""Goal: for all values the chart makes objects that clusters accept and that keep its promises.
 
 Method: Helm without a cluster renders every file in `ci` for several versions of Kubernetes, with and
 without the resources of the Prometheus operator; the objects are checked by schemas and rules.

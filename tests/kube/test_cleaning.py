@@ -52,7 +52,7 @@ def accepted(
 
 
 def clean(cluster: Cluster, of: Deployment) -> str:
-    """What the Job says that deletes the state; its pod must be restricted and end well."""
+    """Return the output of the Job that deletes the state; its pod must be restricted and succeed."""
     cluster.apply(state_cleaning_job(of, CLEAN), namespace=of.namespace)
     try:
         cluster.wait(of.namespace, "condition=Complete", f"job/{CLEAN}", seconds=60)
@@ -97,7 +97,7 @@ def test_state_on_a_volume_goes(cluster: Cluster, namespace: str, definitions: s
 
 
 def _give_to_the_pods(directory: Path) -> None:
-    """What `fsGroup` does to a volume in a cluster."""
+    """Do the same as `fsGroup` does to a volume in a cluster."""
     for path in (directory, *directory.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
 

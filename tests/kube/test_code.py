@@ -26,7 +26,7 @@ __all__ = ["bucket", "definitions"]
 
 
 def said(cluster: Cluster, of: Deployment, ask: str) -> str:
-    """What Python says in a pod of a worker."""
+    """Return the output of Python in a pod of a worker."""
     cluster.apply(secret(of.token_secret, auth_token="x"), namespace=of.namespace)
     template = worker_pod(of, of.job.groups["default"])
     (container,) = template["spec"]["containers"]

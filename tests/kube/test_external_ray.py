@@ -1,6 +1,6 @@
-"""Goal: a job on a Ray cluster of somebody else runs, is changed and ends, and leaves nothing there.
+"""Goal: a job on an external Ray cluster runs, is changed and ends, and leaves nothing there.
 
-Method: a Ray with a token in pods that the operator knows nothing of, on the process kubelet. The job's
+Method: a Ray with a token in pods that the operator does not know, on the process kubelet. The job's
 only pod joins it. The oracle is the same job in one process.
 """
 
@@ -34,7 +34,7 @@ def external(cluster: Cluster, namespace: str, name: str) -> StreamJob:
 
 
 def hosts(job: StreamJob) -> dict[str, int]:
-    """How many workers of the job each pod of Ray hosts."""
+    """Return the number of the job's workers in each pod of Ray."""
     pods = [pod["metadata"]["name"] for pod in job.pods()]
     return {
         pod: len(hosted_workers(job.cluster, job.namespace, pod))

@@ -1,6 +1,7 @@
 """Goal: with Ray's control store on a volume, workers outlive a head that is killed.
 
-Method: that of test_kills.py. A head that starts again says in its log whether it goes on with what runs.
+Method: that of test_kills.py. A head that starts again says in its log whether it goes on with the
+running tasks.
 """
 
 from __future__ import annotations

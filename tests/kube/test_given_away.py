@@ -1,4 +1,4 @@
-"""Goal: a running job gives nothing away: neither what it listens on, nor a secret that it was given.
+"""Goal: a running job reveals nothing, neither by its ports nor of the secrets that it was given.
 
 Method: a job with planted secrets runs in pods with the real operator, is asked everything, takes a
 savepoint and is deleted. Then the secrets are looked for in all objects, logs, answers and files.
@@ -100,7 +100,7 @@ READ = (
 
 @dataclass
 class Running:
-    """A job that runs, and what was collected of it."""
+    """A running job, and the data that was collected about it."""
 
     cluster: Cluster
     namespace: str
@@ -112,12 +112,12 @@ class Running:
         return [each["metadata"]["name"] for each in items]
 
     def keep(self, name: str, *arguments: str) -> None:
-        """Keep what kubectl says."""
+        """Keep the output of kubectl."""
         text = self.cluster.kubectl(*arguments, "-n", self.namespace)
         self.said[name] = text.encode()
 
     def keep_objects(self, when: str) -> None:
-        """Keep all objects of the namespace but Secrets, with the events, and all logs."""
+        """Keep all objects of the namespace except Secrets, with the events, and all logs."""
         listed = ("api-resources", "--namespaced", "--verbs=list", "-o", "name")
         for kind in self.cluster.kubectl(*listed).split():
             if kind not in ("secrets", "pods.metrics.k8s.io"):
@@ -240,7 +240,7 @@ def test_planted_secrets_are_nowhere_but_in_their_secrets(
 
 
 def forms(value: str) -> list[bytes]:
-    """A secret as it is, and as Secrets and others encode it, wherever it begins."""
+    """Return a secret in all its encodings, such as that of Secrets, at every offset."""
     plain = value.encode()
     return [
         plain,

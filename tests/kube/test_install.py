@@ -31,7 +31,7 @@ def definitions(api_server: Cluster) -> str:
 
 @pytest.fixture
 def release(cluster: Cluster, namespace: str, definitions: str) -> Iterator[str]:
-    """A release `streams` for one namespace, its own."""
+    """A release `streams` for its own namespace only."""
     install(cluster, namespace, "--set", f"watchNamespaces={{{namespace}}}")
     yield namespace
     releases = json.loads(cluster.helm("list", "-n", namespace, "-o", "json"))
@@ -50,7 +50,7 @@ def operator_token(cluster: Cluster, namespace: str) -> str:
 
 
 def may(cluster: Cluster, token: str, verb: str, what: str, namespace: str) -> bool:
-    """Whether the token's holder has a right to `kind`, `kind/name` or `kind:subresource`."""
+    """Return whether the holder of the token has a right to `kind`, `kind/name` or `kind:subresource`."""
     kind, _, sub = what.partition(":")
     arguments = (verb, kind, f"--subresource={sub}", "-n", namespace)
     try:

@@ -1,7 +1,7 @@
 """Goal: StreamJobs run in pods to the right result.
 
 Method: the chart with the real operator, on the process kubelet; pods run Ray and headgate as in an image.
-The oracle is the same job in one process: nothing is lost, and nothing is there twice.
+The oracle is the same job in one process: nothing is lost or duplicated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goal: the state of a StreamJob outlives it, and savepoints of it are what they say.
+"""Goal: the state of a StreamJob outlives it, and its savepoints have the right content.
 
 Method: that of test_changes.py. The tests share a release.
 """
@@ -98,7 +98,7 @@ def snapshot(name: str, job: str) -> Any:
 
 
 def kill_operator(cluster: Cluster, namespace: str) -> None:
-    """SIGKILL; the kubelet starts it again."""
+    """Kill the operator with SIGKILL; the kubelet starts it again."""
     labels = "app.kubernetes.io/component=operator"
     (pod,) = cluster.get("pods", "-n", namespace, "-l", labels)["items"]
     os.kill(cluster.pid(namespace, pod["metadata"]["name"]), signal.SIGKILL)

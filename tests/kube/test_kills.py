@@ -49,7 +49,7 @@ class Killer:
         self.done: list[str] = []
 
     def __call__(self, kind: str) -> None:
-        """Do what an entry of `ROUNDS` says."""
+        """Carry out an entry of `ROUNDS`."""
         verb, _, whose = kind.partition(" ")
         how: dict[str, Callable[[Object], None]] = {
             "kill": self._kill,
@@ -61,7 +61,7 @@ class Killer:
         self.done.append(kind)
 
     def _running(self, whose: str) -> list[Object]:
-        """The pods of a role whose process runs, as soon as there is one; of all, if none is named."""
+        """Return the pods of a role, or of all, whose process runs, as soon as there is one."""
         deadline = time.monotonic() + STEP_S_MAX
         while True:
             pods = self._operators() if whose == "operator" else self._job.pods(whose)
@@ -92,7 +92,7 @@ class Killer:
 
 
 def _process(pod: Object) -> int:
-    """The first process of the pod's container, by its number on this machine; 0: it does not run."""
+    """Return the id of the first process of the pod's container; 0 if it does not run."""
     statuses = pod["status"].get("containerStatuses", ())
     if not any("running" in status["state"] for status in statuses):
         return 0

@@ -84,13 +84,13 @@ class Plugin:
         )
 
     def says(self, *arguments: str) -> str:
-        """What a verb writes to stdout."""
+        """Return the output of a verb on stdout."""
         done = self.run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def refuses(self, *arguments: str) -> str:
-        """What a verb that fails writes to stderr."""
+        """Return the output of a failing verb on stderr."""
         done = self.run(*arguments)
         assert done.returncode, done.stdout
         return done.stderr
@@ -254,7 +254,7 @@ def test_a_cluster_without_the_definitions(
 
 @pytest.fixture
 def head(cluster: Cluster, namespace: str, job: Object) -> str:
-    """The head of the job: a pod in which it runs. The name of the pod."""
+    """Start the head of the job, a pod in which it runs, and return the name of the pod."""
     volumes = [
         {"name": "token", "secret": {"secretName": token_name("clicks")}},
         {"name": "code", "configMap": {"name": "code"}},
@@ -285,7 +285,7 @@ def head(cluster: Cluster, namespace: str, job: Object) -> str:
 
 @pytest.fixture
 def interrupted() -> Iterator[Callable[[subprocess.Popen[str]], int]]:
-    """Ends a command as Ctrl-C does; returns its exit code."""
+    """End a command as Ctrl-C does, and return its exit code."""
     started: list[subprocess.Popen[str]] = []
 
     def interrupt(process: subprocess.Popen[str]) -> int:

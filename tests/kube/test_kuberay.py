@@ -28,7 +28,7 @@ file. The process kubelet has no DNS. Our workers wait for the head themselves."
 
 @contextlib.contextmanager
 def running(kuberay: KubeRay, cluster: Cluster, namespace: str) -> Iterator[None]:
-    """KubeRay's operator for a namespace, for the time of the block; it listens nowhere."""
+    """Run KubeRay's operator for a namespace, for the time of the block, without open ports."""
     command = [
         *(str(kuberay.operator), "--watch-namespace", namespace),
         *("--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"),
@@ -57,7 +57,7 @@ def with_kuberay(
 
 
 def ray_pods(job: StreamJob, kind: str) -> list[str]:
-    """The pods that KubeRay made for a job and that are not to end: the `head`, or each `worker`."""
+    """Return the pods of KubeRay for a job that are not terminating: the `head`, or each `worker`."""
     pods = [pod["metadata"] for pod in job.pods()]
     return [each["name"] for each in pods if each["labels"].get("ray.io/node-type") == kind]
 

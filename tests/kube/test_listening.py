@@ -1,4 +1,4 @@
-"""Goal: what listens in a pod is what the documentation says, and answers strangers with nothing.
+"""Goal: pods listen only on documented ports, and give strangers no information.
 
 Method: every TCP port from 1 to 65535 of the pod is tried from another pod, and its sockets are listed from
 inside. The nodes of these tests have no network policies, so a pod sees all that listens.
@@ -68,7 +68,7 @@ def scanner(cluster: Cluster, namespace: str) -> str:
 
 
 def listening(cluster: Cluster, namespace: str, name: str) -> set[int]:
-    """The TCP ports of a pod that take connections, by the address of the pod."""
+    """Return the TCP ports of a pod that take connections at the address of the pod."""
     address = cluster.get("pod", name, "-n", namespace)["status"]["podIP"]
     said = cluster.inside(namespace, "scanner", "python", "-c", SCAN, address)
     return set(json.loads(said))
@@ -83,7 +83,7 @@ def asked(cluster: Cluster, namespace: str, name: str, port: int) -> dict[str, A
 
 
 def sockets(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, str]]:
-    """Protocol and address of all that listens in a pod, loopback included; any address of UDP counts."""
+    """Return protocol and address of all listening sockets in a pod, with loopback and all UDP sockets."""
     found = set()
     for protocol in ("tcp", "tcp6", "udp", "udp6"):
         lines = cluster.inside(namespace, name, "cat", f"/proc/net/{protocol}").splitlines()[1:]

@@ -1,4 +1,4 @@
-"""Goal: the operator, as a process, does on a real API server what `reconcile` decides.
+"""Goal: the process of the operator carries out the decisions of `reconcile` on a real API server.
 
 Method: `headgate k8s operator` with the rights of an administrator. The image of the pods does not
 exist, so none runs, also where nodes are: this is about objects, statuses, events, the Lease and the ports.

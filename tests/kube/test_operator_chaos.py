@@ -1,4 +1,4 @@
-"""Goal: an API server that refuses, swallows and loses costs the operator time, and nothing else.
+"""Goal: an API server that refuses and loses requests costs the operator only time.
 
 Method: the same StreamJobs are made, changed, suspended and deleted twice on a real API server: once as it
 is, and once through a proxy with faults by a seed. The objects at the end have to be the same. There are no
@@ -52,7 +52,7 @@ def snapshot(name: str, of: str) -> Object:
 
 
 class User:
-    """Asks for one thing after the other, and waits each time until the operator has done it."""
+    """A user who makes one request after the other, and waits until the operator has carried it out."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -65,7 +65,7 @@ class User:
         await asyncio.to_thread(self.cluster.kubectl, *command)
 
     async def until(self, what: str, **status: Any) -> None:
-        """Wait until an object is there with these values in its status; without any: until it is gone."""
+        """Wait until an object has these values in its status; without values until it is deleted."""
         seen: Object | None = None
         for _ in range(int(STEP_S_MAX / 0.2)):
             seen = await asyncio.to_thread(found, self.cluster, self.namespace, what)
@@ -110,7 +110,7 @@ class User:
             await self.until(kind)
 
     async def objects(self) -> dict[str, Any]:
-        """All that there is now, without what differs from one run to the next."""
+        """Return all objects, without the fields that differ between runs."""
         everything = await asyncio.to_thread(self.cluster.get, KINDS, "-n", self.namespace)
         uids = {
             each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}"
@@ -168,7 +168,7 @@ def _without(value: Any) -> Any:
 async def lived(
     cluster: Cluster, namespace: str, faults: Faults, directory: Path, patch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """The objects after the story, with an operator behind a proxy."""
+    """Return the objects at the end of the story, with an operator behind a proxy."""
     async with contextlib.AsyncExitStack() as stack:
         proxy = FaultyProxy(cluster.plane, faults)
         await stack.enter_async_context(proxy.open())

@@ -1,4 +1,4 @@
-"""Goal: dashboards and alerts of the operator have something to show.
+"""Goal: dashboards and alerts of the operator have data.
 
 Method: a real Prometheus scrapes the process of an operator, which has a job on a real API server.
 """

@@ -1,4 +1,4 @@
-"""Goal: the operator finds its way back after troubles of its leader, its watches and its connections.
+"""Goal: the operator recovers from failures of its leader, its watches and its connections.
 
 Method: a real API server. Where its own times would be long, the operator's controller runs in the test,
 with shorter ones; no test depends on how long something takes.
@@ -48,7 +48,7 @@ SHORT = Patience(request_s=2, watch_s=2, margin_s=1)
 
 
 class NoCoordinators:
-    """No job answers."""
+    """Coordinators of which none answers."""
 
     async def report(self, namespace: str, job: str) -> JobReport | None:
         return None
@@ -58,7 +58,7 @@ class NoCoordinators:
 
 
 def at(url: str, cluster: Cluster, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `Api.from_environment` find the API server at another address."""
+    """Make `Api.from_environment` find the API server at another address."""
     config = json.loads(cluster.plane.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = url
     path = directory / "kubeconfig"
@@ -70,7 +70,7 @@ def at(url: str, cluster: Cluster, directory: Path, monkeypatch: pytest.MonkeyPa
 
 @contextlib.asynccontextmanager
 async def operating(api: Api, namespace: str) -> AsyncIterator[Controller]:
-    """An operator in this process, which leads."""
+    """Run an operator in this process, which leads."""
     controller = Controller(
         api, NoCoordinators(), Settings(), (namespace,), "test", Metrics(), SystemClock()
     )
@@ -84,7 +84,7 @@ async def operating(api: Api, namespace: str) -> AsyncIterator[Controller]:
 
 
 async def until(what: str, seen: Callable[[], Any]) -> None:
-    """Wait for something to be seen."""
+    """Wait until something is seen."""
     for _ in range(int(WAIT_S_MAX / 0.1)):
         if await asyncio.to_thread(seen):
             return
@@ -163,7 +163,7 @@ def test_a_version_that_the_api_server_has_forgotten_is_listed_again(
 def test_a_connection_that_is_half_dead_is_noticed_and_given_up(
     api_server: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing says that it is dead: bytes vanish, and no connection is closed."""
+    """Nothing shows that it is dead: bytes vanish, and no connection is closed."""
 
     async def main() -> None:
         wire = Wire(api_server.plane.port)

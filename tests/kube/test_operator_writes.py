@@ -1,4 +1,4 @@
-"""Goal: the operator never replaces another's object, and takes back fields that it leaves out.
+"""Goal: the operator never replaces objects of others, and removes fields that it leaves out.
 
 Method: the executor of actions on a real API server, with the objects of a job.
 """
@@ -45,7 +45,7 @@ def supporting(deployment: Callable[..., Any], namespace: str) -> list[Object]:
 def execute(
     api_server: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[Object]]:
-    """Executes actions; returns what the API server answered."""
+    """Execute actions, and return the answers of the API server."""
     for name, value in control_plane.environment(api_server.plane).items():
         monkeypatch.setenv(name, value)
     resource = {"kind": "StreamJob", "metadata": {"namespace": namespace, "resourceVersion": "1"}}
@@ -66,7 +66,7 @@ def execute(
 
 
 def replaced(execute: Callable[..., list[Object]], wanted: Object, seen: Object) -> list[Object]:
-    """What replacing an object gives; nothing if it has changed since it was seen."""
+    """Return the result of replacing an object; nothing if it has changed since it was seen."""
     try:
         return execute([Replace(wanted, seen["metadata"]["resourceVersion"])])
     except ApiError as error:

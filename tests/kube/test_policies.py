@@ -1,4 +1,4 @@
-"""Goal: who may connect to whom, on which port: nobody, unless the job or its operator needs it.
+"""Goal: the policies allow only connections that the job or its operator needs.
 
 Method: a model of NetworkPolicy for ingress by TCP evaluates the policies that the chart renders together
 with those that its operator makes for two jobs, with the settings that the chart gives to it.
@@ -50,7 +50,7 @@ class Pod:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """True if a label selector selects something with these labels."""
+    """Return True if a label selector matches these labels."""
     assert selector.keys() <= {"matchLabels", "matchExpressions"}, selector
     if not (selector.get("matchLabels") or {}).items() <= labels.items():
         return False
@@ -62,7 +62,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def allowed(policies: Iterable[Object], source: Pod, target: Pod, port: int) -> bool:
-    """True if a connection is let in, as Kubernetes defines it for policies of Ingress."""
+    """Return True if a connection is allowed, as Kubernetes defines it for policies of Ingress."""
     isolating = [
         policy["spec"]
         for policy in policies

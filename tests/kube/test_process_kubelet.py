@@ -1,6 +1,6 @@
 """Goal: pods run, restart, wait and end on the process kubelet as they do on a real one.
 
-Method: real pods of a real API server. What the containers see and do they say in their logs.
+Method: real pods of a real API server. The containers report in their logs.
 """
 
 from __future__ import annotations

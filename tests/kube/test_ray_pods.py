@@ -1,7 +1,7 @@
 """Goal: a Ray cluster runs in pods as restricted as those of a job, with the same fixed ports in each.
 
-Method: a head and workers as Ray's own command starts them, on the process kubelet. This is not about the
-operator: it says that what jobs need is there.
+Method: a head and workers as Ray's own command starts them, on the process kubelet. This does not
+test the operator, but the environment that jobs need.
 """
 
 from __future__ import annotations

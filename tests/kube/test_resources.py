@@ -1,4 +1,4 @@
-"""Goal: a real API server takes the resource definitions, and what the operator makes of a StreamJob.
+"""Goal: a real API server accepts the resource definitions, and the operator's objects of a StreamJob.
 
 It checks what no test without it can: whether the schemas are structural, what CEL says, and every field of
 the objects, which is refused if it is unknown (`--validate=strict`).
@@ -140,7 +140,7 @@ FULL: Object = {
 def test_every_object_of_a_job_is_taken(
     api_server: Cluster, namespace: str, mode: str, request: pytest.FixtureRequest
 ) -> None:
-    """In a namespace in which pods must be restricted; a warning would be an object with such pods."""
+    """The namespace requires restricted pods; a warning would show an object with other pods."""
     if mode == "KubeRay":
         request.getfixturevalue("kuberay")
     address = {"address": "ray.other:6379"} if mode == "External" else {}

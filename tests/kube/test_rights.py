@@ -1,6 +1,6 @@
-"""Goal: the operator may do what it does, nothing else, and it does everything that it may.
+"""Goal: the operator has exactly the rights that it uses.
 
-Method: the chart installs the real operator, and the API server's audit log says what it asks for while
+Method: the chart installs the real operator, and the API server's audit log has its requests while
 jobs are deployed, changed, rescaled and deleted. Their pods do nothing (tests/kube/stub_job).
 """
 
@@ -62,7 +62,7 @@ def until(what: str, seen: Callable[[], bool], why: Callable[[], str]) -> None:
 
 
 class Installed:
-    """The operator of a release for one namespace, its own."""
+    """The operator of a release for its own namespace only."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -85,7 +85,7 @@ class Installed:
         until(what, seen, why)
 
     def asked(self) -> set[Right]:
-        """What the operator has asked for, and was allowed."""
+        """Return the requests of the operator that were allowed."""
         found = set()
         for event in self.cluster.plane.requests(self.account):
             at = event["objectRef"]
@@ -103,7 +103,7 @@ class Installed:
 def installed(
     cluster: Cluster, namespace: str, definitions: str, request: pytest.FixtureRequest
 ) -> Iterator[Installed]:
-    """With the parameter `cluster` the operator is one of the whole cluster."""
+    """Install the operator; with the parameter `cluster` it is one of the whole cluster."""
     watched = [] if getattr(request, "param", "") == "cluster" else [namespace]
     settings = (
         "crds.install=false,rbac.kubeRay=true,image.repository=headgate,jobs.image=stub/job:1"
@@ -210,7 +210,7 @@ class Review:
             return found
 
     def resources(self) -> set[tuple[str, str]]:
-        """All resources and subresources, with their API groups."""
+        """Return all resources and subresources, with their API groups."""
         groups = self.call("/apis")["groups"]
         paths = {"": "/api/v1"} | {
             group["name"]: f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups

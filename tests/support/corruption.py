@@ -1,4 +1,4 @@
-"""Random damage to stored bytes, and the judgement of what a reader makes of it."""
+"""Random damage to stored bytes, and the judgement of the reader's result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLIPS_MAX = 3
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
-    """One to three bits have the other value."""
+    """Flip one to three bits."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, FLIPS_MAX)):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
@@ -20,14 +20,14 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def truncated(data: bytes, rng: random.Random) -> bytes:
-    """The end is missing, or the beginning, or a piece in the middle."""
+    """Remove the end, or the beginning, or a piece in the middle."""
     start = rng.randrange(len(data))
     end = rng.randint(start + 1, len(data))
     return rng.choice([data[:start], data[end:], data[:start] + data[end:]])
 
 
 def swapped(data: bytes, rng: random.Random) -> bytes:
-    """Two pieces of equal length, of 1 to 64 bytes, have changed places."""
+    """Exchange two pieces of equal length, of 1 to 64 bytes."""
     length = rng.randint(1, min(64, max(1, len(data) // 2)))
     if len(data) < 2 * length:
         return data
@@ -44,7 +44,7 @@ def swapped(data: bytes, rng: random.Random) -> bytes:
 
 
 def overwritten(data: bytes, rng: random.Random) -> bytes:
-    """A piece is zero, or noise, as after a lost write of a disk."""
+    """Replace a piece by zeros or noise, as after a lost write of a disk."""
     start = rng.randrange(len(data))
     length = rng.randint(1, min(4096, len(data) - start))
     noise = bytes(length) if rng.random() < 0.5 else rng.randbytes(length)
@@ -60,9 +60,9 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """The kind of damage, and the bytes after it, which always differ from `data`.
+    """Return the kind of damage, and the damaged bytes, which always differ from `data`.
 
-    Half of all damages are flips: a single bit is the smallest change, and the hardest to see.
+    Half of all damages are flips, because a single bit is the smallest change, and the hardest to find.
     """
     while True:
         kind = "flip" if rng.random() < 0.5 else rng.choice(list(DAMAGES))
@@ -72,12 +72,12 @@ def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 
 def judge(read: Callable[[], Any], expected: Any, name: str, what: str) -> str:
-    """Read storage in which the object called `name` is damaged, and judge what comes of it.
+    """Read storage in which the object called `name` is damaged, and judge the result.
 
     Args:
-        read: reads it, and returns what came out.
-        expected: what comes out of storage that is not damaged.
-        name: a named error has this in its text.
+        read: reads the storage, and returns the result.
+        expected: the result of undamaged storage.
+        name: the name that a named error has in its text.
         what: the damage, for the error.
 
     Returns:

@@ -31,7 +31,7 @@ PARTS = {"whole": KeyGroupRange(0, GROUPS - 1), "part": KeyGroupRange(20, 27)}
 
 @dataclass(frozen=True)
 class Files:
-    """Some state in files, one of each kind, and the handles by which a checkpoint knows it."""
+    """Some state in files, one of each kind, and its handles in a checkpoint."""
 
     objects: dict[str, bytes]
     snapshot: OperatorSnapshot
@@ -53,7 +53,7 @@ def _table(rng: random.Random, rows: int) -> pa.Table:
 
 @cache
 def files() -> Files:
-    """Always the same."""
+    """Return the files, which are always the same."""
     rng = random.Random(1)
     objects: dict[str, bytes] = {}
     handles = []
@@ -134,14 +134,14 @@ async def _read(objects: dict[str, bytes], own: KeyGroupRange, directory: Path) 
 
 
 def read(objects: dict[str, bytes], part: str) -> list[Any]:
-    """All state, as a subtask with the key groups of `part` restores it."""
+    """Return all state, as a subtask with the key groups of `part` restores it."""
     with tempfile.TemporaryDirectory(prefix="headgate-damaged-") as directory:
         return asyncio.run(_read(objects, PARTS[part], Path(directory)))
 
 
 @cache
 def undamaged(part: str) -> list[Any]:
-    """What is read of files that are as they were written."""
+    """Return the state that is read from undamaged files."""
     return read(files().objects, part)
 
 

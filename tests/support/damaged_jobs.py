@@ -2,8 +2,8 @@
 
 The job runs on virtual time with the whole runtime: coordinator, worker, checkpoints, job log. A damaged
 object must give an error that names the object and says that it is corrupt, or the result of a job whose
-storage was not damaged. Nothing else counts: a wrong result, an error of a user's function or a job that
-does not end is a finding.
+storage was not damaged. Anything else is a finding: a wrong result, an error of a user's function, or
+a job that does not end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Keeper(hg.KeyedProcess[int, Any, Any]):
-    """State of each kind that a process function has."""
+    """A process function with state of each kind."""
 
     total = hg.ValueState[int](default=0)
     names = hg.MapState[str, int]()
@@ -70,7 +70,7 @@ class Keeper(hg.KeyedProcess[int, Any, Any]):
 
 
 def make_job(backend: str, inline: str) -> hg.Job:
-    """Process function, reduce, running aggregate and windows over one stream, in two subtasks."""
+    """Make a job with a process function, reduce, aggregate and windows, in two subtasks."""
     job = hg.Job("damaged", parallelism=2, max_parallelism=8)
     job.checkpoint(every="1h", storage="never-made")
     runnable(job).override(
@@ -96,7 +96,7 @@ def make_job(backend: str, inline: str) -> hg.Job:
 
 
 def records(start: int, stop: int) -> list[Reading]:
-    """Records `start` to `stop` of an input that is always the same."""
+    """Return records `start` to `stop` of an input that is always the same."""
     return [
         Reading(n % KEYS, n, f"name {n % 5}", T0 + timedelta(seconds=n // 3))
         for n in range(start, stop)
@@ -107,7 +107,7 @@ Damage = Callable[[dict[str, bytes]], None]
 
 
 def run(backend: str, inline: str, damage: Damage | None = None) -> list[list[str]]:
-    """What the sinks get after a crash: two checkpoints, the crash, and the rest of the input.
+    """Return the records of the sinks after two checkpoints, a crash, and the rest of the input.
 
     Args:
         damage: called with the objects of the storage before they are read again.
@@ -132,13 +132,13 @@ def run(backend: str, inline: str, damage: Damage | None = None) -> list[list[st
 
 @cache
 def undamaged(backend: str, inline: str) -> tuple[list[list[str]], dict[str, bytes]]:
-    """The right result, and the objects that the restore reads."""
+    """Return the right result, and the objects that the restore reads."""
     objects: dict[str, bytes] = {}
     return run(backend, inline, objects.update), objects
 
 
 def kind_of(name: str) -> str:
-    """What an object of the storage is."""
+    """Return the kind of an object in the storage."""
     if name.startswith("log/generation/"):
         return "generation record"
     if name.startswith("log/"):

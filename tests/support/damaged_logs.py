@@ -47,7 +47,7 @@ LEADER = Leader(host="here", pid=1, started_ms=5, addresses=("unix:/run/x", "tcp
 
 
 async def _write(store: MemoryStore) -> None:
-    """Two generations, a trimmed log, each kind of entry, and a savepoint beside it."""
+    """Write two generations, a trimmed log with each kind of entry, and a savepoint."""
     deployment = DeploymentRecord(
         attempt=1, workers=("a", "b"), plan="p", parallelism=2, max_parallelism=64
     )
@@ -71,7 +71,7 @@ async def _write(store: MemoryStore) -> None:
 
 @cache
 def objects() -> dict[str, bytes]:
-    """What is written; always the same, but for times."""
+    """Return the written objects, which are always the same except for times."""
     store = MemoryStore("log", {})
     asyncio.run(_write(store))
     return dict(store._objects)
@@ -86,13 +86,13 @@ async def _read(store: MemoryStore) -> list[Any]:
 
 
 def read(found: dict[str, bytes]) -> list[Any]:
-    """What a reader, a new leader and whoever restores the savepoint get."""
+    """Return the results of a reader, a new leader, and a restore of the savepoint."""
     return asyncio.run(_read(MemoryStore("log", dict(found))))
 
 
 @cache
 def undamaged() -> list[Any]:
-    """What they get of objects that are as they were written."""
+    """Return their results for undamaged objects."""
     return read(objects())
 
 
@@ -103,7 +103,7 @@ def check_damage(name: str, rng: random.Random) -> str:
 
 
 def kind_of(name: str) -> str:
-    """What an object is, for tables of results."""
+    """Return the kind of an object, for tables of results."""
     if name == names.SAVEPOINT_METADATA:
         return "savepoint metadata"
     return "generation record" if name.startswith("log/generation/") else "log entry"

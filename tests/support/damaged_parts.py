@@ -1,8 +1,8 @@
 """Files that wait to be committed or read: one of them is damaged before that happens.
 
 A draft of a file sink waits between its pre-commit and its commit, and a file of the result of a Spark
-query waits until a subtask reads it. Neither has a checksum in it: a committed file is for other programs,
-and Spark wrote the result.
+query waits until a subtask reads it. Neither file has a checksum inside: a committed file is for other
+programs, and Spark wrote the result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _start(directory: str, format: str, **context: Any) -> SinkOperator:
 
 
 def write_drafts(directory: str, format: str) -> dict[str, list[bytes]]:
-    """Two drafts of one sink, prepared for checkpoint 1 and not committed; returns the sink's state."""
+    """Write two drafts of a sink, prepared for checkpoint 1 and not committed; return its state."""
     operator = _start(directory, format)
     for start in (0, 40):
         rows = pa.RecordBatch.from_pylist(_rows(start, start + 40), schema=PLAIN)
@@ -67,7 +67,7 @@ def write_drafts(directory: str, format: str) -> dict[str, list[bytes]]:
 
 
 def commit_drafts(directory: str, format: str, state: dict[str, list[bytes]]) -> list[Any]:
-    """Restore the sink from its state, which commits the drafts, and read what is visible then."""
+    """Restore the sink from its state, which commits the drafts, and read the visible files."""
     operator = _start(directory, format, attempt=2, restored_checkpoint=1)
     operator.restore(RestoredState(items=state))
     operator.close()
@@ -76,7 +76,7 @@ def commit_drafts(directory: str, format: str, state: dict[str, list[bytes]]) ->
 
 
 def drafts_in(directory: str) -> list[Path]:
-    """The drafts that wait in the directory of a sink."""
+    """Return the drafts that wait in the directory of a sink."""
     return sorted(Path(directory, ".headgate").rglob("part-*"))
 
 
@@ -100,7 +100,7 @@ def check_draft(format: str, rng: random.Random) -> str:
 
 @cache
 def _written() -> dict[str, bytes]:
-    """Files as Spark makes them: with dictionaries, nested columns and several row groups."""
+    """Write files as Spark does, with dictionaries, nested columns and several row groups."""
     written = {}
     for number, rows in enumerate((900, 300)):
         table = pa.Table.from_pylist(_rows(1_000 * number, 1_000 * number + rows), schema=SCHEMA)
@@ -111,7 +111,7 @@ def _written() -> dict[str, bytes]:
 
 
 def write_result(directory: str) -> list[FileSplit]:
-    """A result in a local directory, described; its splits."""
+    """Write and describe a result in a local directory; return its splits."""
     attempt = Path(directory, "attempt")
     attempt.mkdir(parents=True)
     for name, data in _written().items():
@@ -121,7 +121,7 @@ def write_result(directory: str) -> list[FileSplit]:
 
 
 def read_result(splits: list[FileSplit], columns: list[str]) -> list[Any]:
-    """All rows of a result, read as a subtask does."""
+    """Return all rows of a result, read as by a subtask."""
     source = ResultFiles(SCHEMA, OnBadRecord.FAIL, 128, None).with_columns(columns)
     rows: list[Any] = []
     for split in splits:
@@ -155,7 +155,7 @@ def check_result(rng: random.Random) -> str:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Change the bytes as a failing disk does: the time of the last change stays as it is."""
+    """Change the bytes as a failing disk does, without a new time of the last change."""
     before = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

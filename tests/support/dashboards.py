@@ -1,4 +1,4 @@
-"""Pictures of dashboards, drawn by matplotlib from what a Prometheus has: not by Grafana.
+"""Pictures of dashboards, drawn by matplotlib, and not by Grafana, from the data of a Prometheus.
 
 Tests call `draw` if `HEADGATE_DASHBOARD_PICTURES` names a directory; `make dashboards` does so.
 """
@@ -36,13 +36,13 @@ _COLOURS: Final = (
 
 
 def wanted() -> Path | None:
-    """The directory of the pictures; None if nobody wants any."""
+    """Return the directory of the pictures; None if none are wanted."""
     named = os.environ.get(VARIABLE)
     return Path(named) if named else None
 
 
 def recorded(prometheus: Prometheus, board: Board, job_name: str) -> list[Series]:
-    """The series of each panel of a dashboard, over the last `SECONDS`."""
+    """Return the series of each panel of a dashboard, over the last `SECONDS`."""
     end = time.time()
     return [_series(prometheus, panel, job_name, end) for panel in board.panels]
 
@@ -83,7 +83,7 @@ def _with_few_colours(path: Path) -> None:
 
 
 def _series(prometheus: Prometheus, panel: Panel, job_name: str, end: float) -> Series:
-    """All series of a panel, by the names that the panel gives them."""
+    """Return all series of a panel, by the names that the panel gives them."""
     made: Series = []
     for query in panel.queries:
         asked = filled(expanded(query.expression), namespace=".*", job_name=job_name, interval="5s")
@@ -125,7 +125,7 @@ def _lines(axes: Any, panel: Panel, series: Series) -> None:
 
 
 def _numbers(axes: Any, panel: Panel, series: Series) -> None:
-    """The last value of each series, large."""
+    """Draw the last value of each series in large type."""
     if not series:
         return _nothing(axes, panel)
     axes.axis("off")
@@ -138,7 +138,7 @@ def _numbers(axes: Any, panel: Panel, series: Series) -> None:
 
 
 def _table(axes: Any, panel: Panel, series: Series) -> None:
-    """The last value of each series, a line each."""
+    """Draw a line with the last value of each series."""
     if not series:
         return _nothing(axes, panel)
     axes.axis("off")
@@ -150,7 +150,7 @@ def _table(axes: Any, panel: Panel, series: Series) -> None:
 
 
 def _timeline(axes: Any, panel: Panel, series: Series) -> None:
-    """A bar per series where it has a value."""
+    """Draw a bar for each series where it has a value."""
     if not series:
         return _nothing(axes, panel)
     for number, (_, points) in enumerate(series):
@@ -187,7 +187,7 @@ _AFTER: Final = {
 
 
 def _text(value: float, unit: str) -> str:
-    """A value with its unit, short."""
+    """Return a short text for a value with its unit."""
     if unit == "percentunit":
         return f"{100 * value:.0f} %"
     if unit == "s" and 0 < value < 1:

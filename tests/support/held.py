@@ -1,7 +1,7 @@
-"""Sources that neither end nor run ahead before a test has done what it wants to do to their job.
+"""Sources that neither end nor run ahead before the script of a test is done with their job.
 
-A test that stops a job, or kills a part of it, must not depend on the machine being slower than the data
-is long. `sources_held` holds all sources of jobs in this process, `Held` those of jobs whose workers are
+A test that stops a job, or kills a part of it, must not depend on a machine that is slow enough for
+it. `sources_held` holds all sources of jobs in this process, `Held` those of jobs whose workers are
 processes of their own, and `Paced` ties the progress of a source to the job's checkpoints.
 """
 
@@ -49,7 +49,7 @@ class OverByFile:
 class HeldReader:
     """A reader that does not end before `over` is set, and reads at most `batches` batches until then.
 
-    `batches=None` sets no limit. All else is passed on to the reader that it wraps.
+    `batches=None` sets no limit. Everything else is passed on to the wrapped reader.
     """
 
     def __init__(self, reader: SourceReader, over: Over, batches: int | None) -> None:
@@ -100,7 +100,7 @@ def sources_held(over: Over, batches: int | None = None) -> Iterator[None]:
 
 
 class Wrapped(Source):
-    """A source that reads through a reader of its own, and is like the wrapped one otherwise."""
+    """A source with a reader of its own that otherwise behaves like the wrapped one."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -111,7 +111,7 @@ class Wrapped(Source):
             setattr(self, name, getattr(source, name))
 
     def _around(self, source: Source) -> Source:
-        """The same wrapping of another source."""
+        """Return the same wrapper around another source."""
         raise NotImplementedError
 
     def configure(self, options: Mapping[str, str]) -> Source:
@@ -203,7 +203,7 @@ class PacedReader(SourceReader):
 
 
 class PacedByCompletion(Paced):
-    """Like `Paced`, but goes on when a checkpoint is complete, not when it is taken."""
+    """A source like `Paced` that goes on when a checkpoint is complete, and not when it is taken."""
 
     def reader(self) -> SourceReader:
         return PacedByCompletionReader(self._source.reader(), self._batches)

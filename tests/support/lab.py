@@ -1,4 +1,4 @@
-"""Runs whole jobs in this event loop, with scripts that kill, stop, and look on while they run."""
+"""Runs whole jobs in this event loop, with scripts that kill, stop and watch them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _stores = itertools.count()
 
 
 class RunningJob:
-    """A job under way: what it announced so far, and handles to hurt it."""
+    """A running job, with its events so far and the means to kill and stop parts of it."""
 
     def __init__(self, spec: Any, cluster: InProcessCluster, open_store: StoreOpener) -> None:
         self.spec = spec
@@ -66,7 +66,7 @@ class RunningJob:
         self._news.set()
 
     async def until(self, kind: str, **body: Any) -> Event:
-        """The next event of this kind with these values that no earlier call has returned."""
+        """Return the next event of this kind with these values that no earlier call has returned."""
         while True:
             while self._seen < len(self.events):
                 event = self.events[self._seen]
@@ -84,7 +84,7 @@ class RunningJob:
 
     @property
     def completed(self) -> int:
-        """How many checkpoints completed."""
+        """The number of completed checkpoints."""
         return sum(
             json.loads(e.body)["status"] == "COMPLETED"
             for e in self.events
@@ -92,21 +92,21 @@ class RunningJob:
         )
 
     def texts(self, kind: str) -> list[str]:
-        """What events of a kind said."""
+        """Return the texts of the events of a kind."""
         return [event.text for event in self.events if event.kind == kind]
 
     def live(self) -> list[InProcessWorker]:
-        """Workers that have not died."""
+        """Return the workers that have not died."""
         return [worker for worker in self.cluster.workers if worker.alive]
 
     def kill(self, rng: random.Random) -> str:
-        """Kill a worker, as a process dies: no goodbye."""
+        """Kill a worker like a process, without any notice."""
         victim = rng.choice(self.live())
         victim.kill()
         return victim.worker_id
 
     async def tick(self) -> None:
-        """Let the job run on for a moment between two looks at it."""
+        """Let the job run for a moment."""
         await asyncio.sleep(0.05)
 
     async def crash_coordinator(self) -> None:
@@ -117,11 +117,11 @@ class RunningJob:
         self.begin()
 
     def client(self) -> LocalClient:
-        """A client of the current coordinator."""
+        """Return a client of the current coordinator."""
         return LocalClient(self.coordinator.clients, asyncio.get_running_loop())
 
     async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Ask the coordinator for something."""
+        """Send a request to the coordinator."""
         return await self.client().request(verb, **arguments)
 
     async def status(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class RunningJob:
 
 @dataclass
 class Ran:
-    """A job that is over."""
+    """The result of a job that has ended."""
 
     outcome: JobOutcome
     job: RunningJob
@@ -142,7 +142,7 @@ class Ran:
 
     @property
     def restores(self) -> list[int]:
-        """Ids of the checkpoints attempts started from."""
+        """Return the ids of the checkpoints from which attempts started."""
         return [json.loads(e.body)["checkpoint"] for e in self.job.events if e.kind == "restored"]
 
     @property
@@ -154,7 +154,7 @@ Script = Callable[[RunningJob], Awaitable[None]]
 
 
 class Lab:
-    """Storage of one test, and the means to run jobs on it."""
+    """The storage of one test, and the means to run jobs on it."""
 
     running = RunningJob
     held = staticmethod(sources_held)
@@ -165,7 +165,7 @@ class Lab:
         self.loop_problems: list[dict[str, Any]] = []
 
     def objects(self, job: str) -> dict[str, bytes]:
-        """What the checkpoint store of a job holds."""
+        """Return the objects in the checkpoint store of a job."""
         return MemoryStore._shared.get(f"{self.storage.removeprefix('memory://')}/{job}", {})
 
     def state_files(self, job: str) -> set[str]:
@@ -185,7 +185,7 @@ class Lab:
         unix: bool = False,
         batches: int | None = None,
     ) -> Ran:
-        """Run `job` to its end beside `script`.
+        """Run `job` to its end, together with `script`.
 
         Until the script is over, or says so by `over`, no source ends; and each reader gives at most
         `batches` batches in that time, for scripts that stop a job in the middle of its data.
@@ -214,7 +214,7 @@ class Lab:
         return ran
 
     def begin(self, spec: Any, opener: StoreOpener, unix_dir: str | None) -> RunningJob:
-        """A job that has just begun."""
+        """Return a job that has just begun."""
         cluster = InProcessCluster(clock=SystemClock(), open_store=opener, unix_dir=unix_dir)
         return RunningJob(spec, cluster, opener)
 
@@ -250,7 +250,7 @@ class Faults:
 
     @staticmethod
     def none(checkpoints: int) -> Script:
-        """Only wait until so many checkpoints have completed."""
+        """Only wait until this number of checkpoints has completed."""
 
         async def script(job: RunningJob) -> None:
             while job.completed < checkpoints:
@@ -309,7 +309,7 @@ def raising() -> Callable[[str, Any, Any], Any]:
 
 
 def portions(path: Path) -> dict[int, list[Any]]:
-    """What a `collect(path=...)` sink kept, by sink subtask, in the order it was written."""
+    """Return the records of a `collect(path=...)` sink by subtask, in the order of writing."""
     found: dict[int, list[Any]] = {}
     for file in sorted(path.glob("*.pickle")):
         _, subtask, _ = file.stem.split("-")
@@ -334,7 +334,7 @@ class Trouble:
         self.waiting: dict[str, asyncio.Event] = {}
 
     def hold(self, call: str) -> None:
-        """Calls of this kind wait until `release`."""
+        """Make calls of this kind wait until `release`."""
         self.held[call] = asyncio.Event()
         self.waiting[call] = asyncio.Event()
 
@@ -357,7 +357,7 @@ class Trouble:
             raise StorageError(f"injected call=`{call}` name=`{name}`")
 
     def open(self, uri: str, job_name: str, options: Any) -> CheckpointStore:
-        """A store opener."""
+        """Open the store."""
         return TroubledStore(f"{uri.removeprefix('memory://')}/{job_name}", self)
 
 
@@ -400,7 +400,7 @@ def trouble() -> Trouble:
 
 
 def read_log(lab: Lab, job: str) -> LogView:
-    """What the job log of a job says."""
+    """Return the content of the job log of a job."""
     store = MemoryStore(f"{lab.storage.removeprefix('memory://')}/{job}")
     return asyncio.run(JobLog(store, "reader", SystemClock()).load())
 

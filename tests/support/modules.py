@@ -13,8 +13,8 @@ def load(path: Path, name: str = "") -> Any:
 
     Args:
         path: The file.
-        name: Its name in `sys.modules`, by which pickles find what the module defines. The default is the
-            name of the file behind that of its directory.
+        name: Its name in `sys.modules`, by which pickles find what the module defines. The default is
+        the name of the directory followed by that of the file.
     """
     name = name or f"{path.parent.name}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

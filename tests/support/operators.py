@@ -1,4 +1,4 @@
-"""The surroundings of an operator that runs alone: its context, clock, metrics, output, rows."""
+"""The environment of an operator that runs alone: its context, clock, metrics, output and rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headgate.state.keygroups import KeyGroupRange, key_group_range
 
 
 class ManualClock:
-    """A clock that the test moves, with the timers that wait for it."""
+    """A clock that the test moves, with its timers."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000
@@ -38,7 +38,7 @@ class ManualClock:
         return lambda: self.waiting.pop(number, None) and None
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and the timers run that become due, in their order."""
+        """Let time pass, and run the timers that become due, in their order."""
         target = self.ms + ms
         while due := [(at, number) for number, (at, _) in self.waiting.items() if at <= target]:
             at, number = min(due)
@@ -66,10 +66,10 @@ class Counters:
 def operator_context(
     index: int = 0, parallelism: int = 1, max_parallelism: int = 8, **given: Any
 ) -> OperatorContext:
-    """The context of one subtask of the step `step`.
+    """Return the context of one subtask of the step `step`.
 
     Args:
-        index: Of the subtask.
+        index: The number of the subtask.
         parallelism: Of the step.
         max_parallelism: Of the step.
         given: Other fields of the context. There are no timers and no threads by default.
@@ -94,7 +94,7 @@ def operator_context(
 
 
 def rows_of(key_groups: KeyGroupRange, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """The rows of these key groups; the first column of each table is the key group."""
+    """Return the rows of these key groups; the first column of each table is the key group."""
     found = {}
     for name, table in tables.items():
         groups = table.column(0)
@@ -107,7 +107,7 @@ def rows_of(key_groups: KeyGroupRange, tables: Mapping[str, pa.Table]) -> dict[s
 
 @dataclass
 class Recorder(Counters):
-    """An output and metrics in one: keeps `events` in order, and counters."""
+    """An output that is also the metrics: it keeps `events` in order, and counters."""
 
     events: list[tuple[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Recorder(Counters):
         self.events.append(("watermark", timestamp))
 
     def rows(self, kind: str = "rows") -> list[tuple[Any, ...]]:
-        """All rows that went out, as tuples, each with its timestamp at the end."""
+        """Return all emitted rows as tuples, each with its timestamp at the end."""
         found: list[tuple[Any, ...]] = []
         for event, batch in self.events:
             if event == kind:
@@ -132,14 +132,14 @@ class Recorder(Counters):
         return found
 
     def records(self, batch: Batch) -> list[tuple[Any, ...]]:
-        """The rows of a batch as tuples."""
+        """Return the rows of a batch as tuples."""
         if isinstance(batch, ColumnBatch):
             return [tuple(row.values()) for row in batch.data.to_pylist()]
         return [(record,) for record in batch.records]
 
 
 class MillisecondsRecorder(Recorder):
-    """The same; `rows` has instants as ms since 1970 UTC."""
+    """A recorder whose `rows` have instants as ms since 1970 UTC."""
 
     def records(self, batch: Batch) -> list[tuple[Any, ...]]:
         return [tuple(map(_milliseconds, row)) for row in super().records(batch)]
@@ -150,7 +150,7 @@ def _milliseconds(value: Any) -> Any:
 
 
 def checked_tables(cuts: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """The tables of a snapshot's cuts, made at once; their rows are sorted by key group, as promised."""
+    """Return the tables of a snapshot's cuts, and check that their rows are sorted by key group."""
     made = {name: cut.make(None) for name, cut in cuts.items()}
     for table in made.values():
         assert table.schema.names[0] == "key_group"
@@ -161,5 +161,5 @@ def checked_tables(cuts: Mapping[str, Any]) -> dict[str, pa.Table]:
 
 
 def in_place(function: Callable[[], Any]) -> Any:
-    """Stand in for `run_in_thread`, without a thread, where the result is not awaited."""
+    """Replace `run_in_thread` by a call without a thread, where the result is not awaited."""
     return function()

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .built import NotAvailableError, made_once, run_command, skip_or_fail
+from headgate.testing.servers.programs import NotAvailableError, made_once, run_command
+
+from .skips import skip_or_fail
 
 DOWNLOAD_S_MAX = 300
 START_S_MAX = 60
@@ -23,7 +25,7 @@ PROGRAMS = ("promtool", "prometheus")
 
 
 def program(name: str) -> Path:
-    """The path of one of the programs; the test is skipped where it cannot be had, and fails in CI."""
+    """Return the path of one of the programs; without it the test is skipped, and fails in CI."""
     try:
         return made_once("prometheus-debian", PROGRAMS, _unpack) / name
     except NotAvailableError as error:
@@ -65,19 +67,19 @@ def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str
 
 
 class Prometheus:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query."""
+        """Return the series of an instant query."""
         return self._ask("query", expression)
 
     def query_range(
         self, expression: str, start: float, end: float, step_s: float
     ) -> list[dict[str, Any]]:
-        """The series from `start` to `end`, in seconds since 1970."""
+        """Return the series from `start` to `end`, in seconds since 1970."""
         return self._ask("query_range", expression, start=start, end=end, step=step_s)
 
     def _ask(self, what: str, expression: str, **more: float) -> list[dict[str, Any]]:
@@ -93,9 +95,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Iterator[Prometheus]:
-    """A server on loopback that scrapes `targets`, as host:port, for the time of the block.
+    """Run a server on loopback that scrapes `targets`, as host:port, for the time of the block.
 
-    Series that have no label `namespace` get one, as by the monitors of the chart on Kubernetes.
+    Series without a label `namespace` get one, as from the monitors of the chart on Kubernetes.
     """
     server = program("prometheus")
     config = {

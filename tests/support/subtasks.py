@@ -31,7 +31,7 @@ MAX_PARALLELISM = 12
 
 
 class Output:
-    """Keeps `(kind, record, time)` in order."""
+    """An output that keeps `(kind, record, time)` in order."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -59,9 +59,9 @@ class Step:
     """The subtasks of one step. Records go to the subtask of their key.
 
     Args:
-        stream: what the step made.
-        options: of the job.
-        directory: for state on disk.
+        stream: the output of the step.
+        options: the options of the job.
+        directory: the directory for state on disk.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Step:
     def push(
         self, records: list[Any], times: list[int] | None = None, *, key: Any = None, at: int = 0
     ) -> Step:
-        """Records of input `at`, as one batch per subtask; `key`: of a record; None: to all subtasks."""
+        """Push records to input `at`, to subtasks by `key` of a record, or else to all subtasks."""
         for index, operator in enumerate(self.operators):
             mine = [i for i, r in enumerate(records) if key is None or self._owner(key(r)) == index]
             stamps = None if times is None else np.array([times[i] for i in mine], np.int64)
@@ -124,7 +124,7 @@ class Step:
     def push_columns(
         self, data: pa.RecordBatch, times: list[int] | None = None, *, key: str | None = None
     ) -> Step:
-        """A batch of columns, a part to each subtask by its column `key`; None: to the only one."""
+        """Push a batch of columns, divided by its column `key`; without it to the only subtask."""
         stamps = None if times is None else np.array(times, np.int64)
         if key is None:
             (operator,) = self.operators
@@ -152,16 +152,16 @@ class Step:
         return self
 
     def end(self) -> Step:
-        """The end of the input, as a subtask handles it."""
+        """End the input, as a subtask does."""
         self.watermark(WATERMARK_MAX)
         for operator in self.operators:
             operator.finish()
         return self
 
     def restart(self, parallelism: int | None = None, stream: Any = None) -> Step:
-        """Snapshot, forget everything, restore; what was waiting for the clock is gone.
+        """Take a snapshot, drop all subtasks, and restore them; pending timers of the clock are lost.
 
-        `stream`: what the step made in another version of the job.
+        `stream` is the output of the step in another version of the job.
         """
         snapshots = [operator.snapshot(1) for operator in self.operators]
         infos = {info.name: info for info in self.operators[0].states()}
@@ -200,7 +200,7 @@ class Step:
         return tables, items, files
 
     def _share(self, stored: list[Any], index: int) -> RestoredState:
-        """What one new subtask gets: rows of own key groups, its items, files that may have its rows."""
+        """Return the state of one new subtask: its rows and items, and files that may have its rows."""
         ours = key_group_range(index, self.parallelism, MAX_PARALLELISM)
         state = RestoredState()
         for name in stored[0][0]:
@@ -227,7 +227,7 @@ class Step:
     # what came of it
 
     def take(self, kind: str = "main") -> list[Any]:
-        """The records that came out since the last time, with their times."""
+        """Return the records that were emitted since the last call, with their times."""
         found = []
         for output in self.outputs:
             found += [event[1:] for event in output.events if event[0] == kind]
@@ -236,7 +236,7 @@ class Step:
 
     @property
     def events(self) -> list[tuple[Any, ...]]:
-        """All that came out of the only subtask, in order."""
+        """Return everything that the only subtask has emitted, in order."""
         (output,) = self.outputs
         events, output.events = output.events, []
         return events
@@ -248,7 +248,7 @@ async def _awaited(waiting: Any) -> None:
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """At once, as something to await."""
+    """Call a function at once, and return an awaitable of its result."""
     result = function()
 
     async def done() -> Any:
@@ -258,7 +258,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def streams(*, event_time: bool = True, names: tuple[str, ...] = ("in",)) -> list[Any]:
-    """Streams of Python objects of one job."""
+    """Return streams of Python objects of one job."""
     job = WrittenJob("test")
     found = []
     for name in names:
@@ -269,7 +269,7 @@ def streams(*, event_time: bool = True, names: tuple[str, ...] = ("in",)) -> lis
 
 @pytest.fixture(params=["hashmap", "rocksdb"])
 def steps(request: Any, tmp_path: Path) -> Iterator[Callable[..., Step]]:
-    """Makes the subtasks of a step, under both state backends."""
+    """Make the subtasks of a step, under both state backends."""
     made: list[Step] = []
 
     def make(stream: Any, parallelism: int = 1) -> Step:

@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class CommandError(Exception):
-    """A command that failed; the text is what it wrote."""
+    """A command that failed. The text is its output."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Cluster:
     _nodes: subprocess.Popen[bytes] | None = field(default=None)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, token: str | None = None) -> str:
-        """What kubectl writes. With `token` it is its holder who asks, else an administrator.
+        """Return the output of kubectl, with the rights of `token` or else of an administrator.
 
         Raises:
             CommandError: kubectl failed.
@@ -48,14 +48,14 @@ class Cluster:
         return self._run([str(self.programs.kubectl), *config, *arguments], stdin)
 
     def kubeconfig(self, token: str) -> Path:
-        """A kubeconfig file for the holder of a token."""
+        """Return a kubeconfig file for the holder of a token."""
         path = self.plane.directory / f"kubeconfig-{next(_numbers)}"
         path.touch(mode=0o600)
         path.write_text(control_plane.kubeconfig(self.plane, token))
         return path
 
     def helm(self, *arguments: str, stdin: str | None = None) -> str:
-        """What helm writes.
+        """Return the output of helm.
 
         Raises:
             CommandError: helm failed.
@@ -79,17 +79,17 @@ class Cluster:
         return done.stdout
 
     def get(self, *arguments: str) -> Object:
-        """`kubectl get` as an object; of several, its `items` are a list."""
+        """Return the object of `kubectl get`; several are in its list `items`."""
         found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
     def apply(self, *objects: Object, namespace: str) -> None:
-        """`kubectl apply` of objects into a namespace."""
+        """Apply objects to a namespace with `kubectl apply`."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=text)
 
     def wait(self, namespace: str, condition: str, *what: str, seconds: int = 60) -> None:
-        """`kubectl wait --for=CONDITION`."""
+        """Wait for a condition with `kubectl wait --for=CONDITION`."""
         self.kubectl("wait", "-n", namespace, f"--for={condition}", f"--timeout={seconds}s", *what)
 
     def established(self, crd: str) -> None:
@@ -103,17 +103,17 @@ class Cluster:
             self.kubectl("wait", f"--for={what}", f"crd/{crd}", "--timeout=60s")
 
     def token(self, namespace: str, account: str) -> str:
-        """A token of a service account."""
+        """Return a token of a service account."""
         return self.kubectl("create", "token", account, "--namespace", namespace).strip()
 
     def pid(self, namespace: str, pod: str, container: str | None = None) -> int:
-        """The process of a running container, by its number on this machine."""
+        """Return the process id, on this machine, of a running container."""
         statuses = self.get("pod", pod, "-n", namespace)["status"]["containerStatuses"]
         one = next(s for s in statuses if container in (None, s["name"]))
         return int(one["containerID"].removeprefix("process://"))
 
     def inside(self, namespace: str, pod: str, *command: str) -> str:
-        """What a command writes that runs in a pod, with the user and variables of its process.
+        """Return the output of a command in a pod, with the user and variables of the pod's process.
 
         Raises:
             CommandError: it failed.
@@ -127,7 +127,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A namespace in which every pod must be restricted, for the time of the block."""
+        """Make a namespace in which every pod must be restricted, for the time of the block."""
         enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
         made = {
             "apiVersion": "v1",
@@ -175,7 +175,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(programs: Programs, directory: Path) -> Iterator[Cluster]:
-    """A cluster without nodes for the time of the block. Whatever happens, no process stays behind."""
+    """Run a cluster without nodes for the time of the block. It never leaves a process behind."""
     with control_plane.running(programs, directory) as plane:
         cluster = Cluster(programs, plane)
         try:

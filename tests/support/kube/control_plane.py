@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on loopback: etcd, the API server and the controller manager.
 
 Nothing listens on another address than 127.0.0.1. The API server must *advertise* an address that is not of
-loopback, else it refuses to start; it gets one that exists nowhere, and nothing here connects to it.
+loopback, else it refuses to start. It gets one that does not exist, and nothing connects to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ UNUSED_CONTROLLERS = (
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A running control plane. `kubeconfig` is of an administrator."""
+    """A running control plane. `kubeconfig` has the rights of an administrator."""
 
     server: str
     port: int
@@ -61,14 +61,14 @@ class ControlPlane:
     directory: Path
 
     def requests(self, user: str) -> list[dict[str, Any]]:
-        """The API server's audit log: all that a service account asked for until now."""
+        """Return all requests of a service account until now, from the API server's audit log."""
         # The last line may be half written.
         lines = (self.directory / "audit.log").read_text().splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in events if event["user"]["username"] == user]
 
     def context(self) -> ssl.SSLContext:
-        """What verifies the API server's certificate."""
+        """Return the context that verifies the API server's certificate."""
         return ssl.create_default_context(cafile=str(self.ca_file))
 
 
@@ -76,11 +76,11 @@ class ControlPlane:
 def running(
     programs: Programs, directory: Path, listen: str = "127.0.0.1"
 ) -> Iterator[ControlPlane]:
-    """A control plane for the time of the block, with its data and logs in `directory`.
+    """Run a control plane for the time of the block, with its data and logs in `directory`.
 
     Args:
-        programs: what is started.
-        directory: an empty one.
+        programs: the programs that are started.
+        directory: an empty directory.
         listen: the address of this machine where the API server listens.
 
     Raises:
@@ -109,7 +109,7 @@ def _etcd(
 
 
 def _prepare(directory: Path, address: str, port: int) -> ControlPlane:
-    """The keys and files that the processes are started with."""
+    """Make the keys and files with which the processes are started."""
     token = secrets.token_hex(16)
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (directory / "service-account.key").write_bytes(
@@ -136,7 +136,7 @@ def _prepare(directory: Path, address: str, port: int) -> ControlPlane:
 
 
 def kubeconfig(plane: ControlPlane, token: str, namespace: str = "default") -> str:
-    """The text of a kubeconfig file for the holder of `token` (JSON is YAML too)."""
+    """Return the text of a kubeconfig file for the holder of `token` (JSON is YAML too)."""
     cluster = {"server": plane.server, "certificate-authority": str(plane.ca_file)}
     context = {"cluster": "test", "user": "test", "namespace": namespace}
     return json.dumps(
@@ -226,7 +226,7 @@ def run_process(
     answers: Callable[[], bool],
     env: dict[str, str] | None = None,
 ) -> Iterator[None]:
-    """A process for the time of the block, which begins when it answers; its log is in `directory`.
+    """Run a process for the time of the block, which begins when it answers; its log is in `directory`.
 
     Raises:
         RuntimeError: it ended or does not answer; the text has the end of its log.
@@ -250,12 +250,12 @@ def run_process(
 
 
 def bound_to_us(command: list[str]) -> list[str]:
-    """The command such that the kernel kills its process when ours dies, however that happens."""
+    """Return the command in a form in which the kernel kills its process whenever ours dies."""
     return ["setpriv", "--pdeathsig", "KILL", "--", *command]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process, by force where it does not end by itself."""
+    """End a process, by force if it does not end by itself."""
     process.terminate()
     try:
         process.wait(STOP_S_MAX)
@@ -265,7 +265,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which nothing listens now."""
+    """Return different ports of 127.0.0.1 that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for opened in sockets:
@@ -274,7 +274,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def environment(plane: ControlPlane) -> dict[str, str]:
-    """The environment of kubectl and helm, with which they read and write nothing of the user's own."""
+    """Return the environment of kubectl and helm, in which they do not touch files of the user."""
     home = plane.directory / "home"
     home.mkdir(exist_ok=True)
     ours = {

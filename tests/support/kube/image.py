@@ -41,7 +41,7 @@ spec:
 
 
 class Buildah:
-    """Buildah with a store of its own, and without a daemon or rights beyond those of root."""
+    """Buildah with a separate store, and without a daemon or rights beyond those of root."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Buildah:
 
 
 def build_base(buildah: Buildah) -> None:
-    """A minimal Debian with Python, unless it was built before."""
+    """Build a minimal Debian with Python, unless it was built before."""
     if BASE in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
         return
     tree = buildah.directory / "debian"
@@ -90,7 +90,7 @@ def build_base(buildah: Buildah) -> None:
 
 
 def build(buildah: Buildah) -> None:
-    """The image of the Dockerfile."""
+    """Build the image of the Dockerfile."""
     volumes = [f"--volume={path}:{path}:ro" for path in TRUSTED if Path(path).exists()]
     arguments = ["--format=docker", f"--build-arg=BASE={BASE}", "--network=host"]
     files = ["--tag", IMAGE, "--file", str(ROOT / "Dockerfile"), str(ROOT)]
@@ -98,7 +98,7 @@ def build(buildah: Buildah) -> None:
 
 
 def run(buildah: Buildah) -> None:
-    """A job in the image, as the image's user, and what the operator is started with."""
+    """Run a job in the image, as its user, and the command line of the operator."""
     container = buildah("from", IMAGE)
     try:
         job = buildah.directory / "smoke.yaml"
@@ -121,7 +121,7 @@ def timed(what: str, step: Callable[[Buildah], None], buildah: Buildah) -> None:
 
 
 def check_host() -> None:
-    """Exit where images cannot be built."""
+    """Exit if images cannot be built on this machine."""
     missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         sys.exit(

@@ -47,7 +47,7 @@ class Programs:
 
 
 def find() -> Programs:
-    """The programs, which `make kube-programs` puts into the cache.
+    """Return the programs, which `make kube-programs` puts into the cache.
 
     Raises:
         NotAvailableError: something is missing; the text says what would help.
@@ -67,7 +67,7 @@ class KubeRay:
 
 
 def find_kuberay() -> KubeRay:
-    """KubeRay, which `make kube-programs` puts into the cache.
+    """Return KubeRay, which `make kube-programs` puts into the cache.
 
     Raises:
         NotAvailableError: it is missing; the text says what would help.
@@ -79,7 +79,7 @@ def find_kuberay() -> KubeRay:
 
 
 def build() -> Programs:
-    """The programs; those that are not in the cache yet are made.
+    """Return the programs, and make those that are not in the cache yet.
 
     Raises:
         NotAvailableError: there is no Go, no network, or not enough time.
@@ -90,7 +90,7 @@ def build() -> Programs:
 
 
 def build_node() -> dict[str, Path]:
-    """The programs of a real node, by name; those that are not in the cache yet are made.
+    """Return the programs of a real node, by name, and make those that are not in the cache yet.
 
     Raises:
         NotAvailableError: there is no Go, no network, or not enough time.

@@ -1,4 +1,4 @@
-"""Ways from an operator to the API server that can go wrong: a wire, and a proxy that knows HTTP."""
+"""Connections from an operator to the API server that can fail: a wire, and a proxy for HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CHUNK = 65536
 
 
 class Wire:
-    """A TCP connection to the API server and back, byte by byte. `swallows`: all bytes, in both directions.
+    """A TCP connection to the API server. With `swallows` it drops all bytes in both directions.
 
-    Nobody is told: no connection is closed, and new ones are accepted.
+    Neither side notices: no connection is closed, and new ones are accepted.
     """
 
     def __init__(self, port: int) -> None:
@@ -66,11 +66,11 @@ class Wire:
 
 @dataclass
 class Faults:
-    """Which requests go wrong, by a seed.
+    """The requests that fail, by a seed.
 
     Attributes:
-        chance: of one request; 0: none goes wrong.
-        seen: how often each fault happened, by its name.
+        chance: the chance of one request to fail; 0: none fails.
+        seen: the number of each fault, by its name.
     """
 
     seed: int
@@ -81,7 +81,7 @@ class Faults:
         self._random = random.Random(self.seed)
 
     def draw(self, method: str, watch: bool) -> tuple[str, int]:
-        """The name of a fault, or nothing, and a number for it: a status or bytes."""
+        """Return the name of a fault, or nothing, and its number, which is a status or bytes."""
         if self._random.random() >= self.chance:
             return "", 0
         if watch:
@@ -151,7 +151,7 @@ class FaultyProxy:
     async def _copy(
         self, request: web.Request, answer: aiohttp.ClientResponse, left: int | None
     ) -> web.StreamResponse:
-        """Pass an answer on, or only so many of its bytes."""
+        """Pass an answer on, or only a number of its bytes."""
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OF_CONNECTIONS}
         response = web.StreamResponse(status=answer.status, headers=kept)
         await response.prepare(request)
