@@ -32,7 +32,7 @@ def native_tables(
     """
     with tempfile.TemporaryDirectory(prefix="headgate-") as directory:
         files = _downloaded(piece, groups, opened, Path(directory))
-        if state.kind in PER_KEY:
+        if state.kind in PER_KEY or state.kind == "reduce":
             yield from _rocksdb(state, files, groups, schema, Path(directory))
         elif state.kind == "running":
             yield from _runs(state, files, groups, Path(directory))

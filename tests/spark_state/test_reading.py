@@ -6,6 +6,8 @@ itself, from pyarrow's own reader, or from a dictionary.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import headgate as hg
+from headgate.connectors import blackhole, from_list
 from headgate.errors import StateError, UsageError
 from headgate.runtime.offline.scan import Query, StateScan
 from headgate.runtime.offline.snapshot import Snapshot, StoredState, metadata_table, open_snapshot
@@ -232,3 +236,41 @@ def test_files_of_backends_are_read_as_tables(kept: Snapshot) -> None:
             found = read(native, state.operator, state.name, ttl=True)
             assert all(row["last_used"].year in (2024, 2026) for row in found)
     assert read_natively == 11
+
+
+@pytest.mark.parametrize("ttl", [None, "1d"])
+def test_files_of_values_that_reduce_and_agg_keep(tmp_path: Path, ttl: str | None) -> None:
+    """In checkpoints with the backend `rocksdb`: columns of all types, and objects."""
+    schema = pa.schema(
+        [("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("paid", pa.decimal128(9, 2))]
+    )
+    rows = [
+        {"k": f"k{n}", "at": datetime(2026, 1, 1 + n, tzinfo=UTC), "paid": Decimal(n) / 4}
+        for n in range(9)
+    ]
+    job = hg.Job("reduced", options={"state.backend.type": "rocksdb"})
+    job.checkpoint(every="1h", storage="s3://lake/checkpoints")
+    payments = job.read(from_list(rows, schema=schema), name="rows")
+    payments.key_by("k").reduce(lambda a, b: b, name="columns", ttl=ttl).write(
+        blackhole(), name="a"
+    )
+    payments.key_by("k").agg(n=hg.count(), name="sums", ttl=ttl).write(blackhole(), name="b")
+    objects = payments.key_with(lambda row: row.k).map_async(same, name="objects")
+    objects.key_with(lambda row: row.k).reduce(lambda a, b: b, name="opaque", ttl=ttl).write(
+        blackhole(), name="c"
+    )
+    with harness(job) as running:
+        running.push("rows", *rows)
+        running.checkpoint()
+        found = open_snapshot(checkpoints_of(running, tmp_path), {})
+    assert sorted(row["k"] for row in read(found, "sums", "running")) == [row["k"] for row in rows]
+    columns = sorted(read(found, "columns", "reduce"), key=lambda row: row["k"])
+    assert [row["value"] for row in columns] == rows
+    assert len(read(found, "opaque", "reduce")) == len(rows)
+    if ttl:
+        assert all(row["last_used"] for row in read(found, "columns", "reduce", ttl=True))
+        assert all(row["last_used"] for row in read(found, "sums", "running", ttl=True))
+
+
+async def same(row: Any) -> Any:
+    return row
