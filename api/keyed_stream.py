@@ -20,6 +20,7 @@ from ..operators.patterns.match import Match
 from ..operators.patterns.pattern import Pattern
 from ..operators.per_record.base import MAX_IN_FLIGHT
 from ..operators.process.batches import KeyedBatchProcess
+from ..operators.process.deduplicate import first_of_each_key
 from ..operators.process.functions import KeyedProcess
 from ..operators.schema import SchemaLike
 from ..operators.windows.kinds import Window, check_window
@@ -105,6 +106,21 @@ class KeyedStream(Generic[T]):
         """
         made = add_keyed(self._output, function, name, into, on_error, capture_origin())
         return Stream(made)
+
+    @named("stateful step", _STATE)
+    def deduplicate(self, *, name: str, ttl: Duration | StateTtl | None = None) -> Stream[T]:
+        """Keep the first record of each key, and leave out the others.
+
+        Args:
+            name: the address of the state.
+            ttl: how long a key is remembered after its first record: a duration, or `StateTtl`. Then
+                its next record is a first one again. None: for good, so the state grows with the
+                number of keys.
+        """
+        schema, columns = self._output.schema, isinstance(self._output.key, tuple)
+        function = first_of_each_key(columns=columns and schema is not None, ttl=ttl)
+        into = None if columns else self._output.row_type or schema
+        return Stream(add_keyed(self._output, function, name, into, "fail", capture_origin()))
 
     @named("async step", "records with calls in flight are stored under this name")
     def map_async(

@@ -214,6 +214,22 @@ def _ttl(verb: str, name: str, table: Table, groups: _Groups, builder: Builder) 
     return {}
 
 
+def plan_deduplicate(name: str, table: Table, builder: Builder) -> Step | None:
+    """Plan `deduplicate`."""
+    line, section = table.line_of("deduplicate"), table.get("deduplicate")
+    if section is None or not check_keys("deduplicate", name, table, line, builder):
+        return None
+
+    def step(flows: Sequence[Stream[Any]]) -> Stream[Any] | None:
+        groups = keyed(flows[0], table, builder)
+        if groups is None or section.bad:
+            return None
+        options = given(section, ttl="ttl")
+        return builder.attempt(line, lambda: groups.deduplicate(name=name, **options))
+
+    return step
+
+
 def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
     """Plan `process`: of a stream, keyed or not, of two, or of windows."""
     line = table.line_of("process")
@@ -395,6 +411,15 @@ VERBS: Final = (
         Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
         plan_reduce,
         {**_COMBINED, **_TTL},
+    ),
+    Verb(
+        "deduplicate",
+        Field(
+            Section("deduplicate", {"ttl": Field(duration(), "how long a key is remembered")}),
+            "the first record of each key; `{}`, or with a time after which a key is forgotten",
+        ),
+        plan_deduplicate,
+        KEYS,
     ),
     Verb(
         "process",
