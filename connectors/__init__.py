@@ -18,6 +18,7 @@ from .generator import (
     sequence,
 )
 from .hybrid import hybrid_source
+from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .sinks import blackhole, function_sink, print_sink
@@ -42,6 +43,7 @@ __all__ = [
     "hybrid_source",
     "json_sink",
     "json_source",
+    "kafka_sink",
     "kafka_source",
     "nexmark",
     "numbers",

@@ -37,6 +37,8 @@ from .files.source import csv_source, json_source, parquet_source
 from .generator import generator
 from .hybrid import hybrid_source
 from .kafka.model import METADATA
+from .kafka.sink import FORMATS as KAFKA_FORMATS
+from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
@@ -259,6 +261,10 @@ SOURCES: dict[str, SourceConnector] = {
         bad_records=True,
     ),
 }
+_BOOTSTRAP = Field(Text(), "brokers to ask first: `host:port`, several with commas", required=True)
+_PROPERTIES = Field(
+    Items(AnyText()), "of librdkafka; `file:/path` and `env:NAME` stand for secrets on the worker"
+)
 _POSITION = {
     "time": Field(Text(), "the first record of this time or later, such as `2026-01-31T12:00:00Z`"),
     "offsets": Field(
@@ -300,9 +306,7 @@ SOURCES["kafka"] = SourceConnector(
         "kafka",
         {
             "topics": Field(ListOf(Text()), "the topics", required=True),
-            "bootstrap": Field(
-                Text(), "brokers to ask first: `host:port`, several with commas", required=True
-            ),
+            "bootstrap": _BOOTSTRAP,
             "format": Field(Choice(payloads.FORMATS), "of the values; json"),
             "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),
             "metadata": Field(
@@ -328,10 +332,7 @@ SOURCES["kafka"] = SourceConnector(
             ),
             "batchRows": _BATCH_ROWS,
             "buffer": Field(size(), "most bytes fetched ahead by a subtask; 32mb"),
-            "properties": Field(
-                Items(AnyText()),
-                "of librdkafka; `file:/path` and `env:NAME` stand for secrets on the worker",
-            ),
+            "properties": _PROPERTIES,
             "rate": _FILES["rate"],
         },
     ),
@@ -362,6 +363,11 @@ _OUTPUT_FILES = {
     "storageOptions": _STORAGE_OPTIONS,
 }
 
+
+def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
+    return kafka_sink(topic, **arguments)
+
+
 SINKS: dict[str, SinkConnector] = {
     "parquet": SinkConnector(
         Section("parquet", _OUTPUT_FILES), _sink(parquet_sink), FileSink.guarantees
@@ -379,5 +385,23 @@ SINKS: dict[str, SinkConnector] = {
         _sink(blackhole),
         BlackholeSink.guarantees,
         guarantee_required=False,
+    ),
+    "kafka": SinkConnector(
+        Section(
+            "kafka",
+            {
+                "topic": Field(Text(), "the topic, which must exist", required=True),
+                "bootstrap": _BOOTSTRAP,
+                "format": Field(Choice(KAFKA_FORMATS), "of the values; json"),
+                "metadata": Field(
+                    Items(Text(), Text("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")),
+                    "columns that become a part of the record beside its value, `{key: user}`",
+                ),
+                "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+                "properties": _PROPERTIES,
+            },
+        ),
+        _sink(_kafka_sink),
+        KafkaSink.guarantees,
     ),
 }

@@ -1,1 +1,1 @@
-"""Kafka: records of topics as a source."""
+"""Kafka: records of topics as a source, and a topic as a sink."""

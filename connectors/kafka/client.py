@@ -15,16 +15,21 @@ from ...operators.suggestions import suggest
 ANSWER_S_MAX: Final = 15.0
 """The time in which a cluster has to answer the first request."""
 _OURS: Final = {
+    "acks": "guarantee=",
     "auto.offset.reset": "start=",
     "bootstrap.servers": "bootstrap=",
     "client.id": "the name of the job and of the step",
     "enable.auto.commit": "group=",
     "enable.auto.offset.store": "group=",
+    "enable.idempotence": "guarantee=",
     "enable.partition.eof": "stop=",
     "fetch.max.bytes": "buffer=",
     "group.id": "group=",
     "isolation.level": "read_uncommitted=",
+    "queue.buffering.max.kbytes": "buffer=",
+    "queue.buffering.max.messages": "buffer=",
     "queued.max.messages.kbytes": "buffer=",
+    "transactional.id": "guarantee=",
 }
 """Properties that headgate sets itself, with the argument that decides them."""
 _SECRET: Final = re.compile(r"password|secret|key\.pem|sasl\.oauthbearer\.config|jaas")
@@ -192,7 +197,43 @@ def make_consumer(settings: ConsumerSettings, client: str, errors: ErrorListener
             }
         )
     except KafkaException as error:
-        raise UsageError(
-            f"the properties of the Kafka client are wrong: {error.args[0].str()}",
-            fix="properties= takes those of librdkafka, such as security.protocol and sasl.username",
-        ) from error
+        raise wrong_properties(error) from error
+
+
+def make_producer(
+    bootstrap: str,
+    properties: Mapping[str, str],
+    client: str,
+    buffer_bytes: int,
+    errors: ErrorListener,
+) -> Any:
+    """Return a producer that is not yet connected. Its retries neither double nor reorder records.
+
+    Raises:
+        UsageError: librdkafka does not know a property, or a secret cannot be read.
+    """
+    from confluent_kafka import KafkaException, Producer
+
+    try:
+        return Producer(
+            {
+                "linger.ms": 5,
+                # Java's default, so that records of one key go to one partition, whoever writes them.
+                "partitioner": "murmur2_random",
+                **client_properties(bootstrap, properties, errors),
+                "client.id": client,
+                "enable.idempotence": True,
+                "queue.buffering.max.kbytes": max(1, buffer_bytes >> 10),
+                "queue.buffering.max.messages": 0,
+            }
+        )
+    except KafkaException as error:
+        raise wrong_properties(error) from error
+
+
+def wrong_properties(error: Any) -> UsageError:
+    """Return the error for properties that librdkafka refuses."""
+    return UsageError(
+        f"the properties of the Kafka client are wrong: {error.args[0].str()}",
+        fix="properties= takes those of librdkafka, such as security.protocol and sasl.username",
+    )

@@ -1,0 +1,252 @@
+"""The sink of Kafka against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.connectors import from_list, kafka_sink, kafka_source
+from headgate.connectors.conformance import make_context, read_all
+from headgate.errors import JobError, PlanError, UsageError
+from headgate.operators.elements import ColumnBatch
+from headgate.operators.sink import SinkRun
+from headgate.runtime.manifest import load_job
+from headgate.testing.servers.kafka import KafkaServer
+
+NewTopic = Callable[..., str]
+GUARD_S = 30.0
+HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+
+
+def run(scenario: Any) -> Any:
+    async def guarded() -> Any:
+        async with asyncio.timeout(GUARD_S):
+            return await scenario
+
+    return asyncio.run(guarded())
+
+
+def written(broker: KafkaServer, topic: str, **options: Any) -> list[Any]:
+    given = {"schema": {"id": "int64", "text": "string"}, "stop": "latest", **options}
+    return run(read_all(kafka_source(topic, bootstrap=broker.bootstrap, **given)))  # type: ignore[no-any-return]
+
+
+def sink_run(**options: str) -> SinkRun:
+    return SinkRun("job", "out", options, None, lambda text: None)
+
+
+async def write(sink: Any, *batches: pa.RecordBatch) -> None:
+    """Write batches, and then what a checkpoint does."""
+    sink.bind(batches[0].schema)
+    writer = sink.writer()
+    writer.open(make_context())
+    for batch in batches:
+        writer.write(ColumnBatch(batch))
+    flush = writer.roll(1)
+    assert await asyncio.to_thread(flush) == []
+    writer.close()
+
+
+def test_values_and_metadata_come_back_as_they_were(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2, retention_ms="-1")
+    sent = datetime(2026, 1, 2, tzinfo=UTC)
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("who", pa.string()),
+            ("text", pa.string()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("part", pa.int32()),
+            ("marks", HEADERS),
+        ]
+    )
+    rows = [
+        [1, "a", 'two\nlines, "quoted"', sent, 1, [{"name": "h", "value": b"\x00"}]],
+        [2, None, None, None, 1, None],
+    ]
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows), schema)]  # noqa: B905
+    metadata = {"key": "who", "timestamp": "at", "partition": "part", "headers": "marks"}
+    sink = kafka_sink(topic, bootstrap=broker.bootstrap, metadata=metadata)
+    run(write(sink, pa.RecordBatch.from_arrays(columns, schema=schema)))
+    read = {"key": "who", "timestamp": "at", "partition": "part", "headers": "marks"}
+    first, second = written(broker, topic, metadata=read)
+    assert (first["id"], first["text"]) == (1, 'two\nlines, "quoted"')
+    assert (first["who"], first["at"], first["part"]) == (b"a", sent, 1)
+    assert first["marks"] == [{"name": "h", "value": b"\x00"}]
+    assert (second["id"], second["text"], second["who"], second["marks"]) == (2, None, None, None)
+
+
+def test_raw_values_and_tombstones(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    batch = pa.record_batch({"k": pa.array(["a", "b"]), "v": pa.array([b"\xff", None])})
+    sink = kafka_sink(topic, bootstrap=broker.bootstrap, format="raw", metadata={"key": "k"})
+    run(write(sink, batch))
+    found = written(broker, topic, schema={"v": "binary"}, format="raw", metadata={"key": "k"})
+    assert found == [{"v": b"\xff", "k": b"a"}, {"v": None, "k": b"b"}]
+
+
+def test_keys_go_to_the_partitions_that_java_chooses(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """The expected numbers are those of `toPositive(murmur2(key)) % 7` in Java's client."""
+    topic = new_topic(7)
+    keys = ["21", "foobar", "a-little-bit-long-string", "abc"]
+    hashes = [-973932308, -790332482, -985981536, 479470107]
+    batch = pa.record_batch({"k": keys, "id": list(range(4))})
+    run(write(kafka_sink(topic, bootstrap=broker.bootstrap, metadata={"key": "k"}), batch))
+    found = written(broker, topic, metadata={"partition": "part"})
+    assert {row["id"]: row["part"] for row in found} == {
+        index: (value & 0x7FFFFFFF) % 7 for index, value in enumerate(hashes)
+    }
+
+
+def test_a_record_that_the_topic_refuses_fails_the_attempt(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic(max_message_bytes="1000")
+    batch = pa.record_batch({"id": [1], "text": ["x" * 2_000]})
+    with pytest.raises(JobError, match="were not delivered") as raised:
+        run(write(kafka_sink(topic, bootstrap=broker.bootstrap), batch))
+    assert "max.message.bytes" in raised.value.fix
+
+
+def test_a_small_buffer_holds_the_writer_up_and_loses_nothing(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    texts = [f"{index:05}" + "x" * 1_000 for index in range(2_000)]
+    batch = pa.record_batch({"id": list(range(2_000)), "text": texts})
+    run(write(kafka_sink(topic, bootstrap=broker.bootstrap, buffer=20_000), batch))
+    assert [row["id"] for row in written(broker, topic)] == list(range(2_000))
+
+
+def test_errors_of_a_start_say_what_is_wrong(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    kafka_sink(topic, bootstrap=broker.bootstrap).check_output(sink_run())
+    with pytest.raises(UsageError, match="no such topic"):
+        kafka_sink(f"{topic}x", bootstrap=broker.bootstrap).check_output(sink_run())
+    monkeypatch.setattr("headgate.connectors.kafka.sink.ANSWER_S_MAX", 1.0)
+    with pytest.raises(JobError, match="cannot be used"):
+        kafka_sink(topic, bootstrap="127.0.0.1:1").check_output(sink_run())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"format": "xml"}, "no such format"),
+        ({"guarantee": "exactly_once"}, "cannot write exactly once yet"),
+        ({"metadata": {"offset": "o"}}, "not given such metadata"),
+        ({"properties": {"acks": "1"}}, "set by headgate"),
+        ({"buffer": 0}, "buffer"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        kafka_sink("t", bootstrap="b:1", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema", "text"),
+    [
+        ({}, None, "made of columns"),
+        ({"metadata": {"key": "k"}}, {"id": pa.int64()}, "no such column"),
+        ({"metadata": {"key": "id"}}, {"id": pa.int64(), "v": pa.int64()}, "wrong type"),
+        ({"metadata": {"key": "k"}}, {"k": pa.string()}, "no column is left"),
+        ({"format": "raw"}, {"a": pa.string(), "b": pa.string()}, "one column"),
+        ({}, {"d": pa.duration("s")}, "json has no form"),
+    ],
+)
+def test_columns_that_do_not_fit(
+    arguments: dict[str, Any], schema: dict[str, pa.DataType] | None, text: str
+) -> None:
+    sink = kafka_sink("t", bootstrap="b:1", **arguments)
+    with pytest.raises(PlanError, match=text):
+        sink.bind(None if schema is None else pa.schema(list(schema.items())))
+
+
+class Fails:
+    """Lets records pass, and raises at some of them, once each."""
+
+    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
+        self._marks, self._at = marks, at
+
+    def __call__(self, record: int) -> dict[str, Any]:
+        mark = self._marks / str(record)
+        if record in self._at and not mark.exists():
+            mark.touch()
+            raise RuntimeError("planted")
+        return {"id": record, "text": f"t{record}"}
+
+
+def test_nothing_is_lost_when_job_and_broker_fail(
+    broker: KafkaServer, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """From a list through failures to a topic: every record is there, and those of a key are in order."""
+    topic = new_topic(3)
+    rows = 2_000
+    job = hg.Job("writes", parallelism=2)
+    job.checkpoint(every="20ms", storage=str(tmp_path / "state"))
+    job.restart(hg.fixed_delay(attempts=10, delay="10ms"))
+    numbers = job.read(from_list(list(range(rows)), batch_rows=20, splits=2), name="numbers")
+    fails = Fails(tmp_path, (500, 1_200, 1_900))
+    made = numbers.map(fails, into={"id": "int64", "text": "string"}, name="fails")
+    made.write(kafka_sink(topic, bootstrap=broker.bootstrap), name="out")
+
+    def trouble() -> None:
+        while not (tmp_path / "500").exists():
+            time.sleep(0.001)
+        broker.kill()
+        broker.start()
+
+    killer = threading.Thread(target=trouble, daemon=True)
+    killer.start()
+    try:
+        job.run()
+    finally:
+        killer.join()
+    assert {row["id"] for row in written(broker, topic)} == set(range(rows))
+
+
+MANIFEST = """
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {{name: copies}}
+spec:
+  checkpoint: {{every: 1h, storage: {path}/state}}
+  sources:
+    numbers:
+      generator: {{fields: {{id: sequence, user: {{kind: pattern, prefix: u, distinct: 3}}}}, rows: 10}}
+  sinks:
+    out:
+      from: numbers
+      kafka: {{topic: {topic}, bootstrap: "{bootstrap}", metadata: {{key: user}}}}
+      guarantee: at_least_once
+"""
+
+
+def test_a_manifest_writes_to_a_topic(
+    broker: KafkaServer, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    file = tmp_path / "copies.yaml"
+    file.write_text(MANIFEST.format(topic=topic, bootstrap=broker.bootstrap, path=tmp_path))
+    load_job(file).run()
+    found = written(broker, topic, schema={"id": "int64"}, metadata={"key": "user"})
+    assert sorted(row["id"] for row in found) == list(range(10))
+    assert json.loads(json.dumps(sorted({row["user"].decode() for row in found})))[0].startswith(
+        "u"
+    )
