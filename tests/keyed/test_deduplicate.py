@@ -78,7 +78,7 @@ def test_a_crash_neither_forgets_nor_repeats(tmp_path: Path, parallelism: int) -
     items = [*words[:30], Crash(), *words[30:60], Crash(), *words[60:]]
     job = hg.Job("words", parallelism=parallelism)
     job.checkpoint(every="10ms", storage=str(tmp_path))
-    found = collect()
+    found = collect(guarantee="exactly_once")
     firsts = job.read(from_list(items, batch_rows=3), name="words").key_with(str)
     firsts.deduplicate(name="first").write(found, name="found")
     job.run()
