@@ -397,6 +397,13 @@ SINKS: dict[str, SinkConnector] = {
                     Items(Text(), Text("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")),
                     "columns that become a part of the record beside its value, `{key: user}`",
                 ),
+                "transactionTimeout": Field(
+                    duration(), "with exactly_once: brokers abort older transactions; 15m"
+                ),
+                "onLost": Field(
+                    Choice(("fail", "skip")),
+                    "the brokers have aborted a transaction that a checkpoint needs; fail",
+                ),
                 "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
                 "properties": _PROPERTIES,
             },

@@ -8,7 +8,7 @@ from typing import Final
 from ..errors import PlanError
 
 _PACKAGES: Final = {
-    "kafka": ("confluent_kafka",),
+    "kafka": ("confluent_kafka", "kafka"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),

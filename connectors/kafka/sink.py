@@ -1,29 +1,22 @@
-"""Writes records to a topic of Kafka, at least once.
+"""A topic of Kafka as a sink, at least once or exactly once.
 
 The client sends in the background and tries again by itself, without doubling or reordering records. Before
-a checkpoint can complete, the brokers have acknowledged every record up to its barrier. After a failure the
-records since the last checkpoint are written again.
+a checkpoint can complete, the brokers have acknowledged every record up to its barrier.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
-import polars as pl
 import pyarrow as pa
 
-from ...errors import JobError, PlanError, UsageError
-from ...operators.base import OperatorContext
-from ...operators.elements import Batch, ColumnBatch
-from ...operators.event_time import milliseconds
+from ...errors import PlanError, UsageError
+from ...operators.durations import Duration, parse_duration
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
-from ...state.snapshot import CommitPermit
-from ..files.formats import can_encode, check_times
+from ..files.formats import can_encode
 from ..rows import check_count
 from .client import (
     ANSWER_S_MAX,
@@ -32,39 +25,22 @@ from .client import (
     make_producer,
     no_answer,
     no_topic,
-    shown,
 )
+from .exactly_once import TransactionalWriter
 from .model import METADATA
+from .writer import KafkaWriter, SinkSettings, is_bytes, is_text
 
 BUFFER: Final = "32mb"
+TRANSACTION_TIMEOUT: Final = "15m"
+"""The most that brokers allow unless they are told otherwise."""
 FORMATS: Final = ("json", "raw")
 WRITABLE: Final = ("key", "timestamp", "headers", "partition")
-_SERVE_MS: Final = 500
-"""How often reports of delivery are looked at while no record comes."""
-_FLUSH_S: Final = 0.5
-Values: TypeAlias = Sequence[bytes | None]
-
-
-@dataclass(frozen=True)
-class SinkSettings:
-    """The arguments of `kafka_sink`, which documents them."""
-
-    topic: str
-    bootstrap: str
-    format: str
-    metadata: Mapping[str, str]
-    buffer_bytes: int
-    properties: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        """Return the settings without secrets."""
-        return f"SinkSettings({self.topic} of {self.bootstrap}, {shown(self.properties)})"
 
 
 class KafkaSink(Sink):
     """One topic."""
 
-    guarantees = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
+    guarantees = frozenset(Guarantee)
     needs_columns = True
     extras = ("kafka",)
 
@@ -92,7 +68,8 @@ class KafkaSink(Sink):
         )
 
     def writer(self) -> SinkWriter:
-        return KafkaWriter(self.settings)
+        exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
+        return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings)
 
     def check_output(self, run: SinkRun) -> None:
         """Check that the cluster answers and has the topic."""
@@ -114,153 +91,9 @@ class KafkaSink(Sink):
         return f"kafka({self.settings.topic})"
 
 
-class KafkaWriter(SinkWriter):
-    """Writes the records of one subtask."""
-
-    def __init__(self, settings: SinkSettings) -> None:
-        self._settings = settings
-        self._errors = ErrorListener()
-        self._producer: Any = None
-        self._failure = ""
-        self._closed = False
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        settings = self._settings
-        self._producer = make_producer(
-            settings.bootstrap,
-            settings.properties,
-            f"headgate-{context.job_name}-{context.operator_name}",
-            settings.buffer_bytes,
-            self._errors,
-        )
-        context.timers.call_later(_SERVE_MS, self._serve)
-
-    def _serve(self) -> None:
-        """Look at reports of delivery, also while no record comes."""
-        if not self._closed:
-            self._producer.poll(0)
-            self._check()
-            self.context.timers.call_later(_SERVE_MS, self._serve)
-
-    def write(self, batch: Batch) -> None:
-        assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        if not len(batch):
-            return
-        given = batch.data
-        columns = {
-            kind: _values_of(kind, given.column(column))
-            for kind, column in self._settings.metadata.items()
-        }
-        rest = [name for name in given.schema.names if name not in self._settings.metadata.values()]
-        values = _ENCODERS[self._settings.format](given.select(rest))
-        for row, value in enumerate(values):
-            fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
-            self._produce(value, fields)
-        self._producer.poll(0)
-        self._check()
-
-    def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
-        """Hand one record to the client; waiting while its buffer is full is the backpressure."""
-        while True:
-            try:
-                self._producer.produce(
-                    self._settings.topic, value=value, on_delivery=self._delivered, **fields
-                )
-                return
-            except BufferError:
-                self._producer.poll(0.1)
-                self._check()
-
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and not self._failure:
-            self._failure = str(error.str())
-
-    def _check(self) -> None:
-        """Raise if a record was not delivered, or none can be any more."""
-        reason = self._failure or self._errors.fatal
-        if reason:
-            raise JobError(
-                f"records were not delivered topic=`{self._settings.topic}` "
-                f"bootstrap=`{self._settings.bootstrap}`: {reason}",
-                fix="check the size limits of the topic (max.message.bytes), the right to WRITE, and that "
-                "the brokers can be reached",
-            )
-
-    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        return self._flush
-
-    def _flush(self) -> list[bytes]:
-        """Wait until all records are acknowledged. Nothing is left to commit."""
-        while self._producer.flush(_FLUSH_S) and not self._closed:
-            self._check()
-        self._check()
-        return []
-
-    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        return None
-
-    def finish(self) -> Callable[[], None] | None:
-        def flush() -> None:
-            self._flush()
-
-        return flush
-
-    def close(self) -> None:
-        """Drop what was not sent: if it is needed, it is written again."""
-        self._closed = True
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer.poll(0)
-
-
-def _encode_json(batch: pa.RecordBatch) -> Values:
-    check_times(batch)
-    frame: Any = pl.from_arrow(batch)
-    lines = io.BytesIO()
-    frame.write_ndjson(lines)
-    return lines.getvalue().split(b"\n")[:-1]  # line breaks in texts are escaped
-
-
-def _encode_raw(batch: pa.RecordBatch) -> Values:
-    column = batch.column(0)
-    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values: Values = column.cast(kind).to_pylist() if _is_text(column.type) else column.to_pylist()
-    return values
-
-
-_ENCODERS: Final[Mapping[str, Callable[[pa.RecordBatch], Values]]] = {
-    "json": _encode_json,
-    "raw": _encode_raw,
-}
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return kind in (pa.binary(), pa.large_binary())
-
-
-def _values_of(kind: str, column: pa.Array) -> list[Any]:
-    """Return the argument of `produce` for each row of a column; None: it has none."""
-    if kind == "timestamp":
-        times = milliseconds(column.fill_null(0)).tolist()
-        valid = column.is_valid().to_pylist()
-        return [time if there else None for time, there in zip(times, valid, strict=True)]
-    found: list[Any] = column.to_pylist()
-    if kind == "headers":
-        return [
-            None if row is None else [(each["name"], each["value"]) for each in row]
-            for row in found
-        ]
-    return found
-
-
 def _check_kind(kind: str, field: pa.Field) -> None:
     fits = {
-        "key": _is_text(field.type) or _is_bytes(field.type),
+        "key": is_text(field.type) or is_bytes(field.type),
         "timestamp": pa.types.is_timestamp(field.type) or field.type == pa.int64(),
         "headers": field.type == METADATA["headers"],
         "partition": field.type == pa.int32(),
@@ -280,7 +113,7 @@ def _check_kind(kind: str, field: pa.Field) -> None:
 
 def _check_values(format: str, fields: Sequence[pa.Field]) -> None:
     if format == "raw":
-        if len(fields) != 1 or not (_is_text(fields[0].type) or _is_bytes(fields[0].type)):
+        if len(fields) != 1 or not (is_text(fields[0].type) or is_bytes(fields[0].type)):
             raise PlanError(
                 "a raw value is one column of type string or binary "
                 f"columns=`{', '.join(f'{field.name}: {field.type}' for field in fields)}`",
@@ -304,6 +137,8 @@ def kafka_sink(
     format: str = "json",
     metadata: Mapping[str, str] | None = None,
     guarantee: GuaranteeLike = "at_least_once",
+    transaction_timeout: Duration = TRANSACTION_TIMEOUT,
+    on_lost: Literal["fail", "skip"] = "fail",
     buffer: str | int = BUFFER,
     properties: Mapping[str, str] | None = None,
 ) -> KafkaSink:
@@ -317,7 +152,12 @@ def kafka_sink(
         metadata: columns that become a part of the record beside its value: `key` (string or binary),
             `timestamp`, `headers` or `partition` (int32), such as {"key": "user"}. Without a partition,
             records of one key go to one partition, as with the clients of Java.
-        guarantee: `at_least_once`, or `none`. Exactly-once is not there yet.
+        guarantee: `at_least_once`, `exactly_once` (in transactions, which readers of committed records
+            see when the checkpoint is complete) or `none`.
+        transaction_timeout: the brokers abort a transaction that is older, so it must exceed the longest
+            time for which the job may be down. It must not exceed their `transaction.max.timeout.ms`.
+        on_lost: what a restore does if the brokers have aborted, or forgotten, a transaction that the
+            checkpoint needs: `fail`, or `skip` its records with a warning.
         buffer: the most bytes that wait to be sent, per subtask.
         properties: properties of librdkafka; see `kafka_source`.
 
@@ -333,6 +173,11 @@ def kafka_sink(
         raise UsageError(
             f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
+    if on_lost not in ("fail", "skip"):
+        raise UsageError(
+            f"no such policy on_lost=`{on_lost}`",
+            fix=suggest(on_lost, ("fail", "skip"), "policies"),
+        )
     for kind, column in (metadata or {}).items():
         if kind not in WRITABLE:
             raise UsageError(
@@ -342,13 +187,16 @@ def kafka_sink(
     if isinstance(buffer, str):
         buffer = parse_size(buffer, "buffer")
     check_count("buffer", buffer, 1)
+    timeout_ms = parse_duration(transaction_timeout, "transaction_timeout")
+    check_count("transaction_timeout", timeout_ms, 1_000)
     settings = SinkSettings(
-        topic, bootstrap, format, dict(metadata or {}), buffer, check_properties(properties or {})
+        topic,
+        bootstrap,
+        format,
+        dict(metadata or {}),
+        buffer,
+        check_properties(properties or {}),
+        timeout_ms,
+        on_lost,
     )
-    made = parse_guarantee(guarantee)
-    if made not in KafkaSink.guarantees:
-        raise UsageError(
-            "the Kafka sink cannot write exactly once yet guarantee=`exactly_once`",
-            fix='guarantee="at_least_once": readers see a record again after a failure of the job',
-        )
-    return KafkaSink(settings, made)
+    return KafkaSink(settings, parse_guarantee(guarantee))

@@ -148,7 +148,8 @@ def test_errors_of_a_start_say_what_is_wrong(
     ("arguments", "text"),
     [
         ({"format": "xml"}, "no such format"),
-        ({"guarantee": "exactly_once"}, "cannot write exactly once yet"),
+        ({"guarantee": "twice"}, "no such guarantee"),
+        ({"transaction_timeout": "1ms"}, "transaction_timeout"),
         ({"metadata": {"offset": "o"}}, "not given such metadata"),
         ({"properties": {"acks": "1"}}, "set by headgate"),
         ({"buffer": 0}, "buffer"),

@@ -1,0 +1,231 @@
+"""Writes to a topic exactly once: each epoch between two barriers is one transaction of Kafka.
+
+At the barrier the open transaction is set aside. In the asynchronous part of the snapshot it gets a mark
+and is flushed; then its identity, with which any process can commit it, becomes part of the checkpoint. It
+is committed once the checkpoint is complete, or by the process that restores the checkpoint. The mark is an
+offset of a consumer group that is written in the transaction itself: so a commit whose answer was lost can
+be told from a transaction that was aborted. Readers see the records when they read committed ones only.
+
+Each transaction has a producer and a transactional id of its own. If a producer began its next transaction
+under the same id, that one could be committed, unfinished, in place of the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from ...errors import JobError
+from ...operators.base import OperatorContext
+from ...operators.elements import Batch
+from ...operators.sink import DISCARDED_COUNTER
+from ...state.snapshot import CommitPermit
+from .client import ErrorListener, client_properties, make_producer
+from .transactions import LostTransaction, Prepared, TransactionClient
+from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
+
+_log = logging.getLogger("headgate.connectors.kafka")
+_READY_S: Final = 60.0
+"""How long the first record of an epoch waits for a producer."""
+
+
+class _Transaction:
+    """One transaction and its producer. `prepare` and what follows run in threads."""
+
+    def __init__(self, settings: SinkSettings, id: str) -> None:
+        self.id = id
+        self.errors = ErrorListener()
+        self.ready = threading.Event()
+        self.problem: BaseException | None = None
+        self.producer: Any = None
+        self._settings = settings
+
+    def initialise(self) -> None:
+        """Get a producer id from the brokers, which takes some 50 ms."""
+        settings = self._settings
+        properties = {
+            **settings.properties,
+            "transactional.id": self.id,
+            "transaction.timeout.ms": str(settings.transaction_timeout_ms),
+        }
+        try:
+            self.producer = make_producer(
+                settings.bootstrap, properties, self.id, settings.buffer_bytes, self.errors
+            )
+            self.producer.init_transactions(_READY_S)
+        except BaseException as error:
+            self.problem = error
+        self.ready.set()
+
+    def begin(self) -> None:
+        """Begin; the first records may follow. Waits until the producer is initialised.
+
+        Raises:
+            JobError: the brokers gave it no producer id.
+        """
+        if not self.ready.wait(_READY_S) or self.problem is not None:
+            raise JobError(
+                f"no transaction can be begun topic=`{self._settings.topic}` "
+                f"transaction=`{self.id}`: {self.problem or self.errors.last or 'no answer'}",
+                fix="check that the brokers can be reached, the rights to WRITE and DESCRIBE the "
+                "transactional id, and that transaction_timeout= is not above the brokers' "
+                "transaction.max.timeout.ms",
+            ) from self.problem
+        self.producer.begin_transaction()
+
+    def mark(self, checkpoint_id: int) -> None:
+        """Write the offset that shows later whether the transaction was committed."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        settings = self._settings
+        # Only a consumer knows the group in the form that the call wants; it connects to nothing.
+        consumer = Consumer(
+            {
+                **client_properties(settings.bootstrap, settings.properties, self.errors),
+                "group.id": self.id,
+            }
+        )
+        try:
+            group = consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+        offsets = [TopicPartition(settings.topic, 0, checkpoint_id)]
+        self.producer.send_offsets_to_transaction(offsets, group, _READY_S)
+
+
+class TransactionalWriter(KafkaWriter):
+    """Writes the records of one subtask in transactions."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        super().__init__(settings)
+        self._client: TransactionClient | None = None
+        self._current: _Transaction | None = None
+        """The transaction that takes records."""
+        self._unprepared: dict[str, _Transaction] = {}
+        """Those that have begun, and that no checkpoint can have yet."""
+        self._number = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self.context = context
+        names = f"{context.job_name}\0{context.operator_name}\0{self._settings.topic}".encode()
+        self._prefix = f"hg-{hashlib.blake2s(names, digest_size=8).hexdigest()}-"
+        self._after = context.restored_checkpoint
+        context.timers.call_later(SERVE_MS, self._serve)
+
+    def prepare(self) -> None:
+        settings, context = self._settings, self.context
+        self._client = TransactionClient(settings.bootstrap, settings.properties)
+        discarded = context.metrics.counter(DISCARDED_COUNTER)
+        for id in self._client.open_ids(self._prefix):
+            attempt, after = (int(part) for part in id.split("-")[2:4])
+            # Begun behind the restored checkpoint by another attempt: no checkpoint has it. Earlier ones
+            # may be in the restored checkpoint, which commits them.
+            if attempt != context.attempt and after >= context.restored_checkpoint:
+                self._client.abort(id)
+                discarded.inc()
+        self._next = self._new()
+        self._next.initialise()
+
+    def _new(self) -> _Transaction:
+        """Return a transaction with an id that nobody has had or will have.
+
+        The id says which attempt began it, and behind which checkpoint.
+        """
+        self._number += 1
+        context = self.context
+        place = f"{context.attempt}-{self._after}-{context.subtask_index}-{self._number}"
+        return _Transaction(self._settings, f"{self._prefix}{place}-{secrets.token_hex(6)}")
+
+    def write(self, batch: Batch) -> None:
+        if len(batch) and self._current is None:
+            current = self._next
+            current.begin()
+            self._unprepared[current.id] = current
+            self._current, self._producer = current, current.producer
+            self._errors = current.errors
+        super().write(batch)
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        self._after = checkpoint_id
+        current, self._current, self._producer = self._current, None, None
+        self._errors = ErrorListener()
+        # The id of the next transaction names this checkpoint, so it cannot be made before.
+        self._next = self._new()
+        self.context.run_in_thread(self._next.initialise)
+        if current is None:
+            return None
+        return lambda: self._precommit(current, checkpoint_id)
+
+    def _precommit(self, transaction: _Transaction, checkpoint_id: int) -> list[bytes]:
+        """Make a transaction ready to be committed, by whatever process."""
+        from confluent_kafka import KafkaException
+
+        assert self._client is not None
+        try:
+            transaction.mark(checkpoint_id)
+            while transaction.producer.flush(FLUSH_S) and not self._closed:
+                self._check_of(transaction)
+            self._check_of(transaction)
+            prepared = self._client.prepared(transaction.id, self._settings.topic, checkpoint_id)
+        except KafkaException as error:
+            reason = error.args[0]
+            if reason.fatal() or transaction.errors.fatal:
+                # It cannot succeed later either, so the attempt must end.
+                self._failure = self._failure or str(reason.str())
+            raise JobError(
+                f"a transaction could not be prepared topic=`{self._settings.topic}` "
+                f"transaction=`{transaction.id}`: {reason.str()}",
+                fix="if it was fenced, a newer attempt of the job has taken over; else check the rights "
+                "to WRITE and DESCRIBE transactional ids, and to READ groups, that begin with `hg-`",
+            ) from error
+        self._unprepared.pop(transaction.id, None)
+        return [msgspec.msgpack.encode(prepared)]
+
+    def _check_of(self, transaction: _Transaction) -> None:
+        if transaction.errors.fatal:
+            self._failure = self._failure or transaction.errors.fatal
+        self._check()
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        assert self._client is not None
+        for committable in committables:
+            try:
+                self._client.commit(msgspec.msgpack.decode(committable, type=Prepared))
+            except LostTransaction as error:
+                if self._settings.on_lost == "fail":
+                    raise
+                _log.warning("the job goes on without records: %s", error.message)
+
+    def finish(self) -> Callable[[], None] | None:
+        return None
+
+    def close(self) -> None:
+        """Abort what no checkpoint has, in a thread, as the brokers may not answer."""
+        self._closed = True
+        left, client = list(self._unprepared.values()), self._client
+        if client is None:
+            return
+
+        def end() -> None:
+            # What fails here is done by the next attempt, or by the time-out of the transaction.
+            with suppress(Exception):
+                for transaction in left:
+                    transaction.producer.purge()
+                    client.abort(transaction.id)
+            client.close()
+
+        with suppress(RuntimeError):
+            self.context.run_in_thread(end).add_done_callback(_look_at)
+
+
+def _look_at(future: Any) -> None:
+    """Look at the error, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

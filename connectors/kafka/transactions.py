@@ -1,0 +1,241 @@
+"""Requests about transactions that librdkafka has no call for: describe, commit and abort by any process.
+
+A transaction stays open on the broker when its producer dies, until its time-out. Any client that knows its
+transactional id, producer id and epoch can end it. So what a dead process had prepared for a checkpoint is
+committed by the process that restores the checkpoint, which is the second phase of two-phase commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from ...errors import JobError
+from ...operators.clock import SystemClock
+from .client import ErrorListener, no_answer, resolved
+
+PATIENCE_S: Final = 60.0
+"""How long requests are tried again while brokers restart or coordinators move."""
+_PAUSE_S: Final = 0.05
+_OPEN: Final = "Ongoing"
+_COMMITTING: Final = "PrepareCommit"
+T = TypeVar("T")
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction that is ready to be committed: the committable of a sink.
+
+    Attributes:
+        id: the transactional id, which no other transaction ever has.
+        producer_id: given by the broker, as is the epoch.
+        topic: the topic that it writes to, under which its mark is kept.
+        checkpoint_id: the mark: an offset that the group with the name of the transaction gets in this very
+            transaction, so that it is there exactly if the transaction was committed.
+    """
+
+    id: str
+    producer_id: int
+    epoch: int
+    topic: str
+    checkpoint_id: int
+
+
+class LostTransaction(JobError):
+    """A transaction that a checkpoint needs was aborted, or the brokers have forgotten it."""
+
+
+class TransactionClient:
+    """Describes, commits and aborts transactions. All calls block; they are made in threads."""
+
+    def __init__(self, bootstrap: str, properties: Mapping[str, str]) -> None:
+        """Connect.
+
+        Raises:
+            SourceError: no broker answers, or it refuses us.
+        """
+        from kafka.admin import KafkaAdminClient
+        from kafka.errors import KafkaError
+
+        self._clock = SystemClock()
+        try:
+            self._admin = KafkaAdminClient(
+                bootstrap_servers=[each.strip() for each in bootstrap.split(",")],
+                client_id="headgate-transactions",
+                bootstrap_timeout_ms=15_000,
+                **_python_settings(resolved(properties)),
+            )
+        except KafkaError as error:
+            raise no_answer(bootstrap, ErrorListener(), error) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._admin.close()
+
+    def prepared(self, id: str, topic: str, checkpoint_id: int) -> Prepared:
+        """Return an open transaction as a committable.
+
+        Raises:
+            JobError: it is not open any more.
+        """
+        found = self._describe(id)
+        if found is None or str(found.state.value) != _OPEN:
+            raise JobError(
+                f"a transaction was aborted before it was prepared transaction=`{id}`",
+                fix="a newer attempt of the job has taken over, or transaction_timeout= is too short",
+            )
+        return Prepared(id, found.producer_id, found.producer_epoch, topic, checkpoint_id)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Commit a transaction, unless that has happened before; return when readers can see it.
+
+        Raises:
+            LostTransaction: it was aborted, or nobody knows it any more.
+            KafkaError: no broker answers.
+        """
+        from kafka.errors import (
+            InvalidProducerEpochError,
+            InvalidProducerIdMappingError,
+            InvalidTxnStateError,
+            ProducerFencedError,
+        )
+
+        ended = (
+            InvalidProducerEpochError,
+            InvalidProducerIdMappingError,
+            InvalidTxnStateError,
+            ProducerFencedError,
+        )
+        try:
+            self._again(lambda: self._end(prepared))
+        except ended as error:
+            if not self._was_committed(prepared):
+                raise LostTransaction(
+                    "a transaction of a completed checkpoint was aborted, so its records are lost "
+                    f"topic=`{prepared.topic}` transaction=`{prepared.id}` "
+                    f"checkpoint=`{prepared.checkpoint_id}`: {type(error).__name__}",
+                    fix="if the job was down for longer than transaction_timeout=, restore an older "
+                    "checkpoint (--from DIR@ID), which writes again what came after it; if this is an old "
+                    "savepoint and brokers have forgotten its transactions (offsets.retention.minutes, 7 "
+                    "days), or to go on without the records, say on_lost='skip'",
+                ) from error
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while (found := self._describe(prepared.id)) is not None:
+            if found.producer_id != prepared.producer_id or str(found.state.value) != _COMMITTING:
+                return
+            if self._clock.monotonic() > deadline:
+                return  # it is decided; the brokers will show it when they can
+            time.sleep(_PAUSE_S)
+
+    def abort(self, id: str) -> None:
+        """Abort a transaction if it is open, and fence its producer."""
+        from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+        self._again(
+            lambda: self._ask(
+                id,
+                InitProducerIdRequest(
+                    transactional_id=id,
+                    transaction_timeout_ms=60_000,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                ),
+            )
+        )
+
+    def open_ids(self, prefix: str) -> list[str]:
+        """Return the ids of open transactions that begin with `prefix`."""
+        found = self._again(lambda: self._admin.list_transactions(state_filters=[_OPEN]))
+        return [
+            each.transactional_id
+            for listed in found.values()
+            for each in listed
+            if each.transactional_id.startswith(prefix)
+        ]
+
+    def _end(self, prepared: Prepared) -> None:
+        from kafka.protocol.producer.transaction import EndTxnRequest
+
+        self._ask(
+            prepared.id,
+            EndTxnRequest(
+                transactional_id=prepared.id,
+                producer_id=prepared.producer_id,
+                producer_epoch=prepared.epoch,
+                committed=True,
+            ),
+        )
+
+    def _was_committed(self, prepared: Prepared) -> bool:
+        from kafka import TopicPartition
+
+        place = TopicPartition(prepared.topic, 0)
+        found = self._again(lambda: self._admin.list_group_offsets({prepared.id: [place]}))
+        mark = found.get(prepared.id, {}).get(place)
+        return mark is not None and mark.offset == prepared.checkpoint_id
+
+    def _describe(self, id: str) -> Any:
+        """Return the description of a transaction; None if the brokers do not know it."""
+        from kafka.errors import TransactionalIdNotFoundError
+
+        try:
+            return self._again(lambda: self._admin.describe_transactions([id]))[id]
+        except TransactionalIdNotFoundError:
+            return None
+
+    def _ask(self, id: str, request: Any) -> Any:
+        """Send a request to the coordinator of a transaction.
+
+        Raises:
+            KafkaError: that of the answer.
+        """
+        from kafka.errors import NoError, for_code
+        from kafka.protocol.metadata import CoordinatorType
+
+        # This client has no public call for such requests; the extra `kafka` allows versions that were
+        # tried with it.
+        admin: Any = self._admin
+
+        async def ask() -> Any:
+            node = await admin._find_coordinator_id(id, CoordinatorType.TRANSACTION)
+            return await admin._manager.send(request, node_id=node)
+
+        answer = admin._manager.run(ask)
+        error = for_code(answer.error_code)
+        if error is not NoError:
+            raise error(f"transaction `{id}`")
+        return answer
+
+    def _again(self, call: Callable[[], T]) -> T:
+        """Call until it succeeds, or fails for another reason than that brokers are not ready."""
+        from kafka.errors import KafkaError
+
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return call()
+            except KafkaError as error:
+                if not error.retriable or self._clock.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+
+
+def _python_settings(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the security settings of librdkafka as arguments of kafka-python; others do not concern it."""
+    names = {
+        "security.protocol": "security_protocol",
+        "sasl.mechanism": "sasl_mechanism",
+        "sasl.mechanisms": "sasl_mechanism",
+        "sasl.username": "sasl_plain_username",
+        "sasl.password": "sasl_plain_password",
+        "ssl.ca.location": "ssl_cafile",
+        "ssl.certificate.location": "ssl_certfile",
+        "ssl.key.location": "ssl_keyfile",
+        "ssl.key.password": "ssl_password",
+    }
+    found = {names[name]: value for name, value in properties.items() if name in names}
+    if "security_protocol" in found:
+        found["security_protocol"] = found["security_protocol"].upper()
+    return found

@@ -1,0 +1,188 @@
+"""Writers of one topic: records become messages, and the client sends them in the background."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from ...errors import JobError
+from ...operators.base import OperatorContext
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.event_time import milliseconds
+from ...operators.sink import SinkWriter
+from ...state.snapshot import CommitPermit
+from ..files.formats import check_times
+from .client import ErrorListener, make_producer, shown
+
+SERVE_MS: Final = 500
+"""How often reports of delivery are looked at while no record comes."""
+FLUSH_S: Final = 0.5
+Values: TypeAlias = Sequence[bytes | None]
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """The arguments of `kafka_sink`, which documents them."""
+
+    topic: str
+    bootstrap: str
+    format: str
+    metadata: Mapping[str, str]
+    buffer_bytes: int
+    properties: Mapping[str, str]
+    transaction_timeout_ms: int
+    on_lost: str
+
+    def __repr__(self) -> str:
+        """Return the settings without secrets."""
+        return f"SinkSettings({self.topic} of {self.bootstrap}, {shown(self.properties)})"
+
+
+class KafkaWriter(SinkWriter):
+    """Writes the records of one subtask."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        self._errors = ErrorListener()
+        self._producer: Any = None
+        self._failure = ""
+        self._closed = False
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        settings = self._settings
+        self._producer = make_producer(
+            settings.bootstrap,
+            settings.properties,
+            f"headgate-{context.job_name}-{context.operator_name}",
+            settings.buffer_bytes,
+            self._errors,
+        )
+        context.timers.call_later(SERVE_MS, self._serve)
+
+    def _serve(self) -> None:
+        """Look at reports of delivery, also while no record comes."""
+        if not self._closed:
+            if self._producer is not None:
+                self._producer.poll(0)
+            self._check()
+            self.context.timers.call_later(SERVE_MS, self._serve)
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        if not len(batch):
+            return
+        given = batch.data
+        columns = {
+            kind: _values_of(kind, given.column(column))
+            for kind, column in self._settings.metadata.items()
+        }
+        rest = [name for name in given.schema.names if name not in self._settings.metadata.values()]
+        values = _ENCODERS[self._settings.format](given.select(rest))
+        for row, value in enumerate(values):
+            fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
+            self._produce(value, fields)
+        self._producer.poll(0)
+        self._check()
+
+    def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
+        """Hand one record to the client; waiting while its buffer is full is the backpressure."""
+        while True:
+            try:
+                self._producer.produce(
+                    self._settings.topic, value=value, on_delivery=self._delivered, **fields
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+                self._check()
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None and not self._failure:
+            self._failure = str(error.str())
+
+    def _check(self) -> None:
+        """Raise if a record was not delivered, or none can be any more."""
+        reason = self._failure or self._errors.fatal
+        if reason:
+            raise JobError(
+                f"records were not delivered topic=`{self._settings.topic}` "
+                f"bootstrap=`{self._settings.bootstrap}`: {reason}",
+                fix="check the size limits of the topic (max.message.bytes), the right to WRITE, and that "
+                "the brokers can be reached",
+            )
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        return self._flush
+
+    def _flush(self) -> list[bytes]:
+        """Wait until all records are acknowledged. Nothing is left to commit."""
+        while self._producer.flush(FLUSH_S) and not self._closed:
+            self._check()
+        self._check()
+        return []
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        return None
+
+    def finish(self) -> Callable[[], None] | None:
+        def flush() -> None:
+            self._flush()
+
+        return flush
+
+    def close(self) -> None:
+        """Drop what was not sent: if it is needed, it is written again."""
+        self._closed = True
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.poll(0)
+
+
+def _encode_json(batch: pa.RecordBatch) -> Values:
+    check_times(batch)
+    frame: Any = pl.from_arrow(batch)
+    lines = io.BytesIO()
+    frame.write_ndjson(lines)
+    return lines.getvalue().split(b"\n")[:-1]  # line breaks in texts are escaped
+
+
+def _encode_raw(batch: pa.RecordBatch) -> Values:
+    column = batch.column(0)
+    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values: Values = column.cast(kind).to_pylist() if is_text(column.type) else column.to_pylist()
+    return values
+
+
+_ENCODERS: Final[Mapping[str, Callable[[pa.RecordBatch], Values]]] = {
+    "json": _encode_json,
+    "raw": _encode_raw,
+}
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string())
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.binary(), pa.large_binary())
+
+
+def _values_of(kind: str, column: pa.Array) -> list[Any]:
+    """Return the argument of `produce` for each row of a column; None: it has none."""
+    if kind == "timestamp":
+        times = milliseconds(column.fill_null(0)).tolist()
+        valid = column.is_valid().to_pylist()
+        return [time if there else None for time, there in zip(times, valid, strict=True)]
+    found: list[Any] = column.to_pylist()
+    if kind == "headers":
+        return [
+            None if row is None else [(each["name"], each["value"]) for each in row]
+            for row in found
+        ]
+    return found

@@ -1,0 +1,276 @@
+"""The sink of Kafka in transactions: each crash point, killed processes and brokers, lost transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.connectors import from_list, kafka_sink, kafka_source
+from headgate.connectors.conformance import check_sink, make_context, read_all
+from headgate.connectors.kafka.exactly_once import TransactionalWriter
+from headgate.connectors.kafka.sink import KafkaSink
+from headgate.connectors.kafka.transactions import Prepared, TransactionClient
+from headgate.errors import JobError
+from headgate.operators.elements import ColumnBatch
+from headgate.operators.sink import SinkWriter
+from headgate.state.snapshot import CommitPermit
+from headgate.testing.servers.kafka import KafkaServer
+
+NewTopic = Callable[..., str]
+GUARD_S = 120.0
+TRANSACTIONS = "hg-"
+"""The ids of transactions begin with this."""
+
+
+class KilledWriter(TransactionalWriter):
+    """One whose process is killed instead of being closed: its transactions stay open."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class KilledSink(KafkaSink):
+    def writer(self) -> SinkWriter:
+        return KilledWriter(self.settings)
+
+
+def sink(broker: KafkaServer, topic: str, *, killed: bool = False, **options: Any) -> KafkaSink:
+    made = kafka_sink(
+        topic, bootstrap=broker.bootstrap, guarantee="exactly_once", format="raw", **options
+    )
+    return KilledSink(made.settings, made.guarantee) if killed else made
+
+
+def batches(count: int, rows: int = 3) -> list[Any]:
+    return [
+        ColumnBatch(pa.record_batch({"value": [f"{n}-{row}".encode() for row in range(rows)]}))
+        for n in range(count)
+    ]
+
+
+async def visible(broker: KafkaServer, topic: str) -> list[Any]:
+    source = kafka_source(topic, bootstrap=broker.bootstrap, format="raw", stop="latest")
+    return await read_all(source)
+
+
+def run(scenario: Any) -> Any:
+    async def guarded() -> Any:
+        async with asyncio.timeout(GUARD_S):
+            return await scenario
+
+    return asyncio.run(guarded())
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run a coroutine from within a running loop, in a thread with a loop of its own."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(work())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_every_crash_point(broker: KafkaServer, new_topic: NewTopic, killed: bool) -> None:
+    topics = [""]
+
+    def reset() -> None:
+        topics.append(new_topic())
+
+    run(
+        check_sink(
+            lambda: sink(broker, topics[-1], killed=killed),
+            batches(2),
+            lambda: in_thread(lambda: visible(broker, topics[-1])),
+            reset,
+            crash_twice=False,
+        )
+    )
+
+
+async def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:
+    precommit = writer.roll(checkpoint_id)
+    assert precommit is not None
+    return await asyncio.to_thread(precommit)
+
+
+async def opened(made: KafkaSink, **context: Any) -> SinkWriter:
+    writer = made.writer()
+    writer.open(make_context(**context))
+    await asyncio.to_thread(writer.prepare)
+    return writer
+
+
+def test_the_broker_is_killed_between_both_phases(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        writer = await opened(made)
+        writer.write(batches(1)[0])
+        committables = await prepared(writer, 1)
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        assert await visible(broker, topic) == []
+        other = await opened(made, attempt=2, restored_checkpoint=1)
+        permit = CommitPermit("conformance", 0, 1)
+        await asyncio.to_thread(other.commit, committables, permit)
+        assert len(await visible(broker, topic)) == 3
+        await asyncio.to_thread(other.commit, committables, permit)
+        assert len(await visible(broker, topic)) == 3
+        other.close()
+
+    run(scenario())
+
+
+def test_a_transaction_that_was_aborted_is_an_error_and_never_silence(
+    broker: KafkaServer, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after its time-out, when the job was down for too long."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        writer = await opened(made)
+        writer.write(batches(1)[0])
+        committables = await prepared(writer, 1)
+        client = TransactionClient(broker.bootstrap, {})
+        client.abort(msgspec.msgpack.decode(committables[0], type=Prepared).id)
+        other = await opened(made, attempt=2, restored_checkpoint=1)
+        with pytest.raises(JobError, match="its records are lost") as raised:
+            await asyncio.to_thread(other.commit, committables, CommitPermit("conformance", 0, 1))
+        assert topic in str(raised.value)
+        lenient = await opened(
+            sink(broker, topic, on_lost="skip"), attempt=3, restored_checkpoint=1
+        )
+        with caplog.at_level(logging.WARNING):
+            await asyncio.to_thread(lenient.commit, committables, CommitPermit("conformance", 0, 1))
+        assert "goes on without records" in caplog.text
+        lenient.close()
+        assert await visible(broker, topic) == []
+        client.close()
+        other.close()
+
+    run(scenario())
+
+
+def test_a_dead_attempt_cannot_write_on(broker: KafkaServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        zombie = await opened(made)
+        zombie.write(batches(1)[0])
+        other = await opened(made, attempt=2)
+        with pytest.raises(JobError, match="could not be prepared"):
+            await prepared(zombie, 1)
+        with pytest.raises(JobError, match="fenced"):
+            zombie.write(batches(1)[0])
+        assert await visible(broker, topic) == []
+        other.close()
+
+    run(scenario())
+
+
+def test_nothing_stays_open_when_a_writer_is_closed(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+
+    async def scenario() -> None:
+        writer = await opened(sink(broker, topic))
+        writer.write(batches(1)[0])
+        id = writer._current.id  # type: ignore[attr-defined]
+        client = TransactionClient(broker.bootstrap, {})
+        while id not in client.open_ids(TRANSACTIONS):  # noqa: ASYNC110  it is begun in the background
+            await asyncio.sleep(0.05)
+        writer.close()
+        while id in client.open_ids(TRANSACTIONS):  # noqa: ASYNC110  and aborted there
+            await asyncio.sleep(0.05)
+        client.close()
+
+    run(scenario())
+
+
+def test_an_epoch_without_records_needs_no_transaction(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+
+    async def scenario() -> None:
+        writer = await opened(sink(broker, topic))
+        assert writer.roll(1) is None
+        assert writer.roll(2) is None
+        writer.write(batches(1)[0])
+        (committable,) = await prepared(writer, 3)
+        await asyncio.to_thread(writer.commit, [committable], CommitPermit("c", 0, 3))
+        assert len(await visible(broker, topic)) == 3
+        writer.close()
+
+    run(scenario())
+
+
+def test_a_time_out_beyond_that_of_the_brokers_is_an_error_at_the_first_record(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    async def scenario() -> None:
+        writer = await opened(sink(broker, new_topic(), transaction_timeout="2h"))
+        with pytest.raises(JobError, match="no transaction can be begun") as raised:
+            writer.write(batches(1)[0])
+        assert "transaction.max.timeout.ms" in raised.value.fix
+        writer.close()
+
+    run(scenario())
+
+
+class Fails:
+    """Lets records pass, and raises at some of them, once each."""
+
+    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
+        self._marks, self._at = marks, at
+
+    def __call__(self, record: int) -> dict[str, Any]:
+        mark = self._marks / str(record)
+        if record in self._at and not mark.exists():
+            mark.touch()
+            raise RuntimeError("planted")
+        return {"id": record}
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_every_record_is_there_once_when_job_and_broker_fail(
+    broker: KafkaServer, new_topic: NewTopic, tmp_path: Path, parallelism: int
+) -> None:
+    topic, rows = new_topic(3), 1_500
+    job = hg.Job(f"writes-{parallelism}", parallelism=parallelism)
+    job.checkpoint(every="50ms", storage=str(tmp_path / "state"))
+    job.restart(hg.fixed_delay(attempts=10, delay="10ms"))
+    numbers = job.read(from_list(list(range(rows)), batch_rows=10, splits=2), name="numbers")
+    made = numbers.map(Fails(tmp_path, (300, 900, 1_400)), into={"id": "int64"}, name="fails")
+    out = kafka_sink(topic, bootstrap=broker.bootstrap, guarantee="exactly_once")
+    made.write(out, name="out")
+
+    def trouble() -> None:
+        while not (tmp_path / "900").exists():
+            time.sleep(0.001)
+        broker.kill()
+        broker.start()
+
+    killer = threading.Thread(target=trouble, daemon=True)
+    killer.start()
+    try:
+        job.run()
+    finally:
+        killer.join()
+    source = kafka_source(topic, bootstrap=broker.bootstrap, schema={"id": "int64"}, stop="latest")
+    assert sorted(row["id"] for row in run(read_all(source))) == list(range(rows))
