@@ -29,6 +29,7 @@ _OURS: Final = {
     "queue.buffering.max.kbytes": "buffer=",
     "queue.buffering.max.messages": "buffer=",
     "queued.max.messages.kbytes": "buffer=",
+    "transaction.timeout.ms": "transaction_timeout=",
     "transactional.id": "guarantee=",
 }
 """Properties that headgate sets itself, with the argument that decides them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from .transactions import LostTransaction, Prepared, TransactionClient
 from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
 
 _log = logging.getLogger("headgate.connectors.kafka")
+_ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
+"""The end of a transactional id: attempt, checkpoint before, subtask, number, and a random part."""
 _READY_S: Final = 60.0
 """How long the first record of an epoch waits for a producer."""
 
@@ -108,6 +111,8 @@ class TransactionalWriter(KafkaWriter):
         self._client: TransactionClient | None = None
         self._current: _Transaction | None = None
         """The transaction that takes records."""
+        self._next: _Transaction | None = None
+        """The one that follows, which is being initialised."""
         self._unprepared: dict[str, _Transaction] = {}
         """Those that have begun, and that no checkpoint can have yet."""
         self._number = 0
@@ -124,14 +129,27 @@ class TransactionalWriter(KafkaWriter):
         self._client = TransactionClient(settings.bootstrap, settings.properties)
         discarded = context.metrics.counter(DISCARDED_COUNTER)
         for id in self._client.open_ids(self._prefix):
-            attempt, after = (int(part) for part in id.split("-")[2:4])
-            # Begun behind the restored checkpoint by another attempt: no checkpoint has it. Earlier ones
-            # may be in the restored checkpoint, which commits them.
-            if attempt != context.attempt and after >= context.restored_checkpoint:
+            if self._is_dead(id):
                 self._client.abort(id)
                 discarded.inc()
         self._next = self._new()
         self._next.initialise()
+
+    def _is_dead(self, id: str) -> bool:
+        """Return True if an older attempt of this subtask began a transaction that no checkpoint has.
+
+        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
+        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
+        of subtasks that no longer exist.
+        """
+        found = _ID.fullmatch(id.removeprefix(self._prefix))
+        if found is None:
+            return False
+        context = self.context
+        attempt, after, subtask = (int(part) for part in found.groups())
+        orphaned = context.subtask_index == 0 and subtask >= context.parallelism
+        ours = subtask == context.subtask_index or orphaned
+        return ours and attempt < context.attempt and after >= context.restored_checkpoint
 
     def _new(self) -> _Transaction:
         """Return a transaction with an id that nobody has had or will have.
@@ -145,7 +163,10 @@ class TransactionalWriter(KafkaWriter):
 
     def write(self, batch: Batch) -> None:
         if len(batch) and self._current is None:
-            current = self._next
+            current, self._next = self._next, None
+            if current is None:
+                current = self._new()
+                current.initialise()
             current.begin()
             self._unprepared[current.id] = current
             self._current, self._producer = current, current.producer
@@ -156,11 +177,13 @@ class TransactionalWriter(KafkaWriter):
         self._after = checkpoint_id
         current, self._current, self._producer = self._current, None, None
         self._errors = ErrorListener()
-        # The id of the next transaction names this checkpoint, so it cannot be made before.
-        self._next = self._new()
-        self.context.run_in_thread(self._next.initialise)
+        self._next = None
         if current is None:
             return None
+        # The id of the next transaction names this checkpoint, so it cannot be made before. After an epoch
+        # without records it waits for the first one.
+        self._next = self._new()
+        self.context.run_in_thread(self._next.initialise)
         return lambda: self._precommit(current, checkpoint_id)
 
     def _precommit(self, transaction: _Transaction, checkpoint_id: int) -> list[bytes]:

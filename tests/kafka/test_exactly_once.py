@@ -182,6 +182,39 @@ def test_a_dead_attempt_cannot_write_on(broker: KafkaServer, new_topic: NewTopic
     run(scenario())
 
 
+def test_a_restart_of_one_subtask_leaves_the_transactions_of_others_alone(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """As when one region of a job restarts. Those of subtasks that are gone are aborted."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        pair = [await opened(made, subtask_index=index, parallelism=2) for index in range(2)]
+        for writer in pair:
+            writer.write(batches(1)[0])
+        dead, alive = (writer._current.id for writer in pair)  # type: ignore[attr-defined]
+        client = TransactionClient(broker.bootstrap, {})
+        while not {dead, alive} <= set(client.open_ids(TRANSACTIONS)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await opened(made, attempt=2, parallelism=2)
+        left = client.open_ids(TRANSACTIONS)
+        assert alive in left
+        assert dead not in left
+        committables = await prepared(pair[1], 1)
+        await asyncio.to_thread(pair[1].commit, committables, CommitPermit("c", 0, 1))
+        assert len(await visible(broker, topic)) == 3
+        pair[1].write(batches(1)[0])
+        orphan = pair[1]._current.id  # type: ignore[attr-defined]
+        while orphan not in client.open_ids(TRANSACTIONS):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await opened(made, attempt=3, parallelism=1, restored_checkpoint=1)
+        assert orphan not in client.open_ids(TRANSACTIONS)
+        client.close()
+
+    run(scenario())
+
+
 def test_nothing_stays_open_when_a_writer_is_closed(
     broker: KafkaServer, new_topic: NewTopic
 ) -> None:
