@@ -33,7 +33,7 @@ _OURS: Final = {
     "transactional.id": "guarantee=",
 }
 """Properties that headgate sets itself, with the argument that decides them."""
-_SECRET: Final = re.compile(r"password|secret|key\.pem|sasl\.oauthbearer\.config|jaas")
+_SECRET: Final = re.compile(r"password|passphrase|secret|key\.pem|sasl\.oauthbearer\.config|jaas")
 _log = logging.getLogger("headgate.connectors.kafka")
 
 
@@ -189,6 +189,7 @@ def make_consumer(settings: ConsumerSettings, client: str, errors: ErrorListener
                 "auto.offset.reset": "error",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
+                "on_commit": _log_commit,
                 "enable.partition.eof": settings.bounded,
                 "isolation.level": (
                     "read_uncommitted" if settings.read_uncommitted else "read_committed"
@@ -199,6 +200,12 @@ def make_consumer(settings: ConsumerSettings, client: str, errors: ErrorListener
         )
     except KafkaException as error:
         raise wrong_properties(error) from error
+
+
+def _log_commit(error: Any, places: Any) -> None:
+    """Log that offsets were not written to the group; they are information only."""
+    if error is not None:
+        _log.warning("offsets were not written to the consumer group: %s", error.str())
 
 
 def make_producer(

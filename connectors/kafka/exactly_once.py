@@ -193,13 +193,14 @@ class TransactionalWriter(KafkaWriter):
         assert self._client is not None
         try:
             transaction.mark(checkpoint_id)
-            while transaction.producer.flush(FLUSH_S) and not self._closed:
+            while transaction.producer.flush(FLUSH_S):
+                self._check_open()
                 self._check_of(transaction)
             self._check_of(transaction)
             prepared = self._client.prepared(transaction.id, self._settings.topic, checkpoint_id)
         except KafkaException as error:
             reason = error.args[0]
-            if reason.fatal() or transaction.errors.fatal:
+            if reason.fatal() or reason.txn_requires_abort() or transaction.errors.fatal:
                 # It cannot succeed later either, so the attempt must end.
                 self._failure = self._failure or str(reason.str())
             raise JobError(
@@ -238,8 +239,8 @@ class TransactionalWriter(KafkaWriter):
 
         def end() -> None:
             # What fails here is done by the next attempt, or by the time-out of the transaction.
-            with suppress(Exception):
-                for transaction in left:
+            for transaction in left:
+                with suppress(Exception):
                     transaction.producer.purge()
                     client.abort(transaction.id)
             client.close()

@@ -27,6 +27,8 @@ from ..payloads import decoder
 from .client import ErrorListener, make_consumer
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition
 
+_BAD_BYTES: Final = 500
+"""About what an unreadable message takes beside its value."""
 _IDLE_S: Final = 0.1
 """The thread looks at least this often whether the reader was closed."""
 _log = logging.getLogger("headgate.connectors.kafka")
@@ -42,7 +44,7 @@ class _Piece:
         offsets: theirs.
         bad: the messages of the others, with the reasons.
         position: the offset behind the last record.
-        size_bytes: of the values.
+        size_bytes: of what it keeps in memory.
         ready_ms: the time of the first record, in ms since 1970; -1: it has none.
         ended: nothing of the partition follows.
     """
@@ -64,7 +66,7 @@ class _Shared:
     changed: threading.Condition = field(default_factory=threading.Condition)
     pieces: deque[_Piece] = field(default_factory=deque)
     waiting_bytes: int = 0
-    """The bytes of pieces whose partitions are not paused."""
+    """The bytes of all pieces."""
     paused: frozenset[str] = frozenset()
     commands: list[Callable[[], None]] = field(default_factory=list)
     """Calls of the consumer for the thread to make: some of them block another thread for good."""
@@ -212,9 +214,6 @@ class KafkaReader(SourceReader):
         shared = self._shared
         with shared.changed:
             before, shared.paused = shared.paused, splits
-            shared.waiting_bytes = sum(
-                piece.size_bytes for piece in shared.pieces if piece.name not in splits
-            )
             for change, names in (("pause", splits - before), ("resume", before - splits)):
                 places = [
                     TopicPartition(each.topic, each.partition)
@@ -254,7 +253,8 @@ class KafkaReader(SourceReader):
     def lag_records(self) -> dict[str, int] | None:
         """Return the records left by partition, as of the call before: the thread looks them up."""
         with self._shared.changed:
-            self._shared.commands = [*self._shared.commands, self._look_up_ends]
+            if self._look_up_ends not in self._shared.commands and self._shared.error is None:
+                self._shared.commands.append(self._look_up_ends)
             self._shared.changed.notify_all()
         ends, lag = self._ends, {}
         for name, each in list(self._partitions.items()):
@@ -315,16 +315,21 @@ class KafkaReader(SourceReader):
     def _commands_or_room(self) -> list[Callable[[], None]] | None:
         """Wait for commands, and return them; return none if pieces fit, None if closed."""
         shared = self._shared
+
+        def goes_on() -> bool:
+            if (
+                shared.closed
+                or shared.commands
+                or shared.waiting_bytes < self._settings.buffer_bytes
+            ):
+                return True
+            # Pieces of paused partitions must not hold up the others.
+            return all(piece.name in shared.paused for piece in shared.pieces)
+
         with shared.changed:
-            shared.changed.wait_for(
-                lambda: (
-                    shared.closed
-                    or bool(shared.commands)
-                    or shared.waiting_bytes < self._settings.buffer_bytes
-                )
-            )
+            shared.changed.wait_for(goes_on)
             commands, shared.commands = shared.commands, []
-            return None if shared.closed else commands
+            return None if shared.closed and not commands else commands
 
     def _fetch(self) -> None:
         first = self._consumer.poll(_IDLE_S)
@@ -358,7 +363,8 @@ class KafkaReader(SourceReader):
         from confluent_kafka import KafkaException
 
         try:
-            self._consumer.commit(offsets=offsets, asynchronous=True)
+            # Of the last ones, nothing would wait for the answer.
+            self._consumer.commit(offsets=offsets, asynchronous=not self._shared.closed)
         except KafkaException as error:
             _log.warning(
                 "offsets were not written to the group group=`%s`: %s", self._settings.group, error
@@ -381,8 +387,7 @@ class KafkaReader(SourceReader):
         with shared.changed:
             for piece in [*made, *pieces]:
                 shared.pieces.append(piece)
-                if piece.name not in shared.paused:
-                    shared.waiting_bytes += piece.size_bytes
+                shared.waiting_bytes += piece.size_bytes
         self._wake()
 
     def _piece(self, name: str, group: list[Any]) -> _Piece:
@@ -407,7 +412,7 @@ class KafkaReader(SourceReader):
             np.fromiter((message.offset() for message in group), np.int64, len(group)),
             bad,
             position,
-            sum(len(value) for value in values if value is not None),
+            _size_of(batch, bad),
             group[0].timestamp()[1] if group else -1,
             ended,
         )
@@ -467,7 +472,7 @@ class KafkaReader(SourceReader):
         topic, number = message.topic(), message.partition()
         low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=15)
         position = max(self._fetched(name), message.offset())
-        if self._settings.on_lost == "fail" or position > high:
+        if position > high or (position < low and self._settings.on_lost == "fail"):
             what = (
                 f"records {position} to {low - 1} were deleted before they were read"
                 if position < low
@@ -479,15 +484,16 @@ class KafkaReader(SourceReader):
                 fix="keep records for longer (retention.ms); on_lost='skip' goes on with the first one "
                 "that is left",
             )
-        _log.warning(
-            "records were deleted before they were read partition=`%s` from=`%d` to=`%d`",
-            *(name, position, low - 1),
-        )
-        with self._shared.changed:
-            self._shared.lost += max(0, low - position)
+        if position < low:
+            _log.warning(
+                "records were deleted before they were read partition=`%s` from=`%d` to=`%d`",
+                *(name, position, low - 1),
+            )
+            with self._shared.changed:
+                self._shared.lost += low - position
         # Seeking is refused after such an error, as librdkafka has stopped the partition.
         self._consumer.incremental_unassign([TopicPartition(topic, number)])
-        self._consumer.incremental_assign([TopicPartition(topic, number, low)])
+        self._consumer.incremental_assign([TopicPartition(topic, number, max(low, position))])
 
     def _fetched(self, name: str) -> int:
         """Return the offset of the next record that the thread has not seen."""
@@ -510,6 +516,12 @@ _METADATA: Final[dict[str, Callable[[list[Any]], list[Any]]]] = {
     "headers": lambda group: [_headers_of(message) for message in group],
 }
 """The values of a column of metadata."""
+
+
+def _size_of(batch: pa.RecordBatch | None, bad: list[tuple[Any, str]]) -> int:
+    """Return about how many bytes a piece keeps in memory."""
+    good = 0 if batch is None else batch.nbytes + 8 * batch.num_rows
+    return int(good + sum(_BAD_BYTES + len(each.value() or b"") for each, _ in bad) + _BAD_BYTES)
 
 
 def _time_of(message: Any) -> int | None:

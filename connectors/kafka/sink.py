@@ -28,6 +28,7 @@ from .client import (
 )
 from .exactly_once import TransactionalWriter
 from .model import METADATA
+from .transactions import check_security
 from .writer import KafkaWriter, SinkSettings, is_bytes, is_text
 
 BUFFER: Final = "32mb"
@@ -199,4 +200,7 @@ def kafka_sink(
         timeout_ms,
         on_lost,
     )
-    return KafkaSink(settings, parse_guarantee(guarantee))
+    made = parse_guarantee(guarantee)
+    if made is Guarantee.EXACTLY_ONCE:
+        check_security(settings.properties)
+    return KafkaSink(settings, made)

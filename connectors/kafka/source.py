@@ -144,11 +144,13 @@ def _offsets(
         return int(found[which])
 
     if isinstance(at, Mapping):
+        _check_places(at, places)
         return {place: _given(at, place, edge, at_start=at_start) for place in places}
     if isinstance(at, datetime | int):
         time_ms = at if isinstance(at, int) else round(at.timestamp() * 1000)
         wanted = [TopicPartition(*place, time_ms) for place in places]
         found = consumer.offsets_for_times(wanted, timeout=ANSWER_S_MAX)
+        _raise_errors(found)
         offsets = {(each.topic, each.partition): each.offset for each in found}
         return {
             place: offset if offset >= 0 else edge(place, 1) for place, offset in offsets.items()
@@ -156,11 +158,34 @@ def _offsets(
     if at == "committed":
         wanted = [TopicPartition(*place) for place in places]
         found = consumer.committed(wanted, timeout=ANSWER_S_MAX)
+        _raise_errors(found)
         offsets = {(each.topic, each.partition): each.offset for each in found}
         return {
             place: offset if offset >= 0 else edge(place, 0) for place, offset in offsets.items()
         }
     return {place: edge(place, 0 if at == "earliest" else 1) for place in places}
+
+
+def _raise_errors(places: Sequence[Any]) -> None:
+    """Raise the error of a partition, which an answer may have in place of its offset."""
+    from confluent_kafka import KafkaException
+
+    for place in places:
+        if place.error is not None:
+            raise KafkaException(place.error)
+
+
+def _check_places(
+    offsets: Mapping[str, Mapping[int, int]], places: Sequence[tuple[str, int]]
+) -> None:
+    for topic, given in offsets.items():
+        for partition in given:
+            if (topic, partition) not in places:
+                known = ", ".join(f"{name}/{number}" for name, number in places)
+                raise UsageError(
+                    f"offsets are given for a partition that is not read partition=`{topic}/{partition}`",
+                    fix=f"the partitions are {known[:500]}",
+                )
 
 
 def _given(

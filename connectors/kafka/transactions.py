@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ...errors import JobError
+from ...errors import JobError, UsageError
 from ...operators.clock import SystemClock
 from .client import ErrorListener, no_answer, resolved
 
@@ -117,11 +117,13 @@ class TransactionClient:
                     f"topic=`{prepared.topic}` transaction=`{prepared.id}` "
                     f"checkpoint=`{prepared.checkpoint_id}`: {type(error).__name__}",
                     fix="if the job was down for longer than transaction_timeout=, restore an older "
-                    "checkpoint (--from DIR@ID), which writes again what came after it; if this is an old "
+                    "checkpoint (--from DIR@ID), which writes again what came after it, also what other "
+                    "subtasks have committed; if this is an old "
                     "savepoint and brokers have forgotten its transactions (offsets.retention.minutes, 7 "
                     "days), or to go on without the records, say on_lost='skip'",
                 ) from error
         deadline = self._clock.monotonic() + PATIENCE_S
+        self._forget_coordinators()
         while (found := self._describe(prepared.id)) is not None:
             if found.producer_id != prepared.producer_id or str(found.state.value) != _COMMITTING:
                 return
@@ -208,6 +210,10 @@ class TransactionClient:
             raise error(f"transaction `{id}`")
         return answer
 
+    def _forget_coordinators(self) -> None:
+        """Make the client look coordinators up again: it keeps those of all transactions for good."""
+        self._admin._manager.cluster._coordinators.clear()
+
     def _again(self, call: Callable[[], T]) -> T:
         """Call until it succeeds, or fails for another reason than that brokers are not ready."""
         from kafka.errors import KafkaError
@@ -219,23 +225,41 @@ class TransactionClient:
             except KafkaError as error:
                 if not error.retriable or self._clock.monotonic() > deadline:
                     raise
+                self._forget_coordinators()
             time.sleep(_PAUSE_S)
+
+
+_SECURITY: Final = {
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+}
+"""Properties of librdkafka, and the arguments of kafka-python that mean the same."""
+
+
+def check_security(properties: Mapping[str, str]) -> None:
+    """Check that both clients can connect in the same way.
+
+    Raises:
+        UsageError: one of the properties has no form for kafka-python.
+    """
+    for name in properties:
+        if name.startswith(("ssl.", "sasl.", "enable.ssl")) and name not in _SECURITY:
+            raise UsageError(
+                f"exactly-once output does not support this property property=`{name}`",
+                fix=f'supported are {", ".join(_SECURITY)}; or say guarantee="at_least_once"',
+            )
 
 
 def _python_settings(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the security settings of librdkafka as arguments of kafka-python; others do not concern it."""
-    names = {
-        "security.protocol": "security_protocol",
-        "sasl.mechanism": "sasl_mechanism",
-        "sasl.mechanisms": "sasl_mechanism",
-        "sasl.username": "sasl_plain_username",
-        "sasl.password": "sasl_plain_password",
-        "ssl.ca.location": "ssl_cafile",
-        "ssl.certificate.location": "ssl_certfile",
-        "ssl.key.location": "ssl_keyfile",
-        "ssl.key.password": "ssl_password",
-    }
-    found = {names[name]: value for name, value in properties.items() if name in names}
+    found = {_SECURITY[name]: value for name, value in properties.items() if name in _SECURITY}
     if "security_protocol" in found:
         found["security_protocol"] = found["security_protocol"].upper()
     return found

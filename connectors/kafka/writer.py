@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import polars as pl
@@ -22,6 +24,8 @@ from .client import ErrorListener, make_producer, shown
 SERVE_MS: Final = 500
 """How often reports of delivery are looked at while no record comes."""
 FLUSH_S: Final = 0.5
+_RECORD_BYTES: Final = 1_000
+"""More than the client needs for a record beside its key and value, without headers."""
 Values: TypeAlias = Sequence[bytes | None]
 
 
@@ -43,6 +47,27 @@ class SinkSettings:
         return f"SinkSettings({self.topic} of {self.bootstrap}, {shown(self.properties)})"
 
 
+class _Epoch:
+    """Counts the records between two barriers, and those of them that the brokers have settled."""
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self.sent = 0
+        self._settled = 0
+        self._failed = failed
+        self._lock = threading.Lock()
+
+    def delivered(self, error: Any, message: Any) -> None:
+        """Take the report of a record; the client calls this in whichever thread polls it."""
+        with self._lock:
+            self._settled += 1
+        if error is not None:
+            self._failed(str(error.str()))
+
+    @property
+    def settled(self) -> bool:
+        return self._settled >= self.sent
+
+
 class KafkaWriter(SinkWriter):
     """Writes the records of one subtask."""
 
@@ -52,6 +77,7 @@ class KafkaWriter(SinkWriter):
         self._producer: Any = None
         self._failure = ""
         self._closed = False
+        self._epoch = _Epoch(self._fail)
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -92,19 +118,31 @@ class KafkaWriter(SinkWriter):
 
     def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
         """Hand one record to the client; waiting while its buffer is full is the backpressure."""
+        epoch = self._epoch
         while True:
             try:
                 self._producer.produce(
-                    self._settings.topic, value=value, on_delivery=self._delivered, **fields
+                    self._settings.topic, value=value, on_delivery=epoch.delivered, **fields
                 )
+                epoch.sent += 1
                 return
             except BufferError:
+                self._check_size(value, fields)
                 self._producer.poll(0.1)
                 self._check()
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and not self._failure:
-            self._failure = str(error.str())
+    def _check_size(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
+        """Raise if a record cannot be buffered, however long it waits."""
+        size = len(value or b"") + len(fields.get("key", b""))
+        if size + _RECORD_BYTES > self._settings.buffer_bytes:
+            raise JobError(
+                f"a record is larger than the buffer of the sink topic=`{self._settings.topic}` "
+                f"size_bytes=`{size}` buffer_bytes=`{self._settings.buffer_bytes}`",
+                fix="give kafka_sink a larger buffer=",
+            )
+
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
 
     def _check(self) -> None:
         """Raise if a record was not delivered, or none can be any more."""
@@ -118,23 +156,34 @@ class KafkaWriter(SinkWriter):
             )
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        return self._flush
+        epoch, self._epoch = self._epoch, _Epoch(self._fail)
+        return partial(self._settle, epoch) if epoch.sent else None
 
-    def _flush(self) -> list[bytes]:
-        """Wait until all records are acknowledged. Nothing is left to commit."""
-        while self._producer.flush(FLUSH_S) and not self._closed:
+    def _settle(self, epoch: _Epoch) -> list[bytes]:
+        """Wait until the records of an epoch are acknowledged, while later ones are written.
+
+        Nothing is left to commit.
+        """
+        while not epoch.settled:
+            self._check_open()
+            self._producer.poll(FLUSH_S)
             self._check()
         self._check()
         return []
+
+    def _check_open(self) -> None:
+        """Raise if the writer was closed while its records were not settled."""
+        if self._closed:
+            raise JobError(f"the sink was closed topic=`{self._settings.topic}`")
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
         return None
 
     def finish(self) -> Callable[[], None] | None:
-        def flush() -> None:
-            self._flush()
+        def settle() -> None:
+            self._settle(self._epoch)
 
-        return flush
+        return settle
 
     def close(self) -> None:
         """Drop what was not sent: if it is needed, it is written again."""

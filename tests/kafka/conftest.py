@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +39,24 @@ def new_topic(broker: KafkaServer) -> Callable[..., str]:
         return name
 
     return create
+
+
+@contextlib.contextmanager
+def broker_killed_at(mark: Path, broker: KafkaServer) -> Iterator[None]:
+    """Kill the broker and start it again as soon as the block has made the file `mark`."""
+    over = threading.Event()
+
+    def trouble() -> None:
+        while not mark.exists() and not over.is_set():
+            time.sleep(0.001)
+        broker.kill()
+        broker.start()
+
+    killer = threading.Thread(target=trouble, daemon=True)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+    assert mark.exists(), "the broker was not killed while the job ran"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkWriter
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.tests.kafka.conftest import broker_killed_at
 
 NewTopic = Callable[..., str]
 GUARD_S = 120.0
@@ -171,6 +171,10 @@ def test_a_dead_attempt_cannot_write_on(broker: KafkaServer, new_topic: NewTopic
         made = sink(broker, topic, killed=True)
         zombie = await opened(made)
         zombie.write(batches(1)[0])
+        client = TransactionClient(broker.bootstrap, {})
+        while zombie._current.id not in client.open_ids(TRANSACTIONS):  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        client.close()
         other = await opened(made, attempt=2)
         with pytest.raises(JobError, match="could not be prepared"):
             await prepared(zombie, 1)
@@ -293,17 +297,7 @@ def test_every_record_is_there_once_when_job_and_broker_fail(
     out = kafka_sink(topic, bootstrap=broker.bootstrap, guarantee="exactly_once")
     made.write(out, name="out")
 
-    def trouble() -> None:
-        while not (tmp_path / "900").exists():
-            time.sleep(0.001)
-        broker.kill()
-        broker.start()
-
-    killer = threading.Thread(target=trouble, daemon=True)
-    killer.start()
-    try:
+    with broker_killed_at(tmp_path / "900", broker):
         job.run()
-    finally:
-        killer.join()
     source = kafka_source(topic, bootstrap=broker.bootstrap, schema={"id": "int64"}, stop="latest")
     assert sorted(row["id"] for row in run(read_all(source))) == list(range(rows))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import headgate as hg
 from headgate.connectors import kafka_source, parquet_sink
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.tests.kafka.conftest import broker_killed_at
 
 NewTopic = Callable[..., str]
 PARTITIONS, ROWS = 3, 3_000
@@ -80,18 +79,8 @@ def test_every_record_counts_once_through_failures(
     seen = clicks.map(fails, into=columns, name="fails")
     seen.write(parquet_sink(tmp_path / "out", guarantee="exactly_once"), name="out")
 
-    def trouble() -> None:
-        while not (tmp_path / "marks" / "500").exists():
-            time.sleep(0.001)
-        broker.kill()
-        broker.start()
-
-    killer = threading.Thread(target=trouble, daemon=True)
-    killer.start()
-    try:
+    with broker_killed_at(tmp_path / "marks" / "500", broker):
         job.run()
-    finally:
-        killer.join()
     found = written(tmp_path / "out")
     assert sorted(row["id"] for row in found) == list(range(ROWS))
     places = {(row["part"], row["at"]) for row in found}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +20,10 @@ from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.tests.kafka.conftest import broker_killed_at
 
 NewTopic = Callable[..., str]
-GUARD_S = 30.0
+GUARD_S = 150.0
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 
@@ -132,6 +131,45 @@ def test_a_small_buffer_holds_the_writer_up_and_loses_nothing(
     assert [row["id"] for row in written(broker, topic)] == list(range(2_000))
 
 
+def test_a_record_larger_than_the_buffer_is_an_error(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    batch = pa.record_batch({"id": [1], "text": ["x" * 30_000]})
+    with pytest.raises(JobError, match="larger than the buffer"):
+        run(write(kafka_sink(new_topic(), bootstrap=broker.bootstrap, buffer=20_000), batch))
+
+
+def test_a_checkpoint_waits_for_its_own_records_only(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """Those behind its barrier may be on their way for as long as they like."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        writer = kafka_sink(topic, bootstrap=broker.bootstrap).writer()
+        writer.open(make_context())
+        writer.write(ColumnBatch(pa.record_batch({"id": [1], "text": ["first"]})))
+        first = writer.roll(1)
+        assert first is not None
+        await asyncio.to_thread(first)
+        writer.write(ColumnBatch(pa.record_batch({"id": [2], "text": ["second"]})))
+        second = writer.roll(2)
+        assert second is not None
+        while not second.args[0].settled:  # type: ignore[attr-defined]
+            writer._producer.poll(0.05)  # type: ignore[attr-defined]
+        await asyncio.to_thread(broker.kill)
+        writer.write(ColumnBatch(pa.record_batch({"id": [3], "text": ["third"]})))
+        await asyncio.to_thread(second)
+        third = writer.roll(3)
+        assert third is not None
+        await asyncio.to_thread(broker.start)
+        await asyncio.to_thread(third)
+        writer.close()
+
+    run(scenario())
+    assert [row["id"] for row in written(broker, topic)] == [1, 2, 3]
+
+
 def test_errors_of_a_start_say_what_is_wrong(
     broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +191,10 @@ def test_errors_of_a_start_say_what_is_wrong(
         ({"metadata": {"offset": "o"}}, "not given such metadata"),
         ({"properties": {"acks": "1"}}, "set by headgate"),
         ({"buffer": 0}, "buffer"),
+        (
+            {"guarantee": "exactly_once", "properties": {"ssl.key.pem": "x"}},
+            "does not support this property",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
@@ -207,18 +249,8 @@ def test_nothing_is_lost_when_job_and_broker_fail(
     made = numbers.map(fails, into={"id": "int64", "text": "string"}, name="fails")
     made.write(kafka_sink(topic, bootstrap=broker.bootstrap), name="out")
 
-    def trouble() -> None:
-        while not (tmp_path / "500").exists():
-            time.sleep(0.001)
-        broker.kill()
-        broker.start()
-
-    killer = threading.Thread(target=trouble, daemon=True)
-    killer.start()
-    try:
+    with broker_killed_at(tmp_path / "500", broker):
         job.run()
-    finally:
-        killer.join()
     assert {row["id"] for row in written(broker, topic)} == set(range(rows))
 
 

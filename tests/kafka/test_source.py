@@ -31,7 +31,7 @@ NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
 DEAD = "127.0.0.1:1"
 """Nobody listens there."""
-GUARD_S = 20.0
+GUARD_S = 150.0
 
 
 def rows(first: int, count: int) -> list[bytes | None]:
@@ -196,6 +196,9 @@ def test_given_offsets(broker: KafkaServer, new_topic: NewTopic) -> None:
         broker.produce(topic, rows(100 * partition, 6), partition=partition)
     made = source(broker, topic, start={topic: {0: 4}}, stop={topic: {0: 5, 1: 2}})
     assert sorted(ids(run(read_all(made)))) == [4, 100, 101]
+    for strange in ({topic: {2: 1}}, {f"{topic}x": {0: 1}}):
+        with pytest.raises(UsageError, match="a partition that is not read"):
+            source(broker, topic, start=strange).splits(1)
     wrong = source(broker, topic, start={topic: {0: 7}})
     with pytest.raises(UsageError, match="no such offset") as raised:
         wrong.splits(1)
