@@ -1,4 +1,4 @@
-"""What a source does with records that it cannot read: fail, drop them, or send them to a side output."""
+"""The treatment of records that a source cannot read: it fails, drops them, or sets them aside."""
 
 from __future__ import annotations
 

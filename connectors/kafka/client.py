@@ -226,7 +226,7 @@ def make_producer(
         return Producer(
             {
                 "linger.ms": 5,
-                # Java's default, so that records of one key go to one partition, whoever writes them.
+                # The default of Java's client: then all clients send records of one key to one partition.
                 "partitioner": "murmur2_random",
                 **client_properties(bootstrap, properties, errors),
                 "client.id": client,

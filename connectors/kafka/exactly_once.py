@@ -36,7 +36,7 @@ _log = logging.getLogger("headgate.connectors.kafka")
 _ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
 """The end of a transactional id: attempt, checkpoint before, subtask, number, and a random part."""
 _READY_S: Final = 60.0
-"""How long the first record of an epoch waits for a producer."""
+"""The first record of an epoch waits for a producer for at most this time."""
 
 
 class _Transaction:

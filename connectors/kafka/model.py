@@ -1,4 +1,4 @@
-"""What the source of Kafka and its readers share: settings, splits, and the columns beside values."""
+"""The settings and splits that the source of Kafka shares with its readers, and columns of metadata."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
     "key": pa.binary(),
     "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
 }
-"""What a record has beside its value, and the type of its column."""
+"""The parts of a record beside its value, and the types of their columns."""
 
 Start: TypeAlias = (
     Literal["earliest", "latest", "committed"] | datetime | int | Mapping[str, Mapping[int, int]]

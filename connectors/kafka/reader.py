@@ -61,7 +61,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Shared:
-    """What the thread and the mailbox share, under `changed`."""
+    """The state that the thread and the mailbox share; `changed` guards it."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     pieces: deque[_Piece] = field(default_factory=deque)

@@ -18,7 +18,7 @@ from ...operators.clock import SystemClock
 from .client import ErrorListener, no_answer, resolved
 
 PATIENCE_S: Final = 60.0
-"""How long requests are tried again while brokers restart or coordinators move."""
+"""Requests are tried again for this time while brokers restart or coordinators move."""
 _PAUSE_S: Final = 0.05
 _OPEN: Final = "Ongoing"
 _COMMITTING: Final = "PrepareCommit"

@@ -22,7 +22,7 @@ from ..files.formats import check_times
 from .client import ErrorListener, make_producer, shown
 
 SERVE_MS: Final = 500
-"""How often reports of delivery are looked at while no record comes."""
+"""Reports of delivery are looked at this often while no record comes."""
 FLUSH_S: Final = 0.5
 _RECORD_BYTES: Final = 1_000
 """More than the client needs for a record beside its key and value, without headers."""

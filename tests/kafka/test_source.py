@@ -30,7 +30,7 @@ from headgate.testing.servers.kafka import KafkaServer
 NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
 DEAD = "127.0.0.1:1"
-"""Nobody listens there."""
+"""An address at which nothing listens."""
 GUARD_S = 150.0
 
 
