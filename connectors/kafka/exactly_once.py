@@ -152,7 +152,7 @@ class TransactionalWriter(KafkaWriter):
         return ours and attempt < context.attempt and after >= context.restored_checkpoint
 
     def _new(self) -> _Transaction:
-        """Return a transaction with an id that nobody has had or will have.
+        """Return a transaction with an id that is never used again.
 
         The id says which attempt began it, and behind which checkpoint.
         """
@@ -198,6 +198,9 @@ class TransactionalWriter(KafkaWriter):
                 self._check_of(transaction)
             self._check_of(transaction)
             prepared = self._client.prepared(transaction.id, self._settings.topic, checkpoint_id)
+        except JobError as error:
+            self._fail(error.message)  # the transaction is gone, or its records are
+            raise
         except KafkaException as error:
             reason = error.args[0]
             if reason.fatal() or reason.txn_requires_abort() or transaction.errors.fatal:

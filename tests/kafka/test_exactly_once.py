@@ -186,6 +186,27 @@ def test_a_dead_attempt_cannot_write_on(broker: KafkaServer, new_topic: NewTopic
     run(scenario())
 
 
+def test_a_transaction_that_is_gone_before_it_is_prepared_ends_the_attempt(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint must not be declined for ever."""
+
+    def gone(self: TransactionClient, id: str, topic: str, checkpoint_id: int) -> Prepared:
+        raise JobError("a transaction was aborted before it was prepared")
+
+    async def scenario() -> None:
+        writer = await opened(sink(broker, new_topic()))
+        writer.write(batches(1)[0])
+        monkeypatch.setattr(TransactionClient, "prepared", gone)
+        with pytest.raises(JobError, match="aborted before it was prepared"):
+            await prepared(writer, 1)
+        with pytest.raises(JobError, match="aborted before it was prepared"):
+            writer.write(batches(1)[0])
+        writer.close()
+
+    run(scenario())
+
+
 def test_a_restart_of_one_subtask_leaves_the_transactions_of_others_alone(
     broker: KafkaServer, new_topic: NewTopic
 ) -> None:

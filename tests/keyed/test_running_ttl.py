@@ -50,7 +50,7 @@ class Model:
         self.keys: dict[Any, tuple[list[tuple[int, str]], int]] = {}
 
     def add(self, rows: list[tuple[Any, int, str]], now: int) -> set[tuple[Any, ...]]:
-        """What a batch emits."""
+        """Return the results of a batch."""
         for key, n, text in rows:
             seen, used = self.keys.get(key, ([], now))
             if used <= now - self.ttl_ms:
@@ -112,7 +112,7 @@ def test_snapshots_leave_out_what_has_expired(steps: Steps) -> None:
 
 
 def test_switched_on_what_is_there_counts_as_used_at_the_restore(steps: Steps) -> None:
-    """Of run files an error says that it takes a savepoint in canonical format."""
+    """The error about run files says that a savepoint in canonical format is needed."""
     step = steps(sums(None))
     step.push_columns(batch([("a", 1, "x")]))
     step.clock.advance(10_000)

@@ -25,7 +25,7 @@ MIB = 1 << 20
 MANAGED_BYTES = 16 * MIB
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 ROW_BYTES = 8 * 7
-"""Of a key and pane: both lanes of its identity, flags, the key, the pane, count and sum."""
+"""The bytes of a key and pane: two lanes of its identity, flags, the key, the pane, count and sum."""
 KEYS, PANES = 400_000, 6
 BATCH_ROWS = 10_000
 PANE_MS = 100

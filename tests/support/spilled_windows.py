@@ -125,7 +125,7 @@ class Side:
         return sorted(row for row in rows if not row.startswith("watermark"))
 
     def snapshots(self, store: Path, *, canonical: bool) -> list[RestoredState]:
-        """What each subtask would get back of what it had."""
+        """Return the state that each subtask would restore."""
         return [self._snapshot(index, store, canonical) for index in range(self.parallelism)]
 
     def _snapshot(self, index: int, store: Path, canonical: bool) -> RestoredState:
