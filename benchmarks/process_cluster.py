@@ -17,8 +17,9 @@ from multiprocessing.process import BaseProcess
 
 import uvloop
 
+from headgate.errors import JobError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.cluster.host import host_coordinator
+from headgate.runtime.cluster.host import CoordinatorPlace, host_coordinator
 from headgate.runtime.cluster.process import tune_process
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.job_client import JobClient
@@ -141,9 +142,8 @@ async def running(job: Job, directory: str) -> AsyncIterator[JobClient]:
     hosted = host_coordinator(
         runnable(job).spec(),
         cluster,
-        clock=SystemClock(),
+        CoordinatorPlace(SystemClock(), "processes"),
         open_store=open_store,
-        cluster_name="processes",
         on_listening=listening.set_result,
     )
     task = asyncio.create_task(hosted)
@@ -158,7 +158,8 @@ async def running(job: Job, directory: str) -> AsyncIterator[JobClient]:
                 await _until_records_come(client)
             yield client
             if not task.done():
-                await client.request("cancel")
+                with contextlib.suppress(JobError):  # it has ended just now
+                    await client.request("cancel")
                 await task
         finally:
             await client.close()
