@@ -21,6 +21,7 @@ from .hybrid import hybrid_source
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
+from .position_column import with_position
 from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -56,6 +57,7 @@ __all__ = [
     "sequence",
     "spark_source",
     "throttle",
+    "with_position",
 ]
 
 

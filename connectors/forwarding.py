@@ -1,10 +1,49 @@
-"""The base of readers that read through another one."""
+"""The bases of sources that change one thing about another source, and of their readers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ..operators.source import SourceReader
+from ..operators.source import Source, SourceReader, SourceRun
+
+
+class ForwardingSource(Source):
+    """Forwards calls to another source.
+
+    A subclass implements `around`, `reader` and `describe`, and changes what differs.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.schema = source.schema
+        self.row_type = source.row_type
+        self.bounded = source.bounded
+        self.rejected_schema = source.rejected_schema
+        self.needs_storage = source.needs_storage
+        self.has_history = source.has_history
+        self.extras = source.extras
+
+    def around(self, source: Source) -> Source:
+        """Return the same change of another source, which is this one configured, prepared or narrowed."""
+        raise NotImplementedError
+
+    def configure(self, options: Mapping[str, str]) -> Source:
+        return self.around(self._source.configure(options))
+
+    async def prepare(self, run: SourceRun) -> Source:
+        return self.around(await self._source.prepare(run))
+
+    async def discard(self, run: SourceRun) -> None:
+        await self._source.discard(run)
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return self._source.splits(parallelism)
+
+    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
+        return self._source.latest(splits, column)
+
+    def with_columns(self, columns: Sequence[str]) -> Source:
+        return self.around(self._source.with_columns(columns))
 
 
 class ForwardingReader(SourceReader):

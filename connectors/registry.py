@@ -41,6 +41,7 @@ from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
+from .position_column import with_position
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -129,6 +130,9 @@ _FILES = {
     "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
     "path": Field(Text(), "a file, a directory or a glob; local or s3://", required=True),
     "batchRows": _BATCH_ROWS,
+    "position": Field(
+        Text(), "a further column with the position of each record: its file and its place there"
+    ),
     "storageOptions": _STORAGE_OPTIONS,
 }
 _TEXT_FILES = {**_FILES, "splitBytes": Field(size(), "size of the parts a file is cut into")}
@@ -166,8 +170,9 @@ def _files(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSp
         arguments = _arguments(values)
         if spec.on_bad_record is not None:
             arguments["on_bad_record"] = spec.on_bad_record
-        rate = arguments.pop("rate", None)
+        rate, position = arguments.pop("rate", None), arguments.pop("position", None)
         source = make(schema=spec.schema, **arguments)
+        source = source if position is None else with_position(source, position)
         return source if rate is None else throttle(source, rate)
 
     return make_source

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch
-from ..operators.source import Record, Source, SourceReader, SourceRun
-from .forwarding import ForwardingReader
+from ..operators.source import Record, Source, SourceReader
+from .forwarding import ForwardingReader, ForwardingSource
 from .rows import check_rate
 
 _CATCH_UP_S = 1.0
@@ -32,38 +32,16 @@ def throttle(source: Source[Record], rate: float) -> Source[Record]:
     return _Throttled(source, rate)
 
 
-class _Throttled(Source):
+class _Throttled(ForwardingSource):
     def __init__(self, source: Source, rate: float) -> None:
-        self._source = source
+        super().__init__(source)
         self._rate = rate
-        self.schema = source.schema
-        self.row_type = source.row_type
-        self.bounded = source.bounded
-        self.rejected_schema = source.rejected_schema
-        self.needs_storage = source.needs_storage
-        self.has_history = source.has_history
-        self.extras = source.extras
 
-    def configure(self, options: Mapping[str, str]) -> Source:
-        return _Throttled(self._source.configure(options), self._rate)
-
-    async def prepare(self, run: SourceRun) -> Source:
-        return _Throttled(await self._source.prepare(run), self._rate)
-
-    async def discard(self, run: SourceRun) -> None:
-        await self._source.discard(run)
-
-    def splits(self, parallelism: int) -> list[bytes]:
-        return self._source.splits(parallelism)
-
-    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
-        return self._source.latest(splits, column)
+    def around(self, source: Source) -> Source:
+        return _Throttled(source, self._rate)
 
     def reader(self) -> SourceReader:
         return _ThrottledReader(self._source.reader(), self._rate)
-
-    def with_columns(self, columns: Sequence[str]) -> Source:
-        return _Throttled(self._source.with_columns(columns), self._rate)
 
     def describe(self) -> str:
         return f"{self._source.describe()} at {self._rate:,.0f} records/s"

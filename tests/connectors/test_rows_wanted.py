@@ -24,6 +24,7 @@ from headgate.connectors import (
     random_int,
     sequence,
     throttle,
+    with_position,
 )
 from headgate.connectors.conformance import make_context, open_reader, read_all, records_of
 from headgate.operators.source import Source
@@ -62,6 +63,7 @@ SOURCES: dict[str, Callable[[Path], Source]] = {
     "numbers": lambda path: numbers(ROWS, batch_rows=16, splits=2),
     "list": lambda path: from_list(list(range(ROWS)), batch_rows=30),
     "throttled": lambda path: throttle(numbers(ROWS, batch_rows=16, splits=2), 1e9),
+    "with positions": lambda path: with_position(csv(path)),
 }
 
 
