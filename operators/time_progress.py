@@ -197,6 +197,10 @@ class TimeProgress:
             return self.bounds[bound]
         return np.maximum(self._groups.bounds[bound][groups], self.bounds[bound])
 
+    def further(self, bound: int = 0) -> Index | None:
+        """Return an expiry bound by key group; None while there is no need to tell them apart."""
+        return None if self._groups is None else self._groups.bounds[bound]
+
     def not_fired(self, groups: Index, times: int | Index) -> Mask:
         """Return for which of these key groups the results of `times` had not fired at the cut.
 

@@ -62,6 +62,7 @@ FAST_ONE_IN: dict[str, int] = {
     "protocol/test_checkpoints_exhaustive.py": 5,
     "runs/test_flat_memory.py": 0,
     "runs/test_spilling_panes.py": 9,
+    "runs/test_spilling_sessions.py": 9,
     "runs/test_spilling_table.py": 3,
     "runs/test_spilling_windows.py": 6,
     "savepoints": 6,

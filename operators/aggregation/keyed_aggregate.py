@@ -27,9 +27,6 @@ from .aggregates import AggregatePlan
 
 Rows = slice | Index
 
-_INDEX_BYTES = 8 + 8 + 4 * 6
-"""The bytes of a key in memory: both lanes of its identity, and 4 to 8 cells of the index."""
-
 Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
 """Finds state that is stored elsewhere.
 
@@ -131,7 +128,7 @@ class KeyedGroup:
     @property
     def used_bytes(self) -> int:
         """The bytes that the keys and their state take, without room to grow; 0 if there are none."""
-        return self.keys.size * _INDEX_BYTES + self.keys.key_bytes + self.state.used_bytes
+        return self.keys.used_bytes + self.state.used_bytes
 
     def memory(self) -> list[Array]:
         """Return the arrays of the group, so that a caller can free them piece by piece."""

@@ -6,24 +6,26 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...state.aggregates.accumulators import Mask
 from ...state.evolution import LAST_USED_COLUMN
-from ...state.hashing import Hashes, hash_columns, identity_columns
+from ...state.hashing import Hashes, hash_columns, identity_columns, key_groups_of
 from ...state.runs.layout import Records, RowLayout
 from ...state.runs.merge import Expired
 from ...state.runs.run_file import FilePool
-from ...state.runs.spilling_table import SpillingTable, TableShape
+from ...state.runs.spilling_table import Delta, SpillingTable, TableShape
 from ...state.settings import MemoryShare, RunSettings
 from ...state.slots.epochs import TableEpoch
-from ...state.slots.key_index import KeyHasher, plain_column
+from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
 from ...state.slots.table import Slots
 from ...state.snapshot import FilesCut, RestoredFiles
-from ...state.values import Index
+from ...state.values import Array, Index
 from ..base import OperatorContext
 from ..keyed_backend import lies_in_rocksdb
 from ..sizes import parse_size
@@ -33,7 +35,11 @@ from .keyed_aggregate import KeyedGroup, Loader, identity_seed
 
 _MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
 _IDENTITY_VERSION: Final = 1
-_RESTORE_ROWS: Final = 1 << 16
+RESTORE_ROWS: Final = 1 << 16
+"""The rows that are restored at a time."""
+_IN_MEMORY: Final = 4
+"""State in memory may take one part in this many of the budget before it moves to disk."""
+D = TypeVar("D", bound=Delta)
 
 
 def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
@@ -111,13 +117,72 @@ class GroupDelta:
         self.group.clear()
 
 
+class ExpiryBound:
+    """The bound of a number in each row, such as a pane or a time: rows up to it have expired.
+
+    Merges ask for it from other threads, while the mailbox moves it.
+
+    Args:
+        number: the name of the column.
+    """
+
+    def __init__(self, number: str, max_parallelism: int) -> None:
+        self._number, self._max_parallelism = number, max_parallelism
+        self.limit: int = np.iinfo(np.int64).min
+        self._further: Index | None = None
+
+    def move(self, limit: int, further: Index | None = None) -> None:
+        """Set the bound.
+
+        Args:
+            further: by key group, the later bounds of those that have progressed further; they hold
+                until the bound has reached them.
+        """
+        self.limit = limit
+        if further is not None:
+            self._further = further
+        elif self._further is not None and int(self._further.max()) <= limit:
+            self._further = None
+
+    def has_expired(self, hashes: Hashes, numbers: Index) -> Mask:
+        """Return which rows with these first lanes and numbers have expired by now."""
+        return self._has_expired(hashes, numbers, self.limit, self._further)
+
+    def now(self) -> Expired:
+        """Return a function that finds the rows that have expired by now."""
+        return partial(self._records_expired, self.limit, self._further)
+
+    def __call__(self, records: Records) -> Mask:
+        return self._records_expired(self.limit, self._further, records)
+
+    def _records_expired(self, limit: int, further: Index | None, records: Records) -> Mask:
+        numbers = RowLayout.numbers(records, self._number)
+        return self._has_expired(records["hash"], numbers, limit, further)
+
+    def _has_expired(
+        self, hashes: Hashes, numbers: Index, limit: int, further: Index | None
+    ) -> Mask:
+        bounds: int | Index = limit
+        if further is not None:
+            bounds = np.maximum(further[key_groups_of(hashes, self._max_parallelism)], limit)
+        expired: Mask = numbers <= bounds
+        return expired
+
+
 class SpillingSpace:
     """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout.
 
     Args:
         name: of the tables.
         number: an int64 column that identifies a row together with the key; None if the key alone does.
+        others: further columns of a row, between the number and the state.
         expired: finds the rows that merges leave out, beside those whose keys have expired.
+
+    Attributes:
+        hasher: computes the identity of rows in memory.
+        key_hasher: computes the identity of keys alone.
+        identify: computes the lanes of rows in runs.
+        share: returns the current bytes of all tables together.
     """
 
     def __init__(
@@ -126,23 +191,20 @@ class SpillingSpace:
         context: OperatorContext,
         name: str,
         number: pa.Field | None = None,
+        others: Sequence[pa.Field] = (),
         expired: Expired | None = None,
     ) -> None:
         fields = [plan.schema.field(key) for key in plan.keys]
         types, seed = [field.type for field in fields], identity_seed(context.job_name)
         self.plan = plan
+        # Keys are looked up on disk by their hashes, so an index without hashes would not work.
+        self.hasher = self.key_hasher = KeyHasher(types, seed, dense=False)
         self.identify: Callable[[Sequence[pa.Array]], tuple[Hashes, Hashes | None]]
-        """Computes the lanes of rows in runs."""
-        self.hasher: KeyHasher
-        if number is None:
-            # Keys are looked up on disk by their hashes, so an index without hashes would not work.
-            self.hasher = KeyHasher(types, seed, dense=False)
-            self.identify = self.hasher.identify
-        else:
+        self.identify = self.key_hasher.identify
+        if number is not None:
             self.hasher = cell_hasher = CellHasher(types, seed)
             self.identify = cell_hasher.identify_in_runs
         self.share = MemoryShare(_managed_memory(context))
-        """The current bytes of all tables together."""
         self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
         self.directory = context.local_directory() / name
         self.directory.mkdir()
@@ -153,7 +215,7 @@ class SpillingSpace:
             self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min
         )
         self.shape = TableShape(
-            schema=stored_schema(plan, number),
+            schema=stored_schema(plan, number, others),
             keys=plan.keys if number is None else (*plan.keys, number.name),
             wide=not self.hasher.exact or fields[0].nullable,
             identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
@@ -163,6 +225,66 @@ class SpillingSpace:
             expired=expired if plan.ttl_ms is None else self._expired,
         )
         self._now_ms = context.clock.now_ms
+        self._results = plan.new_state(TableEpoch())  # empty, except while `results` runs
+
+    @property
+    def room(self) -> int:
+        """The bytes that state may take before it moves here from a table in memory."""
+        return self.share() // _IN_MEMORY
+
+    def new_table(
+        self, new_delta: Callable[[], D], memory_bytes: Callable[[], int] | None = None
+    ) -> SpillingTable[D]:
+        """Return an empty table; `memory_bytes` is its budget, by default that of the whole space."""
+        return SpillingTable(
+            self.shape,
+            new_delta,
+            self.directory,
+            self.new_id,
+            self.settings,
+            self.threads.submit,
+            memory_bytes or self.share,
+            self.pool,
+        )
+
+    def keys_of(self, rows: pa.Table) -> list[pa.Array]:
+        """Return the key columns of stored rows."""
+        return [plain_column(rows.column(key)) for key in self.plan.keys]
+
+    def key_index(self, keys: Sequence[pa.Array]) -> tuple[KeyIndex, Index]:
+        """Return an index of the keys in these columns, and the slot of each row's key."""
+        index = KeyIndex(self.key_hasher)
+        return index, index.lookup(BatchKeys(self.key_hasher, keys)).astype(np.intp)
+
+    def results(
+        self, rows: pa.Table, merged: tuple[Index, Index, Index] | None = None
+    ) -> list[pa.Array]:
+        """Return the results of stored rows.
+
+        Args:
+            merged: the rows whose results are returned, and rows that are merged before, with those
+                into which they are merged; None: all rows stand for themselves.
+        """
+        state, count = self._results, rows.num_rows
+        try:
+            state.load(np.arange(count), rows, count)
+            if merged is None:
+                return state.results(slice(0, count))
+            firsts, others, into = merged
+            if others.size:
+                state.merge(into, others)
+            return state.results(firsts)
+        finally:
+            state.reset()
+
+    def canonical(self, rows: pa.Table, edges: Sequence[Array]) -> pa.Table:
+        """Return rows of a cut with the plan's added columns, whose values are `edges`, as numbers."""
+        schema = self.plan.state_schema
+        columns = dict(zip(rows.column_names, rows.columns, strict=True))
+        for field, edge in zip(self.plan.added, edges, strict=True):
+            columns[field.name] = pa.array(edge).view(field.type)
+        arrays = [columns[name] for name in schema.names]
+        return pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
 
     def _expired(self, records: Records) -> npt.NDArray[np.bool_]:
         assert self.plan.ttl_ms is not None
@@ -189,15 +311,9 @@ class SpillingGroup:
 
     def __init__(self, space: SpillingSpace, memory_bytes: Callable[[], int] | None = None) -> None:
         self._space = space
-        self.table = SpillingTable(
-            space.shape,
+        self.table = space.new_table(
             lambda: GroupDelta(space.plan, space.hasher, self._load, space.shape.schema),
-            space.directory,
-            space.new_id,
-            space.settings,
-            space.threads.submit,
-            memory_bytes or space.share,
-            space.pool,
+            memory_bytes,
         )
         self._now = 0
         self._delta_since = 0
@@ -232,8 +348,8 @@ class SpillingGroup:
 
     def restore_table(self, table: pa.Table) -> None:
         """Restore a canonical table, part by part; only into an empty group."""
-        for start in range(0, table.num_rows, _RESTORE_ROWS):
-            rows = table.slice(start, _RESTORE_ROWS)
+        for start in range(0, table.num_rows, RESTORE_ROWS):
+            rows = table.slice(start, RESTORE_ROWS)
             self.group.load(self._space.plan, self._space.hasher, rows)
             self.settle()
         if self._space.plan.ttl_ms is not None:
@@ -257,15 +373,17 @@ class SpillingGroup:
         return found.positions[order], found.table.take(pa.array(order))
 
 
-def stored_schema(plan: AggregatePlan, number: pa.Field | None = None) -> pa.Schema:
-    """Return the columns of a run: keys, `number` if there is one, and state.
+def stored_schema(
+    plan: AggregatePlan, number: pa.Field | None = None, others: Sequence[pa.Field] = ()
+) -> pa.Schema:
+    """Return the columns of a run: keys, `number` if there is one, `others`, and state.
 
-    Added columns are the same in all rows of a table, or follow from `number`.
+    The plan's added columns are the same in all rows of a table, or follow from the columns given here.
     """
     added = {field.name for field in plan.added}
     fields = [field for field in list(plan.state_schema)[1:] if field.name not in added]
     if number is not None:
-        fields.insert(len(plan.keys), number)
+        fields[len(plan.keys) : len(plan.keys)] = [number, *others]
     return pa.schema([field.remove_metadata() for field in fields])
 
 

@@ -23,7 +23,6 @@ import pyarrow as pa
 from ...errors import CorruptError, StateError
 from ...state.keygroups import KeyGroupRange
 from ...state.runs.spilling_table import delta_room
-from ...state.slots.epochs import TableEpoch
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     CollectedFiles,
@@ -32,7 +31,6 @@ from ...state.snapshot import (
     RestoredFiles,
     TableCut,
 )
-from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedGroup
 from ..aggregation.spilling_group import SpillingGroup, SpillingSpace
 from .kinds import TumblingWindow
@@ -84,7 +82,7 @@ class _SmallRows:
 
 
 def windows_cut(
-    plan: AggregatePlan, parts: Sequence[WindowPart], small: TableCut, window: TumblingWindow
+    space: SpillingSpace, parts: Sequence[WindowPart], small: TableCut, window: TumblingWindow
 ) -> FilesCut:
     """The cuts of all windows, and the rows of the small ones, as one."""
     rest = _SmallRows(small)
@@ -106,7 +104,7 @@ def windows_cut(
         return CollectedFiles(files, msgspec.msgpack.encode(meta))
 
     def tables() -> Iterator[pa.Table]:
-        streams = [_by_group(_of_window(plan, part, window)) for part in parts]
+        streams = [_by_group(_of_window(space, part, window)) for part in parts]
         streams.append(_by_group(iter([rest.table()])))
         yield from _joined(part for _, part in merge(*streams, key=itemgetter(0)))
 
@@ -131,15 +129,13 @@ def _written(table: pa.Table) -> bytes:
 # --- canonical tables --------------------------------------------------------------------------
 
 
-def _of_window(plan: AggregatePlan, part: WindowPart, window: TumblingWindow) -> Iterator[pa.Table]:
+def _of_window(
+    space: SpillingSpace, part: WindowPart, window: TumblingWindow
+) -> Iterator[pa.Table]:
     """The rows of one window, with its bounds."""
-    schema = plan.state_schema
     for table in part.cut.tables():
-        columns = dict(zip(table.column_names, table.columns, strict=True))
-        for field, edge in zip(plan.added, (part.start, part.start + window.size_ms), strict=True):
-            columns[field.name] = pa.array(np.full(table.num_rows, edge)).view(field.type)
-        arrays = [columns[name] for name in schema.names]
-        yield pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
+        edges = (part.start, part.start + window.size_ms)
+        yield space.canonical(table, [np.full(table.num_rows, edge) for edge in edges])
 
 
 def _by_group(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
@@ -246,7 +242,6 @@ class SpillingWindows:
         # dropped but not closed yet, since threads still work for them
         self._dropped: list[SpillingGroup] = []
         self._small_left = 0  # bytes of small windows after some of them moved
-        self._results = space.plan.new_state(TableEpoch())  # empty, except while `results` runs
 
     # --- records -------------------------------------------------------------------------------
 
@@ -273,15 +268,8 @@ class SpillingWindows:
 
         No rows may be added meanwhile.
         """
-        keys, state = self._space.plan.keys, self._results
         for table in self._tables[start].table.rows_on_disk():
-            rows = table.num_rows
-            try:
-                state.load(np.arange(rows), table, rows)
-                results = state.results(slice(0, rows))
-            finally:
-                state.reset()
-            yield [table.column(key).chunk(0) for key in keys], results
+            yield self._space.keys_of(table), self._space.results(table)
 
     def drop(self, start: int) -> None:
         """Drop a window and its files."""
@@ -366,7 +354,7 @@ class SpillingWindows:
         ]
         for start in sorted(self._tables):
             self._note(start, True)
-        return windows_cut(self._space.plan, parts, small, self._window)
+        return windows_cut(self._space, parts, small, self._window)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> RestoredWindows:
         """Restore runs, before anything else. The caller loads the rows of small windows.

@@ -63,6 +63,17 @@ class Fired:
         """Return `size` results of one window."""
         return cls(np.full(size, start, np.int64), np.full(size, end, np.int64), keys, values)
 
+    @classmethod
+    def by_end(cls, parts: Sequence[Fired]) -> Fired:
+        """Return results that have key columns, in the order of the ends of their windows."""
+        together = cls(
+            np.concatenate([part.starts for part in parts]),
+            np.concatenate([part.ends for part in parts]),
+            _joined([part.keys for part in parts if isinstance(part.keys, list)]),
+            _joined([part.values for part in parts]),
+        )
+        return together.take(np.argsort(together.ends, kind="stable"))
+
     def __len__(self) -> int:
         return len(self.starts)
 

@@ -88,7 +88,7 @@ def merged(
                 source, target = layout.empty(total), layout.empty(total)
             piece = _read(live, parts, source[:total])
             if len([part for part in parts if part[2] > part[1]]) > 1:
-                piece = _newest(piece, layout, target)
+                piece = newest(piece, layout, target)
             if not keep_deleted:
                 deleted = layout.deleted(piece.records)
                 if deleted.any():
@@ -122,9 +122,9 @@ def _read(cursors: Sequence[_Cursor], parts: Sequence[_Part], records: Records) 
     )
 
 
-def _newest(rows: PackedRows, layout: RowLayout, target: Records) -> PackedRows:
+def newest(rows: PackedRows, layout: RowLayout, target: Records) -> PackedRows:
     """Sort the rows of several runs, given newest run first, and keep only the first row of each
-    identity.
+    identity. The records are written to `target`, which has room for all of them.
     """
     order = np.argsort(rows.hashes, kind="stable")
     hashes = rows.hashes.take(order)

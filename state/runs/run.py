@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..hashing import Hashes
+from ..slots.arrays import ranges
 from ..values import Index
 from .layout import PackedRows, Records, RowLayout
 from .run_file import FilePool, MappedFile, RunFile, write_run_file
@@ -255,6 +256,27 @@ class Run:
                 hits.append(Hits(positions, taken))
             candidates = candidates.others(failed)
         return hits
+
+    def find_all(self, hashes: Hashes, prefetch: bool) -> PackedRows | None:
+        """Return all rows that have these ascending, distinct hashes; None if there are none.
+
+        A key with many rows has them side by side, so only the ends of its range are searched.
+        """
+        asked = hashes[np.unique(self.index.probe(hashes).positions)]
+        found: list[Rows] = []
+        for segment, first in zip(self.segments, self._first_rows.tolist(), strict=True):
+            own = segment.rows.hashes
+            low = int(np.searchsorted(asked, own[0], "left"))
+            part = asked[low : int(np.searchsorted(asked, own[-1], "right"))]
+            if len(part):
+                begins = np.searchsorted(own, part, "left")
+                found.append(ranges(begins + first, np.searchsorted(own, part, "right") - begins))
+        rows = np.concatenate(found) if found else np.empty(0, np.int64)
+        if not rows.size:
+            return None
+        records = self._take(rows, prefetch)
+        hashes = np.ascontiguousarray(records["hash"])
+        return PackedRows(hashes, records, self._take_variable(rows))
 
     def _take(self, rows: Rows, prefetch: bool) -> Records:
         """Return the records of ascending rows."""

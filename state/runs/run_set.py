@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,7 +21,7 @@ from ..hashing import Hashes
 from ..settings import RunSettings
 from ..values import Index
 from .layout import PackedRows, RowLayout, join_rows
-from .merge import Expired, choose_runs, merged
+from .merge import Expired, choose_runs, merged, newest
 from .run import Hits, Run, RunWriter
 from .run_file import FilePool
 
@@ -121,21 +122,39 @@ class RunSet:
         checks = checks[order] if checks is not None and self.layout.wide else None
         if self.layout.wide and checks is None:
             checks = np.zeros(len(hashes), np.uint64)
-        faults = _faults()
         found: list[tuple[Index, PackedRows]] = []
         rest = np.arange(len(hashes))
-        for run in self._version.runs:
-            if not rest.size:
-                break
-            hits = run.find(hashes, checks, self._cold)
-            if hits:
-                found += [(rest[hit.positions], hit.rows) for hit in hits]
-                left = _others(hits, len(rest))
-                rest, hashes = rest[left], hashes[left]
-                checks = None if checks is None else checks[left]
+        with self._watching_pages():
+            for run in self._version.runs:
+                if not rest.size:
+                    break
+                hits = run.find(hashes, checks, self._cold)
+                if hits:
+                    found += [(rest[hit.positions], hit.rows) for hit in hits]
+                    left = _others(hits, len(rest))
+                    rest, hashes = rest[left], hashes[left]
+                    checks = None if checks is None else checks[left]
+        return self._gather(order, found)
+
+    def lookup_all(self, hashes: Hashes) -> PackedRows | None:
+        """Return all rows with these ascending, distinct first lanes, in their order; None if there are
+        none. Deleted rows are among them.
+        """
+        with self._watching_pages():
+            hits = [run.find_all(hashes, self._cold) for run in self._version.runs]
+        found = [rows for rows in hits if rows is not None]
+        if not found:
+            return None
+        rows = join_rows(found)
+        return rows if len(found) == 1 else newest(rows, self.layout, self.layout.empty(len(rows)))
+
+    @contextmanager
+    def _watching_pages(self) -> Iterator[None]:
+        """Note whether a lookup waits for the disk, and bound the pages that it maps."""
+        faults = _faults()
+        yield
         self._cold = _faults() - faults >= self._settings.prefetch_faults
         self._forget_pages()
-        return self._gather(order, found)
 
     def _gather(self, order: Index, found: list[tuple[Index, PackedRows]]) -> Found:
         if not found:

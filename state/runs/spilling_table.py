@@ -21,6 +21,7 @@ import pyarrow as pa
 from ..hashing import Hashes
 from ..keygroups import KeyGroupRange
 from ..settings import RunSettings
+from ..slots.arrays import ranges
 from ..slots.table import Slots
 from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
@@ -65,7 +66,10 @@ class Delta(Protocol):
         ...
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> Slots:
-        """Return the slot of each identity, -1 where there is none. Adds nothing."""
+        """Return the slot of each identity, -1 where there is none. Adds nothing.
+
+        A delta that always has all rows of a first lane, or none of them, may go by that lane alone.
+        """
         ...
 
     def table(self, slots: Index) -> pa.Table:
@@ -151,6 +155,7 @@ class SpillingTable(Generic[D]):
         self._pool = pool
         self._runs = RunSet(directory, self._layout, settings, new_id, pool, shape.expired)
         self._frozen: D | None = None  # while it is being written
+        self._frozen_order: tuple[Index, Hashes] | None = None
         self._spare: D | None = None
         self._flush: _Flush | None = None
         self._merge: Future[None] | None = None
@@ -191,6 +196,54 @@ class SpillingTable(Generic[D]):
         if not positions.size:
             return None
         return Found(positions, pa.concat_tables([one.table for one in found]))
+
+    def lookup_all(self, hashes: Hashes) -> Found | None:
+        """Return all rows with these distinct first lanes that are not in the delta; None if there are
+        none.
+
+        Raises:
+            StorageError: a flush or a merge failed.
+        """
+        self._reap()
+        if not len(hashes) or not self.spilled:
+            return None
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        found: list[Found] = []
+        if self._frozen is not None:
+            found.append(self._all_in_frozen(self._frozen, hashes))
+        rows = self._runs.lookup_all(hashes)
+        if rows is not None:
+            kept = self._is_only_in_runs(rows) & ~self._layout.deleted(rows.records)
+            rows = rows.take(np.flatnonzero(kept))
+            positions = np.searchsorted(hashes, rows.hashes)
+            found.append(Found(positions, self._layout.unpack(rows)))
+        positions = np.concatenate([one.positions for one in found]) if found else order[:0]
+        if not positions.size:
+            return None
+        return Found(order[positions], pa.concat_tables([one.table for one in found]))
+
+    def _all_in_frozen(self, frozen: D, hashes: Hashes) -> Found:
+        """Return all rows with these ascending hashes in the delta that is being written."""
+        if self._frozen_order is None:
+            lanes = frozen.lanes()[0]
+            order = np.argsort(lanes)
+            self._frozen_order = order, lanes[order]
+        slots, ordered = self._frozen_order
+        begins = np.searchsorted(ordered, hashes, "left")
+        counts = np.searchsorted(ordered, hashes, "right") - begins
+        slots = slots[ranges(begins, counts)]
+        positions = np.repeat(np.arange(len(hashes)), counts)
+        kept = self.delta.find(*_picked(frozen.lanes(), slots)) < 0
+        return self._living(positions[kept], frozen.table(slots[kept]))
+
+    def _is_only_in_runs(self, rows: PackedRows) -> npt.NDArray[np.bool_]:
+        """Return which rows of runs are not in memory in a newer form."""
+        checks = self._layout.checks(rows.records)
+        kept: npt.NDArray[np.bool_] = self.delta.find(rows.hashes, checks) < 0
+        if self._frozen is not None:
+            kept &= self._frozen.find(rows.hashes, checks) < 0
+        return kept
 
     def _living(self, positions: Index, table: pa.Table) -> Found:
         """Return the rows of the delta that is being written, without deleted ones."""
@@ -281,7 +334,7 @@ class SpillingTable(Generic[D]):
                 version.unpin()
             assert self._frozen is not None
             self._keep_spare(self._frozen)
-            self._frozen = None
+            self._frozen = self._frozen_order = None
         if self._merge is not None and self._merge.done():
             self._merge.result()
             self._merge = None
@@ -304,14 +357,25 @@ class SpillingTable(Generic[D]):
 
         The delta must not change meanwhile. Waits if a flush is under way.
         """
+        for rows in self.packed_on_disk():
+            yield self._layout.unpack(rows)
+
+    def packed_on_disk(
+        self, wanted: Callable[[Records], npt.NDArray[np.bool_]] | None = None
+    ) -> Iterator[PackedRows]:
+        """Yield the rows that are not in the delta as they are stored; None: all are `wanted`.
+
+        All rows of one hash are in one piece. See `rows_on_disk`.
+        """
         self._wait_for_flush()
         version = self._runs.pin()
         try:
             for rows in self._runs.merged(version):
-                checks = self._layout.checks(rows.records)
-                absent = np.flatnonzero(self.delta.find(rows.hashes, checks) < 0)
-                if absent.size:
-                    yield self._layout.unpack(rows.take(absent))
+                kept = self._is_only_in_runs(rows)
+                if wanted is not None:
+                    kept &= wanted(rows.records)
+                if kept.any():
+                    yield rows.take(np.flatnonzero(kept))
         finally:
             version.unpin()
 
@@ -323,29 +387,19 @@ class SpillingTable(Generic[D]):
         All rows of one hash are in one piece. The delta must not change meanwhile. Waits if a flush
         is under way.
         """
-        self._wait_for_flush()
         hashes = self.delta.lanes()[0][held] if held.size else np.zeros(0, np.uint64)
         order = np.argsort(hashes)
         hashes, held = hashes[order], held[order]
         at = 0
-        version = self._runs.pin()
-        try:
-            for rows in self._runs.merged(version):
-                checks = self._layout.checks(rows.records)
-                kept = self.delta.find(rows.hashes, checks) < 0
-                rows = rows.take(np.flatnonzero(kept & wanted(rows.records)))
-                if not len(rows):
-                    continue
-                upto = int(np.searchsorted(hashes, rows.hashes[-1], "right"))
-                while upto - at > _PACK_ROWS:
-                    stop = int(np.searchsorted(hashes, hashes[at + _PACK_ROWS - 1], "right"))
-                    split = int(np.searchsorted(rows.hashes, hashes[stop - 1], "right"))
-                    yield self._together(held[at:stop], rows.slice(0, split))
-                    at, rows = stop, rows.slice(split, len(rows))
-                yield self._together(held[at:upto], rows)
-                at = upto
-        finally:
-            version.unpin()
+        for rows in self.packed_on_disk(wanted):
+            upto = int(np.searchsorted(hashes, rows.hashes[-1], "right"))
+            while upto - at > _PACK_ROWS:
+                stop = int(np.searchsorted(hashes, hashes[at + _PACK_ROWS - 1], "right"))
+                split = int(np.searchsorted(rows.hashes, hashes[stop - 1], "right"))
+                yield self._together(held[at:stop], rows.slice(0, split))
+                at, rows = stop, rows.slice(split, len(rows))
+            yield self._together(held[at:upto], rows)
+            at = upto
         while at < len(held):
             last = min(at + _PACK_ROWS, len(held)) - 1
             stop = int(np.searchsorted(hashes, hashes[last], "right"))
@@ -423,3 +477,8 @@ class SpillingTable(Generic[D]):
         if flush is not None and flush.version.exception() is None and not flush.owned_by_cut:
             flush.version.result().unpin()
         self._runs.clear()
+
+
+def _picked(lanes: tuple[Hashes, Hashes | None], slots: Index) -> tuple[Hashes, Hashes | None]:
+    hashes, checks = lanes
+    return hashes[slots], None if checks is None else checks[slots]

@@ -16,6 +16,8 @@ from .table import DenseSlots, Rows, Slots, SlotTable
 
 PIECE_BYTES_MAX = 1 << 21
 """Pieces of keys are joined up to this size: a copy of 2 MiB at most."""
+_ENTRY_BYTES = 8 + 8 + 4 * 6
+"""The bytes of a key's entry: both lanes of its identity, and 4 to 8 cells of the index."""
 
 
 def stored_key_type(type_: pa.DataType) -> pa.DataType:
@@ -127,6 +129,11 @@ class KeyIndex:
     def key_bytes(self) -> int:
         """The memory of the keys."""
         return sum(piece.nbytes for piece in self._pieces)
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that the keys and their entries take, without room to grow."""
+        return self.size * _ENTRY_BYTES + self.key_bytes
 
     def memory(self) -> list[Array]:
         """Return the arrays of the index."""

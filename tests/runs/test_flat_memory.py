@@ -15,9 +15,11 @@ import pytest
 from headgate.operators.aggregation import spilling_group
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.aggregation.reduce import ReduceOperator
-from headgate.operators.elements import ColumnBatch, ObjectBatch
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, CumulativeWindow, SlidingWindow
 from headgate.operators.windows.panes.operator import PaneAggregate
+from headgate.operators.windows.sessions.gaps import FixedGap
+from headgate.operators.windows.sessions.operator import SessionAggregate
 from headgate.state.settings import RunSettings
 from headgate.tests.support.operators import operator_context
 
@@ -29,6 +31,7 @@ ROW_BYTES = 8 * 7
 KEYS, PANES = 400_000, 6
 BATCH_ROWS = 10_000
 PANE_MS = 100
+PLAN = AggregatePlan(("k",), {"n": count(), "total": sum("n")}, SCHEMA, WINDOW_FIELDS)
 
 
 def anonymous_bytes() -> int:
@@ -50,6 +53,40 @@ class Output:
         pass
 
 
+def opened(operator: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
+    """Open an operator on disk with small files: a flush and a merge buffer one each, by default 64 MiB."""
+    small = partial(RunSettings, file_bytes=MIB, merge_bytes=MIB)
+    monkeypatch.setattr(spilling_group, "RunSettings", small)
+    operator.output = Output()
+    operator.open(
+        operator_context(
+            options={
+                "state.backend.type": "rocksdb",
+                "taskmanager.memory.managed.size": f"{MANAGED_BYTES // MIB}mb",
+            },
+            local_directory=lambda: directory,
+        )
+    )
+    return operator.output  # type: ignore[no-any-return]
+
+
+def feed(operator: Any, keys: Any, time: int) -> list[int]:
+    """A record of each key at a time; the memory after each batch."""
+    held = []
+    for low in range(0, len(keys), BATCH_ROWS):
+        part = keys[low : low + BATCH_ROWS]
+        columns = [pa.array(part), pa.array(np.ones(len(part), np.int64))]
+        data = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        operator.process(ColumnBatch(data, np.full(len(part), time, np.int64)), 0)
+        held.append(anonymous_bytes())
+    return held
+
+
+def assert_flat(held: list[int]) -> None:
+    half = len(held) // 2
+    assert max(held[half:]) - max(held[:half]) <= MANAGED_BYTES
+
+
 @pytest.mark.parametrize(
     "window",
     [SlidingWindow(PANES * PANE_MS, PANE_MS), CumulativeWindow(PANES * PANE_MS, PANE_MS)],
@@ -58,39 +95,37 @@ class Output:
 def test_panes_of_eight_times_the_managed_memory(
     tmp_path: Path, window: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With small files: a flush and a merge buffer one file each, by default 64 MiB."""
-    small = partial(RunSettings, file_bytes=MIB, merge_bytes=MIB)
-    monkeypatch.setattr(spilling_group, "RunSettings", small)
     assert PANES * KEYS * ROW_BYTES >= 8 * MANAGED_BYTES
-    plan = AggregatePlan(("k",), {"n": count(), "total": sum("n")}, SCHEMA, WINDOW_FIELDS)
-    operator, output = PaneAggregate(window, plan), Output()
-    operator.output = output  # type: ignore[assignment]
-    operator.open(
-        operator_context(
-            options={
-                "state.backend.type": "rocksdb",
-                "taskmanager.memory.managed.size": f"{MANAGED_BYTES // MIB}mb",
-            },
-            local_directory=lambda: tmp_path,
-        )
-    )
+    operator = PaneAggregate(window, PLAN)
+    output = opened(operator, tmp_path, monkeypatch)
     rng, held = np.random.default_rng(1), []
     for pane in range(PANES):
-        keys = rng.permutation(KEYS)
-        for low in range(0, KEYS, BATCH_ROWS):
-            part = keys[low : low + BATCH_ROWS]
-            columns = [pa.array(part), pa.array(np.ones(len(part), np.int64))]
-            data = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-            times = np.full(len(part), pane * PANE_MS + 5, np.int64)
-            operator.process(ColumnBatch(data, times), 0)
-            held.append(anonymous_bytes())
+        held += feed(operator, rng.permutation(KEYS), pane * PANE_MS + 5)
     operator.on_watermark(PANES * PANE_MS - 1)
     held.append(anonymous_bytes())
     assert output.rows == PANES * KEYS
     assert output.total == KEYS * PANES * (PANES + 1) // 2
     operator.close()
-    half = len(held) // 2
-    assert max(held[half:]) - max(held[:half]) <= MANAGED_BYTES
+    assert_flat(held)
+
+
+def test_sessions_of_eight_times_the_managed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session is extended once, from disk. All of them fire at the end, in order of their ends."""
+    keys, steps = 2_100_000, 8
+    assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
+    operator = SessionAggregate(FixedGap(steps * PANE_MS), 0, PLAN, "sessions")
+    output = opened(operator, tmp_path, monkeypatch)
+    rng, held = np.random.default_rng(1), []
+    for part in np.array_split(rng.permutation(keys), steps) * 2:
+        held += feed(operator, part, len(held))
+    operator.on_watermark(WATERMARK_MAX)
+    held.append(anonymous_bytes())
+    assert output.rows == keys
+    assert output.total == 2 * keys
+    operator.close()
+    assert_flat(held)
 
 
 def test_reduced_values_of_eight_times_the_managed_memory(tmp_path: Path) -> None:
@@ -113,8 +148,7 @@ def test_reduced_values_of_eight_times_the_managed_memory(tmp_path: Path) -> Non
         operator.process(ObjectBatch(records), 0)
         held.append(anonymous_bytes())
     operator.close()
-    half = len(held) // 2
-    assert max(held[half:]) - max(held[:half]) <= MANAGED_BYTES
+    assert_flat(held)
 
 
 def longer(value: tuple[int, bytes], record: tuple[int, bytes]) -> tuple[int, bytes]:

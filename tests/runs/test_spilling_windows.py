@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.errors import StateError
 from headgate.operators.elements import WATERMARK_MAX
 from headgate.operators.windows import small_windows, tumbling, windowed_aggregate
 from headgate.operators.windows.kinds import TumblingWindow
 from headgate.operators.windows.tumbling import TumblingAggregate
-from headgate.state.snapshot import RestoredFiles, RestoredState
 from headgate.tests.support import spilled_windows
 from headgate.tests.support.spilled_windows import (
     KEYS,
@@ -23,8 +20,9 @@ from headgate.tests.support.spilled_windows import (
     ROOMY,
     SCHEMA,
     batch,
-    canonical_rows,
-    events,
+    check_against_memory,
+    check_files_fit,
+    check_restored_in_a_thread,
     plan,
 )
 
@@ -52,44 +50,8 @@ class Side(spilled_windows.Side):
 def test_results_and_snapshots_are_those_of_memory(
     tmp_path: Path, keys: tuple[str, ...], seed: int, options: dict[str, str]
 ) -> None:
-    chance = random.Random(seed)
-    disk, memory = Side(tmp_path, keys, 1, **options), Side(tmp_path, keys, 1)
-    spilled = fired = 0
-    for kind, what in events(seed, 40):
-        if kind == "batch":
-            for side in (disk, memory):
-                side.process(*what)
-        elif kind == "watermark":
-            for side in (disk, memory):
-                side.watermark(what)
-        elif kind == "checkpoint":
-            both = [side.snapshots(tmp_path, canonical=True) for side in (disk, memory)]
-            assert canonical_rows(both[0], "windows") == canonical_rows(both[1], "windows")
-        elif kind == "restore":
-            before = [disk, memory]
-            canonical = chance.random() < 0.4
-            parts = [side.snapshots(tmp_path, canonical=canonical) for side in before]
-            if canonical:  # each backend reads what the other wrote
-                parts.reverse()
-            parallelism = chance.choice([1, 2, 3])
-            disk = Side(tmp_path, keys, parallelism, **options)
-            memory = Side(tmp_path, keys, parallelism)
-            for side, part in zip((disk, memory), parts, strict=True):
-                side.restore(part)
-            for side in before:
-                side.close()
-        found = disk.take()
-        assert found == memory.take()
-        fired += len(found)
-        spilled = np.maximum(spilled, len(list(tmp_path.rglob("attempt*/windows/*.arrow"))))
-    for side in (disk, memory):
-        side.watermark(WATERMARK_MAX)
-    assert disk.take() == memory.take()
-    for side in (disk, memory):
-        side.close()
-    assert fired > 100
+    spilled = check_against_memory(Side, tmp_path, keys, seed, options)
     assert spilled > 5 or options is ROOMY or small_windows.SMALL_ROWS == 512
-    assert not list(tmp_path.rglob("attempt*/windows/*.arrow"))
 
 
 def test_a_fired_window_comes_in_pieces_and_drops_its_files(
@@ -131,37 +93,10 @@ def test_deltas_of_all_windows_keep_to_the_budget(tmp_path: Path) -> None:
 
 
 def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
-    """A worker has one event loop: while it reads for long it would miss its heartbeats."""
-    side, rng = Side(tmp_path, ("name",), 1, **ROCKSDB), np.random.default_rng(6)
-    for _ in range(5):
-        side.process(*batch(rng, 50))
-    parts = side.snapshots(tmp_path, canonical=False)
-    again = Side(tmp_path, ("name",), 1, **ROCKSDB)
-    again.calls = []
-    again.restore(parts)
-    operator = again.operators[0]
-    assert not list(operator._spilling)
-    assert not operator._small.open
-    for call in again.calls:
-        call()
-    assert list(operator._spilling) or operator._small.open
-    for one in (side, again):
-        one.close()
+    check_restored_in_a_thread(
+        Side, tmp_path, lambda one: bool(list(one._spilling) or one._small.open)
+    )
 
 
 def test_files_need_their_backend_and_window(tmp_path: Path) -> None:
-    side, rng = Side(tmp_path, ("name",), 1, **ROCKSDB), np.random.default_rng(5)
-    for _ in range(5):
-        side.process(*batch(rng, 50))
-    parts = side.snapshots(tmp_path, canonical=False)
-    with pytest.raises(StateError, match="files of another state backend"):
-        Side(tmp_path, ("name",), 1).restore(parts)
-    other = Side(tmp_path, ("name",), 1, **ROCKSDB)
-    other.operators[0]._window = TumblingWindow(50)
-    with pytest.raises(StateError, match="other windows"):
-        other.restore(parts)
-    damaged = RestoredFiles(b"?", {}, 0, 15)
-    with pytest.raises(StateError, match="damaged"):
-        side.restore([RestoredState(files={"windows": [damaged]})])
-    for one in (side, other):
-        one.close()
+    check_files_fit(Side, tmp_path, TumblingWindow(50))

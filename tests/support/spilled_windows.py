@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
-from headgate.operators.elements import ColumnBatch
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS
 from headgate.operators.windows.late import LATE
 from headgate.state.hashing import hash_columns, key_groups_of
@@ -222,3 +224,102 @@ def events(seed: int, steps: int) -> Iterator[tuple[str, Any]]:
         yield "batch", batch(rng, now)
         kind = chance.choice(["watermark", "watermark", "checkpoint", "restore", "", ""])
         yield kind, now - 20
+
+
+def check_against_memory(
+    kind: type[Side], directory: Path, keys: tuple[str, ...], seed: int, options: dict[str, str]
+) -> int:
+    """Check that state on disk gives the results and snapshots of state in memory.
+
+    That holds after checkpoints, restores from files and from canonical tables of either backend, and
+    at other parallelisms. Return the most files that there were at a time.
+    """
+    chance, state = random.Random(seed), kind.state
+    disk, memory = kind(directory, keys, 1, **options), kind(directory, keys, 1)
+    spilled = fired = 0
+    for step, what in events(seed, 40):
+        if step == "batch":
+            for side in (disk, memory):
+                side.process(*what)
+        elif step == "watermark":
+            for side in (disk, memory):
+                side.watermark(what)
+        elif step == "checkpoint":
+            both = [side.snapshots(directory, canonical=True) for side in (disk, memory)]
+            assert canonical_rows(both[0], state) == canonical_rows(both[1], state)
+        elif step == "restore":
+            before = [disk, memory]
+            if disk.parallelism > 1:  # barriers may overtake watermarks
+                for side in before:
+                    side.operators[-1].on_watermark(what)
+            canonical = chance.random() < 0.4
+            parts = [side.snapshots(directory, canonical=canonical) for side in before]
+            if canonical:  # each backend reads what the other wrote
+                parts.reverse()
+            parallelism = chance.choice([1, 2, 3])
+            disk = kind(directory, keys, parallelism, **options)
+            memory = kind(directory, keys, parallelism)
+            for side, part in zip((disk, memory), parts, strict=True):
+                side.restore(part)
+            for side in before:
+                side.close()
+        found = disk.take()
+        assert found == memory.take()
+        fired += len(found)
+        spilled = np.maximum(spilled, len(run_files(directory, state)))
+    for side in (disk, memory):
+        side.watermark(WATERMARK_MAX)
+    assert disk.take() == memory.take()
+    for side in (disk, memory):
+        side.close()
+    assert fired > 100
+    assert not run_files(directory, state)
+    return int(spilled)
+
+
+def run_files(directory: Path, state: str) -> list[Path]:
+    """The files of all subtasks."""
+    return list(directory.rglob(f"attempt*/{state}/*.arrow"))
+
+
+def check_restored_in_a_thread(
+    kind: type[Side], directory: Path, restored: Callable[[Any], bool]
+) -> None:
+    """Check that files are read in a thread.
+
+    A worker has one event loop: while it reads for long it would miss its heartbeats. `restored` says
+    whether an operator has its state.
+    """
+    side, rng = kind(directory, ("name",), 1, **ROCKSDB), np.random.default_rng(6)
+    for _ in range(5):
+        side.process(*batch(rng, 50))
+    parts = side.snapshots(directory, canonical=False)
+    again = kind(directory, ("name",), 1, **ROCKSDB)
+    again.calls = []
+    again.restore(parts)
+    assert not restored(again.operators[0])
+    for call in again.calls:
+        call()
+    assert restored(again.operators[0])
+    for one in (side, again):
+        one.close()
+
+
+def check_files_fit(kind: type[Side], directory: Path, window: Any = None) -> None:
+    """Check that files need the backend that wrote them, undamaged lists, and no other `window`."""
+    side, rng = kind(directory, ("name",), 1, **ROCKSDB), np.random.default_rng(5)
+    for _ in range(5):
+        side.process(*batch(rng, 50))
+    parts = side.snapshots(directory, canonical=False)
+    with pytest.raises(StateError, match="files of another state backend"):
+        kind(directory, ("name",), 1).restore(parts)
+    other = kind(directory, ("name",), 1, **ROCKSDB)
+    if window is not None:
+        other.operators[0]._window = window
+        with pytest.raises(StateError, match="other windows"):
+            other.restore(parts)
+    damaged = RestoredFiles(b"?", {}, 0, 15)
+    with pytest.raises(StateError, match="damaged"):
+        side.restore([RestoredState(files={kind.state: [damaged]})])
+    for one in (side, other):
+        one.close()

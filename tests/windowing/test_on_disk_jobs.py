@@ -11,7 +11,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import json_source, parquet_sink
 from headgate.operators.windows.panes.spilling import SpillingPanes
-from headgate.operators.windows.panes.table import PaneTable
+from headgate.operators.windows.sessions.spilling import SpillingSessions
 from headgate.testing import harness
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -29,7 +29,7 @@ def job_of(make: Any, backend: str, parallelism: int) -> hg.Job:
     job = hg.Job("bids", parallelism=parallelism, options=options)
     job.checkpoint(every="1h", storage="s3://lake/checkpoints")
     bids = job.read(json_source("in/*.json", Bid), name="bids")
-    result = make(bids.event_time("at", max_out_of_order="1s"))
+    result = make(bids.event_time("at", max_out_of_order="10s"))
     result.write(parquet_sink("out", guarantee="exactly_once"), name="out")
     return job
 
@@ -39,14 +39,22 @@ def sliding(bids: Any) -> Any:
     return windows.agg(n=hg.count(), total=hg.sum("price"), last=hg.last("price"), name="sums")
 
 
-def results(backend: str, parallelism: int) -> list[str]:
-    with harness(job_of(sliding, backend, parallelism)) as h:
+def sessions(bids: Any) -> Any:
+    windows = bids.key_by("item").window(hg.session("5s"))
+    return windows.agg(n=hg.count(), total=hg.sum("price"), last=hg.last("price"), name="sums")
+
+
+def results(make: Any, backend: str, parallelism: int) -> list[str]:
+    with harness(job_of(make, backend, parallelism)) as h:
         for step in range(30):
             # More keys as time goes on, so that subtasks move to disk between checkpoints.
             keys = range(2 ** min(step, 11))
             h.push(
                 "bids",
-                *(Bid(f"i{k}", k * step, T0 + timedelta(seconds=4 * step - k % 7)) for k in keys),
+                *(
+                    Bid(f"i{k}", k * step, T0 + timedelta(seconds=4 * step - k * step % 7))
+                    for k in keys
+                ),
             )
             if step % 5 == 1:
                 h.checkpoint()
@@ -58,20 +66,21 @@ def results(backend: str, parallelism: int) -> list[str]:
         return sorted(map(repr, h.drain("out")))
 
 
-def test_sliding_windows_on_disk_survive_crashes_and_rescales(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("make", "kind"), [(sliding, SpillingPanes), (sessions, SpillingSessions)])
+def test_windows_on_disk_survive_crashes_and_rescales(
+    make: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved, take_over = [], SpillingPanes.take_over
+    moved, take_over = [], kind.take_over
 
-    def noted(panes: SpillingPanes, table: PaneTable) -> None:
-        moved.append(panes)
-        take_over(panes, table)
+    def noted(on_disk: Any, table: Any) -> None:
+        moved.append(on_disk)
+        take_over(on_disk, table)
 
-    monkeypatch.setattr(SpillingPanes, "take_over", noted)
-    found = results("rocksdb", 2)
+    monkeypatch.setattr(kind, "take_over", noted)
+    found = results(make, "rocksdb", 2)
     assert len(moved) > 2
     assert len(found) > 5_000
-    assert found == results("hashmap", 1)
+    assert found == results(make, "hashmap", 1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

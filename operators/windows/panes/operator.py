@@ -38,7 +38,7 @@ from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
 from .global_windows import EarlyResults
 from .spilling import SpillingPanes
-from .table import CellKeys, PaneTable, parts_of
+from .table import NO_PANE, CellKeys, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
 
 _PANES: Final = "panes"
@@ -319,14 +319,25 @@ class PaneAggregate(WindowedAggregate):
             # Not the pane before that of the next instant: days that a zone skips begin with it too.
             self._table.expired = self._grid.pane_of(expired)
         files = state.files.get(_PANES)
-        if self._disk is not None and files:
-            self._disk.expired = self._table.expired
-            self._disk.restore_files(files)
+        if self._disk is not None:
+            self._disk.expiry.move(self._table.expired, self._further_panes())
+            if files:
+                self._disk.restore_files(files)
         elif files:
             raise files_of_another_backend(_PANES, self._step)
         rows = state.tables.get(_PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(rows, state.states.get(_PANES))
+
+    def _further_panes(self) -> Index | None:
+        """Return the last expired pane by key group; None while there is no need to tell them apart."""
+        further = self._progress.further()
+        if further is None:
+            return None
+        some = further > WATERMARK_MIN
+        panes = np.full(len(further), NO_PANE)
+        panes[some] = self._grid.panes_of(further[some])
+        return panes
 
     def _restore_rows(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -340,7 +351,7 @@ class PaneAggregate(WindowedAggregate):
         table = table.take(pa.array(kept[order]))
         columns = [plain_column(table.column(key)) for key in self._plan.keys]
         if self._disk is not None and table.nbytes > self._disk.room:
-            self._disk.active, self._disk.expired = True, self._table.expired
+            self._disk.active = True
         if self._spilling is not None:
             self._spilling.load(columns, panes[order], table)
         else:

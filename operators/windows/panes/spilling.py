@@ -21,21 +21,17 @@ import pyarrow as pa
 
 from ....errors import CorruptError, StateError
 from ....state.runs.layout import Records, RowLayout
-from ....state.slots.epochs import TableEpoch
-from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ....state.slots.key_index import BatchKeys, plain_column
 from ....state.snapshot import CollectedFiles, FilesCut, RestoredFiles
 from ....state.values import Array, Index
 from ...aggregation.aggregates import AggregatePlan
-from ...aggregation.keyed_aggregate import KeyedRows, identity_seed
-from ...aggregation.spilling_group import SpillingGroup, SpillingSpace
+from ...aggregation.keyed_aggregate import KeyedRows
+from ...aggregation.spilling_group import RESTORE_ROWS, ExpiryBound, SpillingGroup, SpillingSpace
 from ...base import OperatorContext
 from .grid import Grid, Numbers
-from .table import NO_PANE, PaneTable, state_table
+from .table import PaneTable, state_table
 
 META_VERSION: Final = 1
-_RESTORE_ROWS: Final = 1 << 16
-_IN_MEMORY: Final = 4
-"""Panes in memory may take one part in this many of the budget: the totals of windows need more."""
 Bounds = Callable[[Array], list[Array]]
 """Returns start and end of panes, ms."""
 Totals = tuple[list[pa.Array], list[pa.Array]]
@@ -60,42 +56,37 @@ class SpillingPanes:
 
     Attributes:
         active: the panes are here, and no longer in a `PaneTable`.
-        expired: panes up to this number have expired.
+        expiry: the number up to which panes have expired.
     """
 
     def __init__(
         self, plan: AggregatePlan, context: OperatorContext, name: str, grid: Grid
     ) -> None:
-        self._plan, self._grid, self.expired = plan, grid, NO_PANE
-        self.active = False
+        self._plan, self._grid, self.active = plan, grid, False
         names = {field.name for field in plan.state_schema}
         self._pane = "pane"
         while self._pane in names:
             self._pane += "_"
         field = pa.field(self._pane, pa.int64(), False)
-        self._space = SpillingSpace(plan, context, name, field, self._expired)
+        self.expiry = ExpiryBound(self._pane, context.max_parallelism)
+        self._space = SpillingSpace(plan, context, name, field, expired=self.expiry)
         self._cells = SpillingGroup(self._space)
         self._numbers: list[int] = []  # ascending
-        types = [plan.schema.field(key).type for key in plan.keys]
-        self._key_hasher = KeyHasher(types, identity_seed(context.job_name), dense=False)
-        self._state = plan.new_state(TableEpoch())  # empty, except while `_merged` runs
 
     def _panes_of(self, records: Records) -> npt.NDArray[np.int64]:
         return RowLayout.numbers(records, self._pane)
-
-    def _expired(self, records: Records) -> npt.NDArray[np.bool_]:
-        return self._panes_of(records) <= self.expired
 
     # --- records -------------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
         """The bytes that panes in memory may take."""
-        return self._space.share() // _IN_MEMORY
+        return self._space.room
 
     def take_over(self, table: PaneTable) -> None:
         """Move the panes from memory to here."""
-        self.active, self.expired = True, table.expired
+        self.active = True
+        self.expiry.move(table.expired)
         for number in table.numbers():
             (pane,) = table.between(number, number)
             keys, cells = pane.members()
@@ -135,7 +126,7 @@ class SpillingPanes:
 
     def drop(self, kept: int) -> None:
         """Drop the panes before number `kept`."""
-        self.expired = max(self.expired, kept - 1)
+        self.expiry.move(max(self.expiry.limit, kept - 1))
         del self._numbers[: bisect_left(self._numbers, kept)]
 
     # --- results -------------------------------------------------------------------------------
@@ -156,9 +147,8 @@ class SpillingPanes:
             panes = plain_column(group.keys.keys()[-1]).to_numpy()
             held = np.flatnonzero((panes >= first) & (panes <= last))
         for rows in self._cells.table.scan(held, wanted):
-            columns = [plain_column(rows.column(key)) for key in self._plan.keys]
-            index = KeyIndex(self._key_hasher)
-            slots = index.lookup(BatchKeys(self._key_hasher, columns)).astype(np.intp)
+            columns = self._space.keys_of(rows)
+            slots = self._space.key_index(columns)[1]
             firsts, values = self._merged(rows, slots)
             indices = pa.array(firsts)
             yield [column.take(indices) for column in columns], values
@@ -167,18 +157,12 @@ class SpillingPanes:
         """Return a row of each slot, and the result of merging all its rows in the order of panes."""
         panes = plain_column(rows.column(self._pane)).to_numpy()
         order = np.lexsort((panes, slots))
-        keys, count, state = slots[order], len(order), self._state
+        keys = slots[order]
         begins = np.concatenate([[True], keys[1:] != keys[:-1]])
-        into = np.flatnonzero(begins)
-        others = np.flatnonzero(~begins)
-        try:
-            state.load(np.arange(count), rows.take(pa.array(order)), count)
-            if others.size:
-                state.merge(into[np.cumsum(begins)[others] - 1], others)
-            values = state.results(into)
-        finally:
-            state.reset()
-        return order[into], values
+        firsts, others = np.flatnonzero(begins), np.flatnonzero(~begins)
+        into = firsts[np.cumsum(begins)[others] - 1]
+        values = self._space.results(rows.take(pa.array(order)), (firsts, others, into))
+        return order[firsts], values
 
     def results_of(
         self, cells: Index, low: int, high: int
@@ -190,8 +174,7 @@ class SpillingPanes:
         for pane in np.unique(panes).tolist():
             first, last = self._grid.windows_of(pane)
             windows.update(range(max(first, low), min(last, high) + 1))
-        index = KeyIndex(self._key_hasher)
-        which = index.lookup(BatchKeys(self._key_hasher, columns)).astype(np.intp)
+        index, which = self._space.key_index(columns)
         found: dict[int, tuple[Index, pa.Table]] = {}
         for window in sorted(windows):
             first, last = self._grid.panes_in(window)
@@ -229,27 +212,20 @@ class SpillingPanes:
 
     def snapshot(self, bounds: Bounds) -> FilesCut:
         """Return a cut of all panes; `bounds` are the columns that canonical tables have of each."""
-        expired, numbers = self.expired, list(self._numbers)
-        cut = self._cells.table.snapshot(expired=lambda records: self._panes_of(records) <= expired)
+        numbers = list(self._numbers)
+        cut = self._cells.table.snapshot(expired=self.expiry.now())
 
         def collect() -> CollectedFiles:
             collected = cut.collect()
             meta = PanesMeta(version=META_VERSION, panes=numbers, runs=collected.meta)
             return CollectedFiles(collected.files, msgspec.msgpack.encode(meta))
 
-        schema = self._plan.state_schema
-        added = self._plan.added
-
         def tables() -> Iterator[pa.Table]:
             for rows in cut.tables():
                 edges = bounds(plain_column(rows.column(self._pane)).to_numpy())
-                columns = dict(zip(rows.column_names, rows.columns, strict=True))
-                for field, edge in zip(added, edges, strict=True):
-                    columns[field.name] = pa.array(edge).view(field.type)
-                arrays = [columns[name] for name in schema.names]
-                yield pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
+                yield self._space.canonical(rows, edges)
 
-        keys = (*self._plan.keys, *(field.name for field in added))
+        keys = (*self._plan.keys, *(field.name for field in self._plan.added))
         return replace(cut, collect=collect, tables=tables, keys=keys)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
@@ -263,14 +239,14 @@ class SpillingPanes:
         for one in restored:
             meta = _decoded(one.meta)
             runs.append(replace(one, meta=meta.runs))
-            self._note(number for number in meta.panes if number > self.expired)
+            self._note(number for number in meta.panes if number > self.expiry.limit)
         self._cells.restore_files(runs)
 
     def load(self, columns: list[pa.Array], panes: Numbers, state: pa.Table) -> None:
         """Restore cells, each of another key and pane, none of which is here."""
         group_of = self._cells
-        for low in range(0, len(panes), _RESTORE_ROWS):
-            part = slice(low, low + _RESTORE_ROWS)
+        for low in range(0, len(panes), RESTORE_ROWS):
+            part = slice(low, low + RESTORE_ROWS)
             numbers = pa.array(panes[part])
             keys = [column.slice(low, len(numbers)) for column in columns]
             group = group_of.group

@@ -24,6 +24,8 @@ from ...aggregation.keyed_aggregate import Rows
 from .intervals import Index, Mask, Merged, Times, accepted, merge_intervals
 
 _DEAD_MIN = 1_024
+_SLOT_BYTES = 6 * 8 + 3 * 4
+"""The bytes of a session beside its aggregates: bounds, deadlines, its key, its chain and its epoch."""
 _INT64_MIN, _INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -120,6 +122,25 @@ class SessionTable:
 
     def _bounds(self) -> list[Field]:
         return [self.starts, self.ends]
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that keys and sessions take, without room to grow."""
+        return self.keys.used_bytes + self.size * _SLOT_BYTES + self.state.used_bytes
+
+    def open(self) -> Index:
+        """Return the slots of the open sessions."""
+        return np.flatnonzero(self.ends.data[: self.size] > self.limit)
+
+    def key_columns(self, slots: Index) -> list[pa.Array]:
+        """Return the keys of these sessions."""
+        return self.keys.take(self.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
+
+    def state_table(self, slots: Index) -> pa.Table:
+        """Return the state columns of these sessions."""
+        skipped = 1 + len(self._plan.keys) + len(self._plan.added)
+        names = self._plan.state_schema.names[skipped:]
+        return pa.Table.from_arrays(self.state.columns(slots), names=names)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -312,18 +333,13 @@ class SessionTable:
 
     def compacted(self, watermark: int, lateness_ms: int) -> SessionTable:
         """Return a table of the open sessions; each row keeps the epoch of its last change."""
-        alive = np.flatnonzero(self.ends.data[: self.size] > self.limit)
+        alive = self.open()
         fresh = SessionTable(self._plan, self._hasher, self._epoch, self._width, self.limit)
         if alive.size:
-            names = [field.name for field in self._plan.state_schema]
-            names = names[1 + len(self._plan.keys) + len(self._plan.added) :]
-            state = pa.Table.from_arrays(self.state.columns(alive), names=names)
-            keys = (
-                self.keys.take(self.key_of.data[alive].astype(np.intp)) if self._plan.keys else []
-            )
             bounds = self.starts.data[alive], self.ends.data[alive]
-            fresh.load(keys, *bounds, state, self.state.epochs_of(alive))
-            fresh.watch(np.arange(fresh.size), watermark, lateness_ms)
+            state, epochs = self.state_table(alive), self.state.epochs_of(alive)
+            slots = fresh.load(self.key_columns(alive), *bounds, state, epochs)
+            fresh.watch(slots, watermark, lateness_ms)
         return fresh
 
     def load(
@@ -333,23 +349,24 @@ class SessionTable:
         ends: Times,
         state: pa.Table,
         epochs: Array | int = RESTORED_EPOCH,
-    ) -> None:
-        """Restore sessions; only into an empty table. `watch` them afterwards."""
+    ) -> Index:
+        """Restore sessions of keys that have none here; `watch` them afterwards. Return their slots."""
         rows = len(starts)
+        slots = np.arange(self.size, self.size + rows)
         if not rows:
-            return
+            return slots
         batch = BatchKeys(self._hasher, keys) if keys else None
         key_slots = self.key_slots(batch, rows)
-        slots = np.arange(rows)
-        self._reserve(rows)
-        self._alive = rows
-        self.changed.mark(slots, rows, epochs)
-        self.starts.data[:rows], self.ends.data[:rows] = starts, ends
-        self.key_of.data[:rows] = key_slots
-        self.state.load(slots, state, rows, epochs)
+        self._reserve(self.size + rows)
+        self._alive += rows
+        self.changed.mark(slots, self.size, epochs)
+        self.starts.data[slots], self.ends.data[slots] = starts, ends
+        self.key_of.data[slots] = key_slots
+        self.state.load(slots, state, self.size, epochs)
         order = np.lexsort((starts, key_slots))
         unique, ranks = np.unique(key_slots[order], return_inverse=True)
         self._link(ranks, slots[order], unique, np.zeros(len(unique), np.int32))
+        return slots
 
 
 class SessionCut:
