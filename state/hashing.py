@@ -193,7 +193,7 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
 def identity_columns(arrays: Sequence[pa.Array], seed: int) -> Hashes:
     """Return a second hash of each row, independent of `hash_columns`.
 
-    Runs store it under the version that `operators/aggregation/spilling_group.py` names, which must change
+    Runs store it under the version that `operators/spilling_space.py` names, which must change
     together with it.
     """
     return _hash_rows(arrays, (2 * seed + INT) & _MASK | 1)

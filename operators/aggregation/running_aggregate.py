@@ -30,7 +30,7 @@ from .aggregate_tables import (
 from .aggregates import AggregatePlan
 from .expiring_group import ExpiringGroup, generation_ms, living_rows
 from .keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
-from .spilling_group import SpillingGroup, SpillingSpace, lies_on_disk
+from .spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 
 _RUNNING: Final = "running"
 _CLEANUP_MS_MIN: Final = 1_000
@@ -45,7 +45,7 @@ class RunningAggregate(Operator):
         self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
         self._last_time = SlotArray(np.int64)
         self._expiring: ExpiringGroup | None = None
-        self._space: SpillingSpace | None = None
+        self._space: AggregateSpace | None = None
         self._spilling: SpillingGroup | None = None
         self._cancel_cleanup: Callable[[], None] | None = None
 
@@ -57,7 +57,7 @@ class RunningAggregate(Operator):
         self._hasher = KeyHasher(types, identity_seed(context.job_name), dense=not expires)
         self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
         if lies_on_disk(self._plan, context):
-            self._space = SpillingSpace(self._plan, context, _RUNNING)
+            self._space = AggregateSpace(self._plan, context, _RUNNING)
             self._spilling = SpillingGroup(self._space)
             self._hasher = self._space.hasher
         elif expires:

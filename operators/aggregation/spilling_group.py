@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...state.aggregates.accumulators import Mask
 from ...state.evolution import LAST_USED_COLUMN
-from ...state.hashing import Hashes, hash_columns, identity_columns, key_groups_of
+from ...state.hashing import Hashes
 from ...state.runs.layout import Records, RowLayout
 from ...state.runs.merge import Expired
-from ...state.runs.run_file import FilePool
-from ...state.runs.spilling_table import Delta, SpillingTable, TableShape
-from ...state.settings import MemoryShare, RunSettings
 from ...state.slots.epochs import TableEpoch
-from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ...state.slots.key_index import KeyHasher, plain_column
 from ...state.slots.table import Slots
 from ...state.snapshot import FilesCut, RestoredFiles
 from ...state.values import Array, Index
 from ..base import OperatorContext
 from ..keyed_backend import lies_in_rocksdb
-from ..sizes import parse_size
+from ..spilling_space import RESTORE_ROWS, CellHasher, SpillingSpace
 from .aggregates import AggregatePlan
 from .expiring_group import generation_ms
-from .keyed_aggregate import KeyedGroup, Loader, identity_seed
-
-_MANAGED_MEMORY: Final = "taskmanager.memory.managed.size"
-_IDENTITY_VERSION: Final = 1
-RESTORE_ROWS: Final = 1 << 16
-"""The rows that are restored at a time."""
-_IN_MEMORY: Final = 4
-"""State in memory may take one part in this many of the budget before it moves to disk."""
-D = TypeVar("D", bound=Delta)
+from .keyed_aggregate import KeyedGroup, Loader
 
 
 def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
@@ -48,26 +31,6 @@ def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
     Without keys there is one row, kept in memory.
     """
     return bool(plan.keys) and lies_in_rocksdb(context.options)
-
-
-class CellHasher(KeyHasher):
-    """Computes the identity of a key together with a number, the last column.
-
-    In runs the first lane is the hash of the key alone: rows of one key lie side by side, and belong to
-    its key group. In memory the lanes are exchanged, since the cells of a key would be searched one by
-    one if they had the same first lane.
-    """
-
-    def __init__(self, types: Sequence[pa.DataType], seed: int) -> None:
-        super().__init__([*types, pa.int64()], seed, dense=False)
-
-    def identify(self, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes | None]:
-        hashes, checks = self.identify_in_runs(columns)
-        return checks, hashes
-
-    def identify_in_runs(self, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes]:
-        """Return the lanes of rows in runs."""
-        return hash_columns(columns[:-1]), identity_columns(columns, self._seed)
 
 
 class GroupDelta:
@@ -117,72 +80,13 @@ class GroupDelta:
         self.group.clear()
 
 
-class ExpiryBound:
-    """The bound of a number in each row, such as a pane or a time: rows up to it have expired.
-
-    Merges ask for it from other threads, while the mailbox moves it.
+class AggregateSpace(SpillingSpace):
+    """The shared parts of tables of aggregates.
 
     Args:
-        number: the name of the column.
-    """
-
-    def __init__(self, number: str, max_parallelism: int) -> None:
-        self._number, self._max_parallelism = number, max_parallelism
-        self.limit: int = np.iinfo(np.int64).min
-        self._further: Index | None = None
-
-    def move(self, limit: int, further: Index | None = None) -> None:
-        """Set the bound.
-
-        Args:
-            further: by key group, the later bounds of those that have progressed further; they hold
-                until the bound has reached them.
-        """
-        self.limit = limit
-        if further is not None:
-            self._further = further
-        elif self._further is not None and int(self._further.max()) <= limit:
-            self._further = None
-
-    def has_expired(self, hashes: Hashes, numbers: Index) -> Mask:
-        """Return which rows with these first lanes and numbers have expired by now."""
-        return self._has_expired(hashes, numbers, self.limit, self._further)
-
-    def now(self) -> Expired:
-        """Return a function that finds the rows that have expired by now."""
-        return partial(self._records_expired, self.limit, self._further)
-
-    def __call__(self, records: Records) -> Mask:
-        return self._records_expired(self.limit, self._further, records)
-
-    def _records_expired(self, limit: int, further: Index | None, records: Records) -> Mask:
-        numbers = RowLayout.numbers(records, self._number)
-        return self._has_expired(records["hash"], numbers, limit, further)
-
-    def _has_expired(
-        self, hashes: Hashes, numbers: Index, limit: int, further: Index | None
-    ) -> Mask:
-        bounds: int | Index = limit
-        if further is not None:
-            bounds = np.maximum(further[key_groups_of(hashes, self._max_parallelism)], limit)
-        expired: Mask = numbers <= bounds
-        return expired
-
-
-class SpillingSpace:
-    """The shared parts of the tables of one operator subtask: memory, threads, a directory, and layout.
-
-    Args:
-        name: of the tables.
         number: an int64 column that identifies a row together with the key; None if the key alone does.
         others: further columns of a row, between the number and the state.
         expired: finds the rows that merges leave out, beside those whose keys have expired.
-
-    Attributes:
-        hasher: computes the identity of rows in memory.
-        key_hasher: computes the identity of keys alone.
-        identify: computes the lanes of rows in runs.
-        share: returns the current bytes of all tables together.
     """
 
     def __init__(
@@ -194,67 +98,17 @@ class SpillingSpace:
         others: Sequence[pa.Field] = (),
         expired: Expired | None = None,
     ) -> None:
-        fields = [plan.schema.field(key) for key in plan.keys]
-        types, seed = [field.type for field in fields], identity_seed(context.job_name)
         self.plan = plan
-        # Keys are looked up on disk by their hashes, so an index without hashes would not work.
-        self.hasher = self.key_hasher = KeyHasher(types, seed, dense=False)
-        self.identify: Callable[[Sequence[pa.Array]], tuple[Hashes, Hashes | None]]
-        self.identify = self.key_hasher.identify
-        if number is not None:
-            self.hasher = cell_hasher = CellHasher(types, seed)
-            self.identify = cell_hasher.identify_in_runs
-        self.share = MemoryShare(_managed_memory(context))
-        self.threads = ThreadPoolExecutor(2, thread_name_prefix=f"runs-{context.operator_name}")
-        self.directory = context.local_directory() / name
-        self.directory.mkdir()
-        numbers = itertools.count(1)
-        self.new_id = lambda: f"{name}-{context.file_token}-{next(numbers)}"
-        self.settings = replace(RunSettings(), mapped_bytes=self.share())
-        self.pool = FilePool(
-            self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min
-        )
-        self.shape = TableShape(
-            schema=stored_schema(plan, number, others),
-            keys=plan.keys if number is None else (*plan.keys, number.name),
-            wide=not self.hasher.exact or fields[0].nullable,
-            identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
-            identify=self._identify_rows,
-            key_groups=context.key_groups,
-            max_parallelism=context.max_parallelism,
-            expired=expired if plan.ttl_ms is None else self._expired,
+        super().__init__(
+            context,
+            name,
+            stored_schema(plan, number, others),
+            [plan.schema.field(key) for key in plan.keys],
+            None if number is None else number.name,
+            expired if plan.ttl_ms is None else self._expired,
         )
         self._now_ms = context.clock.now_ms
         self._results = plan.new_state(TableEpoch())  # empty, except while `results` runs
-
-    @property
-    def room(self) -> int:
-        """The bytes that state may take before it moves here from a table in memory."""
-        return self.share() // _IN_MEMORY
-
-    def new_table(
-        self, new_delta: Callable[[], D], memory_bytes: Callable[[], int] | None = None
-    ) -> SpillingTable[D]:
-        """Return an empty table; `memory_bytes` is its budget, by default that of the whole space."""
-        return SpillingTable(
-            self.shape,
-            new_delta,
-            self.directory,
-            self.new_id,
-            self.settings,
-            self.threads.submit,
-            memory_bytes or self.share,
-            self.pool,
-        )
-
-    def keys_of(self, rows: pa.Table) -> list[pa.Array]:
-        """Return the key columns of stored rows."""
-        return [plain_column(rows.column(key)) for key in self.plan.keys]
-
-    def key_index(self, keys: Sequence[pa.Array]) -> tuple[KeyIndex, Index]:
-        """Return an index of the keys in these columns, and the slot of each row's key."""
-        index = KeyIndex(self.key_hasher)
-        return index, index.lookup(BatchKeys(self.key_hasher, keys)).astype(np.intp)
 
     def results(
         self, rows: pa.Table, merged: tuple[Index, Index, Index] | None = None
@@ -290,15 +144,6 @@ class SpillingSpace:
         assert self.plan.ttl_ms is not None
         return RowLayout.numbers(records, LAST_USED_COLUMN) <= self._now_ms() - self.plan.ttl_ms
 
-    def _identify_rows(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
-        return self.identify([plain_column(table.column(key)) for key in self.shape.keys])
-
-    def close(self) -> None:
-        """Release memory, threads and unused files; called after the tables."""
-        self.pool.close()
-        self.threads.shutdown(wait=False)
-        self.share.close()
-
 
 class SpillingGroup:
     """One table: opens, feeds and snapshots it. All methods run in the mailbox, or while it waits.
@@ -309,7 +154,9 @@ class SpillingGroup:
     `memory_bytes` is its budget; by default that of the whole space.
     """
 
-    def __init__(self, space: SpillingSpace, memory_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, space: AggregateSpace, memory_bytes: Callable[[], int] | None = None
+    ) -> None:
         self._space = space
         self.table = space.new_table(
             lambda: GroupDelta(space.plan, space.hasher, self._load, space.shape.schema),
@@ -385,8 +232,3 @@ def stored_schema(
     if number is not None:
         fields[len(plan.keys) : len(plan.keys)] = [number, *others]
     return pa.schema([field.remove_metadata() for field in fields])
-
-
-def _managed_memory(context: OperatorContext) -> int:
-    text = context.options.get(_MANAGED_MEMORY)
-    return RunSettings().memory_bytes if text is None else parse_size(text, _MANAGED_MEMORY)

@@ -32,7 +32,7 @@ from ...state.snapshot import (
     TableCut,
 )
 from ..aggregation.keyed_aggregate import KeyedGroup
-from ..aggregation.spilling_group import SpillingGroup, SpillingSpace
+from ..aggregation.spilling_group import AggregateSpace, SpillingGroup
 from .kinds import TumblingWindow
 from .small_windows import SmallWindows
 
@@ -82,7 +82,7 @@ class _SmallRows:
 
 
 def windows_cut(
-    space: SpillingSpace, parts: Sequence[WindowPart], small: TableCut, window: TumblingWindow
+    space: AggregateSpace, parts: Sequence[WindowPart], small: TableCut, window: TumblingWindow
 ) -> FilesCut:
     """The cuts of all windows, and the rows of the small ones, as one."""
     rest = _SmallRows(small)
@@ -130,7 +130,7 @@ def _written(table: pa.Table) -> bytes:
 
 
 def _of_window(
-    space: SpillingSpace, part: WindowPart, window: TumblingWindow
+    space: AggregateSpace, part: WindowPart, window: TumblingWindow
 ) -> Iterator[pa.Table]:
     """The rows of one window, with its bounds."""
     for table in part.cut.tables():
@@ -232,7 +232,7 @@ class SpillingWindows:
     All methods run in its mailbox, or in a thread it waits for.
     """
 
-    def __init__(self, space: SpillingSpace, window: TumblingWindow) -> None:
+    def __init__(self, space: AggregateSpace, window: TumblingWindow) -> None:
         self._space, self._window = space, window
         self._tables: dict[int, SpillingGroup] = {}
         self._nbytes: dict[int, int] = {}  # of the deltas, by window

@@ -39,7 +39,7 @@ from ..aggregation.keyed_aggregate import (
     identity_seed,
     row_count,
 )
-from ..aggregation.spilling_group import SpillingSpace, lies_on_disk
+from ..aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ..base import OperatorContext
 from ..elements import Batch
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
@@ -73,7 +73,7 @@ class TumblingAggregate(WindowedAggregate):
         seed = identity_seed(context.job_name)
         self._small = SmallWindows(self._plan, self._window, seed, self._epoch)
         if lies_on_disk(self._plan, context):
-            space = SpillingSpace(self._plan, context, _WINDOWS)
+            space = AggregateSpace(self._plan, context, _WINDOWS)
             self._hasher = space.hasher
             self._spilling = SpillingWindows(space, self._window)
 

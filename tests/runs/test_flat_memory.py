@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.aggregation import spilling_group
+from headgate.operators import spilling_space
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
@@ -56,7 +56,7 @@ class Output:
 def opened(operator: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
     """Open an operator on disk with small files: a flush and a merge buffer one each, by default 64 MiB."""
     small = partial(RunSettings, file_bytes=MIB, merge_bytes=MIB)
-    monkeypatch.setattr(spilling_group, "RunSettings", small)
+    monkeypatch.setattr(spilling_space, "RunSettings", small)
     operator.output = Output()
     operator.open(
         operator_context(

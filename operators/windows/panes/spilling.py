@@ -26,8 +26,9 @@ from ....state.snapshot import CollectedFiles, FilesCut, RestoredFiles
 from ....state.values import Array, Index
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedRows
-from ...aggregation.spilling_group import RESTORE_ROWS, ExpiryBound, SpillingGroup, SpillingSpace
+from ...aggregation.spilling_group import AggregateSpace, SpillingGroup
 from ...base import OperatorContext
+from ...spilling_space import RESTORE_ROWS, ExpiryBound
 from .grid import Grid, Numbers
 from .table import PaneTable, state_table
 
@@ -69,7 +70,7 @@ class SpillingPanes:
             self._pane += "_"
         field = pa.field(self._pane, pa.int64(), False)
         self.expiry = ExpiryBound(self._pane, context.max_parallelism)
-        self._space = SpillingSpace(plan, context, name, field, expired=self.expiry)
+        self._space = AggregateSpace(plan, context, name, field, expired=self.expiry)
         self._cells = SpillingGroup(self._space)
         self._numbers: list[int] = []  # ascending
 

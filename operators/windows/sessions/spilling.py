@@ -14,14 +14,9 @@ than the one that supersedes it, so merges can leave out what has expired withou
 their identity, and the delta has all sessions of a hash or none of them. `SessionDelta.find` therefore
 goes by that lane alone, and rows on disk whose hash is in the delta are never looked at.
 
-**Sessions that fire.** The time at which a session on disk fires is not known without reading it, and
-reading all of them at each watermark would take too long. `_Upcoming` has those that fire next, as pairs
-of time and hash, 16 bytes each, up to a *horizon*. Sessions that are written to disk are added to it if
-they fire before the horizon. When it has more pairs than its part of the memory allows, the horizon
-comes nearer. When the watermark reaches the horizon, all rows are read once, and the horizon moves on.
-Records extend sessions all the time, so a pair may be out of date: the rows of its hash are looked up
-when its time has come, and only those that end at that time fire. They fire from the runs, without
-becoming part of the delta.
+**Sessions that fire.** `DueRows` knows the sessions on disk that fire next, by time and hash. Records
+extend sessions all the time, so the rows of a hash are looked up when its time has come, and only those
+that end at that time fire. They fire from the runs, without becoming part of the delta.
 """
 
 from __future__ import annotations
@@ -39,34 +34,25 @@ from ....state.slots.key_index import BatchKeys, KeyHasher, plain_column
 from ....state.slots.table import Slots, SlotTable
 from ....state.snapshot import FilesCut, RestoredFiles
 from ...aggregation.aggregates import AggregatePlan
-from ...aggregation.spilling_group import RESTORE_ROWS, ExpiryBound, SpillingSpace
+from ...aggregation.spilling_group import AggregateSpace
 from ...base import OperatorContext
-from ...elements import WATERMARK_MIN
+from ...spilling_space import RESTORE_ROWS, DueRows, ExpiryBound, Pairs, is_in_portion
 from ..kinds import WINDOW_FIELDS
-from ..windowed_aggregate import EMIT_ROWS_MAX, Fired
-from .intervals import Index, Mask, Times
+from ..windowed_aggregate import Fired
+from .intervals import Index, Times
 from .table import SessionTable, superseded
 
 _START, _END = (pa.field(field.name, pa.int64(), False) for field in WINDOW_FIELDS)
 _HASH_BYTES: Final = 8 + 4 * 6
 """The bytes of a hash in a `SlotTable`."""
-_PAIR_BYTES: Final = 8 + 8
-_UPCOMING_PART: Final = 16
-"""Pairs of sessions that fire soon may take one part in this many of the budget."""
-_PAIRS_MIN: Final = 64
-_FIRE_HASHES: Final = EMIT_ROWS_MAX // 4
-"""The hashes whose sessions are looked up at a time when they fire."""
 NewTable = Callable[[KeyHasher, int], SessionTable]
 """Returns an empty table; its arguments are the hasher of keys and the expiry bound."""
-Pair = tuple[int, np.uint64]
-Pairs = tuple[Times, Hashes]
-"""Times at which sessions fire, and the hashes of their keys."""
 
 
 class SessionDelta:
     """The sessions that are not in runs: for each hash of a key all of its sessions."""
 
-    def __init__(self, space: SpillingSpace, new_sessions: Callable[[], SessionTable]) -> None:
+    def __init__(self, space: AggregateSpace, new_sessions: Callable[[], SessionTable]) -> None:
         self._space, self._new_sessions = space, new_sessions
         self.sessions = new_sessions()
         self._hashes = SlotTable()
@@ -142,14 +128,17 @@ class SpillingSessions:
         watch: Callable[[SessionTable, Index], None],
     ) -> None:
         self.active = False
-        self._plan, self._watch = plan, watch
+        self._watch = watch
         self._expiry = ExpiryBound(_END.name, context.max_parallelism)
-        self._space = space = SpillingSpace(plan, context, name, _START, [_END], self._expiry)
+        self._space = space = AggregateSpace(plan, context, name, _START, [_END], self._expiry)
         self._table = space.new_table(
             lambda: SessionDelta(space, lambda: new_table(space.key_hasher, self._expiry.limit))
         )
-        self._upcoming = _Upcoming(lambda: space.share() // _UPCOMING_PART // _PAIR_BYTES)
-        self._fired_through = WATERMARK_MIN
+        self._due = DueRows(
+            self._table,
+            lambda records: RowLayout.numbers(records, _END.name) - 1,
+            space.share,
+        )
 
     def expire(self, limit: int, further: Index | None = None) -> None:
         """Drop the sessions that end at `limit` or before; see `ExpiryBound.move`."""
@@ -242,9 +231,7 @@ class SpillingSessions:
     def _note_written(self, delta: SessionDelta) -> None:
         """Note when the sessions of a delta fire, if it is being written."""
         if self._table.delta is not delta:
-            times, hashes = delta.upcoming()
-            waiting = np.flatnonzero(times > self._fired_through)
-            self._upcoming.add(times[waiting], hashes[waiting])
+            self._due.add(*delta.upcoming())
 
     # --- results -------------------------------------------------------------------------------
 
@@ -253,48 +240,25 @@ class SpillingSessions:
 
         No rows may be added meanwhile.
         """
-        while self._table.spilled:
-            times, hashes = self._upcoming.pop(watermark)
-            kept = np.flatnonzero(times > before)
-            for low in range(0, len(kept), _FIRE_HASHES):
-                part = kept[low : low + _FIRE_HASHES]
-                yield from self._fired(times[part], hashes[part])
-            if self._upcoming.reaches(watermark):
-                break
-            self._look_ahead(before)
-        self._fired_through = watermark
+        for portion in self._due.due(before, watermark):
+            yield from self._fired(portion)
 
-    def _fired(self, times: Times, hashes: Hashes) -> Iterator[Fired]:
-        """Yield the results of sessions from the first to the last of these pairs."""
+    def _fired(self, portion: Pairs) -> Iterator[Fired]:
         # Sessions in memory fire there.
-        asked = np.unique(hashes)
+        asked = np.unique(portion[1])
         asked = asked[self._table.delta.find(asked, None) < 0]
         rows = self._open_of(asked)
         if rows is None:
             return
-        keys = self._space.keys_of(rows)
-        ends = _numbers(rows, _END)
-        own = self._space.key_hasher.identify(keys)[0]
-        last = ends - 1
-        due = ~_is_before(last, own, times[0], hashes[0])
-        due &= ~_is_before(times[-1], hashes[-1], last, own)
-        chosen = np.flatnonzero(due)
-        if not chosen.size:
-            return
-        chosen = chosen[np.argsort(ends[chosen], kind="stable")]
-        rows = rows.take(pa.array(chosen))
-        starts, ends = _numbers(rows, _START), _numbers(rows, _END)
-        yield Fired(starts, ends, self._space.keys_of(rows), self._space.results(rows))
-
-    def _look_ahead(self, before: int) -> None:
-        """Read all rows on disk, and note those that fire next."""
-        known = self._upcoming.horizon
-        assert known is not None
-        self._upcoming.horizon = None
-        for rows in self._table.packed_on_disk():
-            times = RowLayout.numbers(rows.records, _END.name) - 1
-            waiting = (times > before) & _is_before(*known, times, rows.hashes)
-            self._upcoming.add(times[waiting], rows.hashes[waiting])
+        ends, hashes = (
+            _numbers(rows, _END),
+            self._space.key_hasher.identify(self._space.keys_of(rows))[0],
+        )
+        chosen = np.flatnonzero(is_in_portion(portion, ends - 1, hashes))
+        if chosen.size:
+            rows = rows.take(pa.array(chosen[np.argsort(ends[chosen], kind="stable")]))
+            starts, ends = _numbers(rows, _START), _numbers(rows, _END)
+            yield Fired(starts, ends, self._space.keys_of(rows), self._space.results(rows))
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -320,88 +284,12 @@ class SpillingSessions:
         """
         self.active = True
         self._table.restore_files(restored)
-        self._upcoming.forget()
+        self._due.forget()
 
     def close(self) -> None:
         """Release files, memory and threads. Does not raise."""
         self._table.close()
         self._space.close()
-
-
-class _Upcoming:
-    """The sessions on disk that fire up to a horizon, as pairs of time and hash.
-
-    Pairs are ordered by time and then by hash, so that the horizon can lie between sessions that fire
-    at the same time. Pairs that are added together are one run, in order. Each run is at least as long
-    as the next one was, or else they are merged.
-
-    Args:
-        room: returns how many pairs it may have.
-
-    Attributes:
-        horizon: the last pair that would be known here; None: all sessions on disk are known.
-    """
-
-    def __init__(self, room: Callable[[], int]) -> None:
-        self._room = room
-        self._runs: list[Pairs] = []
-        self.horizon: Pair | None = None
-
-    def reaches(self, time: int) -> bool:
-        """Return True if all sessions that fire at this time or before are known."""
-        return self.horizon is None or time < self.horizon[0]
-
-    def forget(self) -> None:
-        """Forget all pairs: no session is known."""
-        self._runs, self.horizon = [], (WATERMARK_MIN, np.uint64(0))
-
-    def add(self, times: Times, hashes: Hashes) -> None:
-        """Add the pairs that are not beyond the horizon, which comes nearer if they are too many."""
-        if self.horizon is not None:
-            known = np.flatnonzero(~_is_before(*self.horizon, times, hashes))
-            times, hashes = times[known], hashes[known]
-        if not len(times):
-            return
-        while self._runs and len(self._runs[-1][0]) < len(times):
-            before = self._runs.pop()
-            times, hashes = np.concatenate([before[0], times]), np.concatenate([before[1], hashes])
-        self._runs.append(_ordered(times, hashes))
-        room = max(_PAIRS_MIN, self._room())
-        if sum(len(run[0]) for run in self._runs) > room:
-            times, hashes = _ordered(*map(np.concatenate, zip(*self._runs, strict=True)))
-            if len(times) > room:
-                times, hashes = times[: room // 2], hashes[: room // 2]
-                self.horizon = int(times[-1]), hashes[-1]
-            self._runs = [(times, hashes)]
-
-    def pop(self, until: int) -> Pairs:
-        """Remove and return the pairs up to a time, in order, each once."""
-        due: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.uint64))]
-        for number, (times, hashes) in enumerate(self._runs):
-            at = int(np.searchsorted(times, until, "right"))
-            due.append((times[:at], hashes[:at]))
-            self._runs[number] = times[at:], hashes[at:]
-        self._runs = [run for run in self._runs if len(run[0])]
-        return _ordered(*map(np.concatenate, zip(*due, strict=True)))
-
-
-def _ordered(times: Times, hashes: Hashes) -> Pairs:
-    """Return pairs in order, each once."""
-    order = np.lexsort((hashes, times))
-    times, hashes = times[order], hashes[order]
-    again = (times[1:] == times[:-1]) & (hashes[1:] == hashes[:-1])
-    if again.any():
-        kept = np.flatnonzero(np.append(True, ~again))
-        times, hashes = times[kept], hashes[kept]
-    return times, hashes
-
-
-def _is_before(
-    time: int | Times, hash_: np.uint64 | Hashes, times: int | Times, hashes: np.uint64 | Hashes
-) -> Mask:
-    """Return for which pairs the first one is before the second one."""
-    before: Mask = (time < times) | ((time == times) & (hash_ < hashes))
-    return before
 
 
 def _numbers(rows: pa.Table, field: pa.Field) -> Times:

@@ -117,11 +117,10 @@ class SessionTable:
         self._next = SlotArray(np.int32)  # by slot: the session before it, + 1
         self._head = SlotArray(np.int32)  # by key: its latest session, + 1
         self._seen = SlotArray(np.int32)  # by key: scratch
-        self.changed = ChangedSlots(epoch, self._bounds)
+        # Not a bound method: in a circle of references the arrays would wait for the garbage collector.
+        bounds: list[Field] = [self.starts, self.ends]
+        self.changed = ChangedSlots(epoch, lambda: bounds)
         self._deadlines = Deadlines(width_ms)
-
-    def _bounds(self) -> list[Field]:
-        return [self.starts, self.ends]
 
     @property
     def used_bytes(self) -> int:
