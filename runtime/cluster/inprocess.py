@@ -16,6 +16,7 @@ from ..exchange.hub import ExchangeHub
 from ..listening import Listener, ListenerLimits
 from ..observe.metrics import MetricsRegistry
 from ..storage.base import StoreOpener
+from ..task.accounting import LoopLoad
 from ..worker.worker import Worker
 
 
@@ -78,6 +79,7 @@ class InProcessCluster:
         self._unix_dir = unix_dir
         self._limits = limits
         self._listener = listener
+        self._load = LoopLoad()
         self._workers: list[InProcessWorker] = []
 
     @property
@@ -99,6 +101,7 @@ class InProcessCluster:
             clock=self._clock,
             open_store=self._open_store,
             metrics=self.metrics,
+            load=self._load,
         )
 
         hub.on_failure = worker.exchange_failed

@@ -54,6 +54,10 @@ class ChannelListener(Protocol):
         """The receiver wants buffers of another size."""
         ...
 
+    def credit_came(self) -> None:
+        """The receiver has taken a batch, or lends another buffer."""
+        ...
+
 
 class OutputChannel(ABC):
     """The sending end. Nothing travels before the receiver has granted the first credits."""
@@ -71,6 +75,7 @@ class OutputChannel(ABC):
         """The end of the partition was sent: a broken connection no longer matters."""
         self.listener: ChannelListener | None = None
         self._controls_max = settings.queued_controls_max
+        self._exclusive = settings.exclusive_buffers
         self._is_open = False
         self._announced = 0
         self._pumping = False
@@ -127,6 +132,19 @@ class OutputChannel(ABC):
         self._is_open = True
         self.credits += count
         self.pump()
+        if self.listener is not None:
+            self.listener.credit_came()
+
+    @property
+    def receiver_waits(self) -> bool:
+        """True if the receiver has taken all batches so far, and the next one can leave at once.
+
+        A channel that has its own credits back has no batch on its way: at most some for which the gate
+        had lent it more, which it does only after a backlog.
+        """
+        if not self._is_open or self.queue or self.error is not None:
+            return False
+        return self.credits >= self._exclusive and self._can_transmit()
 
     def set_buffer_size(self, size_bytes: int) -> None:
         """The receiver wants buffers of this size; those that wait here stay as they are."""

@@ -3,6 +3,11 @@
 Emission never blocks. A channel without credit queues, the partition is then `backlogged`, and the
 subtask takes no further input until it is not: backpressure is only this.
 
+A partly filled buffer leaves when something comes behind it that may not wait, such as a barrier, or after
+the buffer timeout. It leaves earlier if neither end has anything better to do (`flush_early`): the subtask
+is idle, and the receiver has taken all that was sent to it. So at most one small buffer per channel is on
+its way, and a receiver that falls behind gets larger ones, as with Nagle's algorithm.
+
 A barrier that may overtake goes to the head of each channel's queue: at once, or, if it has a timeout, when
 it has waited in line for too long. The batches it passes are output state of the checkpoint; they are sent
 all the same, later.
@@ -23,6 +28,17 @@ from .channel_state import InFlightRecords
 from .partitioners import Partitioner
 from .settings import ExchangeSettings
 from .slicing import BatchSizer, Coalescer, cut, rows_within
+
+EARLY_PAUSE_S = 0.002
+"""The least time between two early flushes, per channel.
+
+A partition sends at most 500 small buffers per second in this way, whatever its parallelism, and a
+receiver gets as many on average: each of them has a price that does not depend on its rows.
+"""
+CLOCK_GRAIN_S = 0.000_001
+"""A sleep may end slightly early by the clock."""
+IDLE_LEAST = 0.01
+"""The idle share of an event loop counts as at least this."""
 
 
 @dataclass(slots=True)
@@ -65,6 +81,10 @@ class ResultPartition:
         self._coalescers = [Coalescer() for _ in channels]
         # When each partly filled buffer got its first record; the oldest is the first.
         self._buffered_since: dict[int, float] = {}
+        self._early_from = 0.0
+        """The earliest time of the next early flush."""
+        self._awaits_credit = False
+        """True if buffers would have left early, had their receivers taken the ones before them."""
         self._sizer = BatchSizer()
         self._stats = PartitionStats()
         self._sizes_max: list[int] = []
@@ -215,6 +235,32 @@ class ResultPartition:
         due = self.next_flush()
         return due is not None and now >= due
 
+    def flush_early(self, now: float, load: float) -> None:
+        """Send partly filled buffers to receivers that wait for records. Call it when nothing is to do.
+
+        Args:
+            now: the monotonic time.
+            load: the share of the time for which this event loop is at work, from 0 to 1. Small buffers
+                cost time of others, so they may take a part of what is left only: above a certain load
+                buffers wait for the timeout, or until they are full.
+        """
+        self._awaits_credit = False
+        if self._timeout_s is None or now < self._early_from - CLOCK_GRAIN_S:
+            return
+        pause_s = len(self._channels) * EARLY_PAUSE_S / max(IDLE_LEAST, 1.0 - load)
+        for index in list(self._buffered_since):
+            if self._channels[index].receiver_waits:
+                self._flush_channel(index)
+                self._early_from = now + pause_s
+            else:
+                self._awaits_credit = True
+
+    def next_early(self) -> float | None:
+        """Monotonic time from which `flush_early` may send something; None: not before credit comes."""
+        if not self._buffered_since or self._timeout_s is None or self._awaits_credit:
+            return None
+        return self._early_from
+
     # -- backpressure -------------------------------------------------------------------------------
 
     @property
@@ -229,13 +275,19 @@ class ResultPartition:
         return self._backlogged_channels > 0
 
     def set_listener(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the backlog ends or a channel breaks."""
+        """Call `wake` when the backlog ends, a channel breaks, or credit came for which a buffer waits."""
         self._wake = wake
 
     def backlog_changed(self, change: int) -> None:
         """Note that a channel began (+1) or ceased (-1) to be backlogged."""
         self._backlogged_channels += change
         if self._backlogged_channels == 0:
+            self._wake()
+
+    def credit_came(self) -> None:
+        """Note that a receiver has taken a batch: perhaps it waits for the next."""
+        if self._awaits_credit:
+            self._awaits_credit = False
             self._wake()
 
     def buffer_size_changed(self) -> None:

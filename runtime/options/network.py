@@ -202,7 +202,8 @@ BUFFER_TIMEOUT = Option[int](
     "execution.buffer-timeout.interval",
     Duration(),
     100,
-    "A partly filled buffer is sent after this time; 0: at once.",
+    "A partly filled buffer is sent after this time at the latest; 0: at once. It is sent earlier if its "
+    "subtask is idle, the receiver has taken all buffers before it, and the process has time to spare.",
     ("execution.buffer-timeout",),
 )
 BUFFER_ROWS = Option[int](

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple, final
 
 WINDOW_S = 1.0
 """Rates are taken over at least this long, in seconds."""
+LOAD_WINDOW_S: Final = 0.1
+"""The load of an event loop is taken over at least this long, in seconds."""
 ROWS_MIN: Final = 1
 FIRST_ROWS: Final = 1024
 """The first slice, while the cost of a record is unknown; fast operators soon reach whole batches.
@@ -43,11 +45,41 @@ class Rates(NamedTuple):
     full: int
 
 
+@final
+class LoopLoad:
+    """The share of the last moments for which the subtasks of one event loop were at work.
+
+    An idle subtask asks for it: if the others need most of the time, it is idle only because its
+    senders wait for their turn.
+    """
+
+    def __init__(self) -> None:
+        self._worked_s = 0.0
+        self._window_start: float | None = None
+        self._share = 0.0
+
+    def worked(self, seconds: float) -> None:
+        """Note that a subtask was at work for `seconds` and has yielded."""
+        self._worked_s += seconds
+
+    def share(self, now: float) -> float:
+        """Return the share, from 0 to 1, over a window of at least `LOAD_WINDOW_S`."""
+        if self._window_start is None:
+            self._window_start, self._worked_s = now, 0.0
+        elapsed = now - self._window_start
+        if elapsed >= LOAD_WINDOW_S:
+            self._share = min(1.0, self._worked_s / elapsed)
+            self._window_start, self._worked_s = now, 0.0
+        return self._share
+
+
 class TimeAccounting:
     """Accumulates seconds per activity; `rates` gives ms per second over the last window."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], load: LoopLoad | None = None) -> None:
+        """Start idle; pieces of work count for `load`, too, when they end."""
         self._monotonic = monotonic
+        self._load = load or LoopLoad()
         self._since = monotonic()
         self._activity = Activity.IDLE
         self.seconds = [0.0] * len(Activity)
@@ -64,11 +96,15 @@ class TimeAccounting:
         """Count time as `activity` from now on; a busy period from here on is another piece of work."""
         self.settle()
         self._activity = activity
+        if self.in_call_since is not None:
+            self._load.worked(self._since - self.in_call_since)
         self.in_call_since = self._since if activity is Activity.BUSY else None
 
     def rest(self) -> None:
         """Yield to others, or wait; time still counts as before."""
-        self.in_call_since = None
+        if self.in_call_since is not None:
+            self._load.worked(self._monotonic() - self.in_call_since)
+            self.in_call_since = None
 
     def settle(self) -> None:
         """Count the time until now."""

@@ -66,7 +66,7 @@ class OutputPartition(Partition, Protocol):
         ...
 
     def set_listener(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the backlog ends or a channel breaks."""
+        """Call `wake` when the backlog ends, a channel breaks, or credit came for which a buffer waits."""
         ...
 
     def flush(self) -> None:
@@ -79,6 +79,14 @@ class OutputPartition(Partition, Protocol):
 
     def flush_due(self, now: float) -> bool:
         """Return True if a partly filled buffer has waited for the buffer timeout."""
+        ...
+
+    def flush_early(self, now: float, load: float) -> None:
+        """Send partly filled buffers to receivers that wait for records."""
+        ...
+
+    def next_early(self) -> float | None:
+        """Return the monotonic time from which `flush_early` may send something; None: nothing for now."""
         ...
 
     def outgoing_barrier(self, checkpoint_id: int) -> OutgoingBarrier | None:

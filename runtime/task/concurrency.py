@@ -53,6 +53,11 @@ class Signal:
         self._set = False
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def raised(self) -> bool:
+        """True if the next wait returns at once."""
+        return self._set
+
     def set(self) -> None:
         """Wake the waiter, or let the next wait return at once."""
         self._set = True

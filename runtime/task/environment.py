@@ -30,6 +30,7 @@ from ..options.state import CHECKPOINT_INLINE, CHECKPOINT_MODE, DELTA_CHAIN_MAX
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
+from .accounting import LoopLoad
 from .local_files import LocalCopies, SubtaskDirectory
 
 
@@ -133,6 +134,8 @@ class TaskEnvironment:
     """True if barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
     """The copies of state files on this machine."""
+    load: LoopLoad = field(default_factory=LoopLoad)
+    """The load of the event loop, which all subtasks in it share."""
 
     @property
     def task_name(self) -> str:

@@ -338,6 +338,13 @@ class FeedbackPartition:
         """Return False: nothing is held back."""
         return False
 
+    def flush_early(self, now: float, load: float) -> None:
+        """Do nothing: nothing is held back."""
+
+    def next_early(self) -> float | None:
+        """Return None: nothing is held back."""
+        return None
+
     def stats(self) -> PartitionStats:
         """Return the statistics of the feedback so far."""
         return self._stats

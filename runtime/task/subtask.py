@@ -66,7 +66,7 @@ class Subtask:
     ) -> None:
         self.env = env
         self.signal = Signal()
-        self.time = TimeAccounting(env.clock.monotonic)
+        self.time = TimeAccounting(env.clock.monotonic, env.load)
         self._mails: deque[Mail] = deque()
         self.timers = MailboxTimers(self.put_mail)
         self.chain = build_chain(env, outputs)
@@ -231,9 +231,24 @@ class Subtask:
         return any(partition.backlogged for partition in self.partitions)
 
     async def _idle(self) -> None:
-        """Wait for input or mail."""
+        """Wait for input or mail, and meanwhile send partly filled buffers that somebody waits for."""
         # Calls of the head continue outside the mailbox: upstream waits for them.
-        await self._sleep(Activity.FULL if self.chain.head.operator.full() else Activity.IDLE)
+        activity = Activity.FULL if self.chain.head.operator.full() else Activity.IDLE
+        if any(p.next_flush() is not None for p in self.partitions):
+            await self._flush_early(activity)
+        await self._sleep(activity)
+
+    async def _flush_early(self, activity: Activity) -> None:
+        """Flush early, unless input or mail comes while the others in this event loop have a turn."""
+        self.time.switch(activity)
+        self.time.rest()
+        await asyncio.sleep(0)
+        if self.signal.raised:
+            return
+        now = self.env.clock.monotonic()
+        load = self.env.load.share(now)
+        for partition in self.partitions:
+            partition.flush_early(now, load)
 
     async def _sleep(self, activity: Activity) -> None:
         """Wait for a signal, and send partly filled buffers when they are due.
@@ -242,9 +257,10 @@ class Subtask:
         """
         self.time.switch(activity)
         self.time.rest()
-        deadline = min(
-            (due for p in self.partitions if (due := p.next_flush()) is not None), default=None
-        )
+        times = [partition.next_flush() for partition in self.partitions]
+        if activity is not Activity.BACKPRESSURED:
+            times += [partition.next_early() for partition in self.partitions]
+        deadline = min((due for due in times if due is not None), default=None)
         if deadline is None:
             await self.signal.wait()
             return

@@ -34,7 +34,7 @@ from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..storage.open_store import SharedStores
-from ..task.accounting import Activity
+from ..task.accounting import Activity, LoopLoad
 from ..task.chain import NodeOutput
 from ..task.concurrency import all_of
 from ..task.environment import TaskEnvironment, task_settings
@@ -67,6 +67,7 @@ class WorkerResources:
         transfers: bounds the state files that are read or written at once.
         metrics: of the process.
         sender: takes messages to the coordinator.
+        load: of the event loop.
     """
 
     worker_id: str
@@ -80,6 +81,7 @@ class WorkerResources:
     transfers: asyncio.Semaphore
     metrics: MetricsRegistry
     sender: MessageSender
+    load: LoopLoad
 
 
 class Deployment:
@@ -199,6 +201,7 @@ class Deployment:
             splits=splits,
             overtaking=vertex.id in self._overtaken,
             copies=self._worker.copies,
+            load=self._worker.load,
         )
 
     async def _restore_all(

@@ -59,6 +59,7 @@ from ..protocol.adoption import WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
 from ..storage.open_store import SharedStores, counted, open_store_at
+from ..task.accounting import LoopLoad
 from ..task.concurrency import all_of, in_thread, to_the_end
 from ..task.local_files import LocalCopies
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed
@@ -90,10 +91,12 @@ class Worker:
         open_store: StoreOpener,
         metrics: MetricsRegistry,
         heartbeats: HeartbeatThreads | None = None,
+        load: LoopLoad | None = None,
     ) -> None:
         """
         Args:
             heartbeats: the threads of a process of its own; None: the event loop beats, and looks.
+            load: of the event loop, if several workers share it.
         """
         self.worker_id = worker_id
         self._leader = LeaderLink(link, self._hello, clock)
@@ -101,6 +104,7 @@ class Worker:
         self._hub = hub
         self._token = token
         self._clock = clock
+        self._load = load or LoopLoad()
         self._storage = StorageFigures()
         self._storage_metrics: MetricsGroup | None = None
         self._open_store = counted(open_store, self._storage)
@@ -363,6 +367,7 @@ class Worker:
                 transfers=self._transfers,
                 metrics=self._metrics,
                 sender=self,
+                load=self._load,
             )
             deployments = [
                 Deployment(message, plan, region, assignments, resources)

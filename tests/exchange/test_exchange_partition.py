@@ -10,7 +10,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from headgate.errors import ExchangeError, OptionError
-from headgate.operators.elements import ColumnBatch, EndOfPartition, ObjectBatch, Watermark
+from headgate.operators.elements import (
+    CheckpointBarrier,
+    ColumnBatch,
+    EndOfPartition,
+    ObjectBatch,
+    Watermark,
+)
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import LocalOutputChannel
 from headgate.runtime.exchange.partition import ResultPartition
@@ -89,6 +95,101 @@ def test_timeout_zero_sends_at_once_and_none_only_when_full(wire_up, make, drain
     assert not partition.flush_due(clock.now)
     partition.emit(make.ints(1, 8191))
     assert len(drain(gate)) == 1
+
+
+def test_an_idle_subtask_sends_to_receivers_that_wait(wire_up, make, drain):
+    """One small buffer at most is on its way on a channel; the next follows when it was taken."""
+    settings = ExchangeSettings(exclusive_buffers=2)
+    targets = iter([0, 1, 0, 1])
+    gate, partition, clock = wire_up(settings, 2, lambda b: [(next(targets), b)])
+    woken = []
+    partition.set_listener(lambda: woken.append(True))
+    partition.emit(make.ints(0, 1))
+    partition.emit(make.ints(1, 1))
+    assert gate.poll() is None
+    partition.flush_early(clock.now, 0.0)
+    position, _ = gate.poll()
+    assert position == 0
+    assert partition.next_early() is None
+    # Channel 0 was read, channel 1 was not.
+    partition.emit(make.ints(2, 1))
+    partition.emit(make.ints(3, 1))
+    clock.now = partition.next_early()
+    partition.flush_early(clock.now, 0.0)
+    assert [values(batch) for _, batch in drain(gate)] == [[1], [2]]
+    assert woken == [True], "the credit of channel 1 came"
+    clock.now = partition.next_early()
+    partition.flush_early(clock.now, 0.0)
+    assert [values(batch) for _, batch in drain(gate)] == [[3]]
+    assert partition.next_early() is None
+    gate.validate()
+
+
+def test_a_receiver_that_does_not_read_gets_no_small_buffers(wire_up, make):
+    gate, partition, clock = wire_up(ExchangeSettings(exclusive_buffers=2, floating_buffers=0))
+    for n in range(10):
+        partition.emit(make.ints(n, 1))
+        partition.flush_early(clock.now, 0.0)
+        clock.now += 1.0
+    assert gate.queued_buffers == 1
+    assert not partition.backlogged
+    assert partition.next_early() is None, "only credit, or the buffer timeout, sends the rest"
+    assert partition.flush_due(clock.now)
+
+
+def test_small_buffers_take_a_part_of_the_idle_time_only(wire_up, make, drain):
+    pauses = {}
+    for count in (1, 4):
+        for load in (0.0, 0.5, 1.0):
+            gate, partition, clock = wire_up(count=count)
+            for _ in range(2):
+                partition.emit(make.ints(0, 1))
+                partition.flush_early(clock.now, load)
+            assert len(drain(gate)) == 1
+            pauses[count, load] = partition.next_early() - clock.now
+            clock.now = partition.next_early()
+            partition.flush_early(clock.now, load)
+            assert len(drain(gate)) == 1
+    assert pauses[4, 0.0] == pytest.approx(4 * pauses[1, 0.0])
+    assert pauses[1, 0.5] == pytest.approx(2 * pauses[1, 0.0])
+    assert pauses[1, 1.0] > 0.1, "longer than the buffer timeout"
+
+
+def test_a_sleep_that_ends_slightly_early_is_long_enough(wire_up, make, drain):
+    """Otherwise an idle subtask would wake, find nothing due and sleep for no time, again and again."""
+    gate, partition, clock = wire_up()
+    for _ in range(2):
+        partition.emit(make.ints(0, 1))
+        partition.flush_early(clock.now, 0.0)
+    clock.now = partition.next_early() - 1e-9
+    partition.flush_early(clock.now, 0.0)
+    assert len(drain(gate)) == 2
+
+
+def test_nothing_leaves_early_without_a_buffer_timeout(wire_up, make):
+    gate, partition, clock = wire_up(ExchangeSettings(buffer_timeout_ms=None))
+    partition.emit(make.ints(0, 1))
+    partition.flush_early(clock.now, 0.0)
+    assert gate.poll() is None
+    assert partition.next_early() is None
+
+
+def test_a_barrier_in_line_is_not_passed_and_nothing_is_added_behind_it_early(wire_up, make, drain):
+    """While a channel holds something back, early buffers wait: they could only make the line longer."""
+    settings = ExchangeSettings(exclusive_buffers=1, floating_buffers=0)
+    gate, partition, clock = wire_up(settings)
+    for n in range(2):  # the second one finds no credit
+        partition.emit(make.ints(n, 1))
+        partition.flush()
+    barrier = CheckpointBarrier(1, 0)
+    partition.broadcast(barrier)
+    partition.emit(make.ints(2, 1))
+    partition.flush_early(clock.now, 0.0)
+    taken = [element for _, element in drain(gate)]
+    assert [values(e) if isinstance(e, ColumnBatch) else e for e in taken] == [[0], [1], barrier]
+    partition.flush_early(clock.now, 0.0)
+    ((_, batch),) = drain(gate)
+    assert values(batch) == [2]
 
 
 @pytest.mark.parametrize(("enabled", "timeout_ms"), [("true", 40), ("false", None)])

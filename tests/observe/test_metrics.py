@@ -24,7 +24,7 @@ from headgate.runtime.observe.catalogue import CATALOGUE, LABELS
 from headgate.runtime.observe.endpoint import memory_limit_bytes, open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry, UserMetrics
 from headgate.runtime.observe.metrics_page import markdown
-from headgate.runtime.task.accounting import Activity, TimeAccounting
+from headgate.runtime.task.accounting import Activity, LoopLoad, TimeAccounting
 from headgate.tests.support.held import PacedByCompletion
 from headgate.tests.support.prometheus import promtool
 
@@ -203,6 +203,26 @@ def test_time_of_a_task_adds_up_to_the_time_that_has_passed() -> None:
     assert seconds[Activity.BUSY] == 3
     assert seconds[Activity.BACKPRESSURED] == 2, "also while it lasts"
     assert sum(seconds.values()) == 5
+
+
+def test_the_load_of_an_event_loop_is_the_work_of_all_its_tasks() -> None:
+    now = [100.0]
+    load = LoopLoad()
+    tasks = [TimeAccounting(lambda: now[0], load) for _ in range(2)]
+    assert load.share(now[0]) == 0.0
+    for task in tasks:
+        task.switch(Activity.BUSY)
+        now[0] += 1
+        task.rest()  # others may work now, though its records still wait
+    now[0] += 2
+    assert load.share(now[0]) == 0.5
+    for task in tasks:
+        task.switch(Activity.BUSY)
+        now[0] += 1
+        task.switch(Activity.IDLE)
+    assert load.share(now[0]) == 1.0
+    now[0] += 4
+    assert load.share(now[0]) == 0.0
 
 
 def test_checkpoints(watch: Any, tmp_path: Path) -> None:
