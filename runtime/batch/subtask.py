@@ -23,7 +23,7 @@ from ...operators.sink import SinkOperator
 from ...operators.source import REJECTED, SourceReader
 from ...operators.windows.records.operator import WindowOperator
 from ...state.snapshot import OperatorSnapshot
-from ..exchange.partitioners import connections, make_partitioner
+from ..exchange.partitioners import Connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.chain import (
@@ -198,8 +198,9 @@ class Subtask:
         names = {node.id: node.name for node in stage.vertex.nodes}
         for out in stage.outgoing:
             edge = out.edge
-            pairs = connections(edge.partitioning, stage.vertex.parallelism, out.receivers)
-            targets = [receiver for sender, receiver in pairs if sender == self.index]
+            width = stage.vertex.parallelism
+            pairs = Connections(edge.partitioning, width, out.receivers)
+            targets = list(pairs.receivers_of(self.index))
             partitioner = make_partitioner(
                 edge.partitioning,
                 targets=len(targets),

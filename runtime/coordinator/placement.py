@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol, final
 
 from ..control.messages import LoopRoundBack, Messages
-from ..exchange.partitioners import connections
+from ..exchange.partitioners import Connections
 from ..plan import ExchangeEdge, PhysicalPlan, is_pointwise
 from ..protocol.failover import RegionFailover, RegionId, SubtaskLink
 from ..protocol.ids import SubtaskId
@@ -123,7 +123,7 @@ def _links(plan: PhysicalPlan, edge: ExchangeEdge) -> list[SubtaskLink]:
     if is_pointwise(edge.partitioning):
         return [
             SubtaskLink((SubtaskId(edge.source, sender),), (SubtaskId(edge.target, receiver),))
-            for sender, receiver in connections(edge.partitioning, senders, receivers)
+            for sender, receiver in Connections(edge.partitioning, senders, receivers)
         ]
     everyone = tuple(SubtaskId(edge.source, index) for index in range(senders))
     return [

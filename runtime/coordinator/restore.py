@@ -22,7 +22,7 @@ import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError, UsageError
 from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
-from ...state.keygroups import KeyGroupRange, key_group_range
+from ...state.keygroups import KeyGroupRange, key_group_range, owner_of
 from ...state.snapshot import (
     HANDLE_KINDS,
     ChannelAddress,
@@ -325,12 +325,12 @@ async def _rescaled(
     ranges = [key_group_range(index, parallelism, max_parallelism) for index in range(parallelism)]
     shares: list[list[OperatorSnapshot]] = [[] for _ in range(parallelism)]
     for subtask in sorted(operator.subtasks, key=lambda s: s.subtask):
-        old = key_group_range(subtask.subtask, operator.parallelism, max_parallelism)
+        heirs = _heirs(subtask.subtask, operator.parallelism, parallelism, max_parallelism)
         for snapshot in subtask.snapshots:
-            for share, own in zip(shares, ranges, strict=True):
-                keyed = _overlapping(snapshot.handles, own) if old.overlaps(own) else ()
+            for index in heirs:
+                keyed = _overlapping(snapshot.handles, ranges[index])
                 if keyed:
-                    share.append(msgspec.structs.replace(snapshot, handles=keyed))
+                    shares[index].append(msgspec.structs.replace(snapshot, handles=keyed))
     for share, handles in zip(
         shares, await _redistributed(operator, parallelism, read), strict=True
     ):
@@ -338,6 +338,14 @@ async def _rescaled(
             states = _infos(operator)
             share.append(OperatorSnapshot(operator=operator.name, handles=handles, states=states))
     return shares
+
+
+def _heirs(subtask: int, before: int, now: int, max_parallelism: int) -> range:
+    """Return the new subtasks, of `now`, that own key groups of an old one, of `before`."""
+    old = key_group_range(subtask, before, max_parallelism)
+    return range(
+        owner_of(old.first, now, max_parallelism), owner_of(old.last, now, max_parallelism) + 1
+    )
 
 
 def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[StateHandle, ...]:
@@ -485,9 +493,7 @@ def _receivers(
         return [channel.receiver]
     match edge.partitioning:
         case HashColumns() | HashFunction():
-            old = key_group_range(channel.receiver, before, plan.max_parallelism)
-            ranges = [key_group_range(i, width, plan.max_parallelism) for i in range(width)]
-            return [index for index, own in enumerate(ranges) if own.overlaps(old)]
+            return list(_heirs(channel.receiver, before, width, plan.max_parallelism))
         case Custom():
             return list(range(width))
         case Global():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -50,24 +50,58 @@ KEPT: Final = 0.9
 """The factor by which older counts lose weight with each window in which anything was counted."""
 
 
-def connections(partitioning: Partitioning, senders: int, receivers: int) -> list[tuple[int, int]]:
-    """The (sender, receiver) pairs of subtasks that need a channel, in order.
+@final
+class Connections:
+    """The channels of an exchange: the (sender, receiver) pairs of subtasks that need one, in order.
 
     Rescale connects pointwise, as Flink's `EdgeManagerBuildUtil` does; all others but Forward connect
-    everyone with everyone, since watermarks and barriers go everywhere.
+    everyone with everyone, since watermarks and barriers go everywhere. A formula gives the partners of
+    one subtask, because a table of all pairs of a large job would fill the memory of each worker.
     """
-    if isinstance(partitioning, Forward):
-        check(senders == receivers, "forward needs equal parallelism", senders=senders)
-        return [(each, each) for each in range(senders)]
-    if not isinstance(partitioning, Rescale):
-        return [(s, r) for s in range(senders) for r in range(receivers)]
-    if senders >= receivers:
-        ranges = [
-            (r * senders // receivers, (r + 1) * senders // receivers) for r in range(receivers)
-        ]
-        return sorted((s, r) for r, (first, end) in enumerate(ranges) for s in range(first, end))
-    ends = [(s * receivers + senders - 1) // senders for s in range(senders + 1)]
-    return [(s, r) for s in range(senders) for r in range(ends[s], ends[s + 1])]
+
+    def __init__(self, partitioning: Partitioning, senders: int, receivers: int) -> None:
+        if isinstance(partitioning, Forward):
+            check(senders == receivers, "forward needs equal parallelism", senders=senders)
+        self._pointwise = isinstance(partitioning, Forward | Rescale)
+        self._senders = senders
+        self._receivers = receivers
+
+    def receivers_of(self, sender: int) -> range:
+        """Return the receivers of one sender."""
+        senders, receivers = self._senders, self._receivers
+        if not self._pointwise:
+            return range(receivers)
+        if senders >= receivers:
+            only = ((sender + 1) * receivers - 1) // senders
+            return range(only, only + 1)
+        ends = [(s * receivers + senders - 1) // senders for s in (sender, sender + 1)]
+        return range(*ends)
+
+    def senders_of(self, receiver: int) -> range:
+        """Return the senders of one receiver."""
+        senders, receivers = self._senders, self._receivers
+        if not self._pointwise:
+            return range(senders)
+        if senders >= receivers:
+            return range(receiver * senders // receivers, (receiver + 1) * senders // receivers)
+        only = receiver * senders // receivers
+        return range(only, only + 1)
+
+    def number(self, sender: int, receiver: int) -> int:
+        """Return the position of a pair among all pairs."""
+        if not self._pointwise:
+            return sender * self._receivers + receiver
+        return sender if self._senders >= self._receivers else receiver
+
+    def __len__(self) -> int:
+        if self._pointwise:
+            return max(self._senders, self._receivers)
+        return self._senders * self._receivers
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for sender in range(self._senders):
+            for receiver in self.receivers_of(sender):
+                yield sender, receiver
 
 
 def records_of(batch: Batch) -> Sequence[Any]:

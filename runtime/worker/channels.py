@@ -24,7 +24,7 @@ from ..exchange.channel_state import decode
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.partition import ResultPartition
-from ..exchange.partitioners import KeyGroupSampler, Partitioner, connections, make_partitioner
+from ..exchange.partitioners import Connections, KeyGroupSampler, Partitioner, make_partitioner
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
@@ -69,14 +69,14 @@ class ChannelMap:
         self._clock = clock
         self._settings = settings
         self._peers = {id_: WorkerAddress.decode(data) for id_, data in message.peers.items()}
-        self._numbers: dict[int, dict[tuple[int, int], int]] = {}
+        self._connections: dict[int, Connections] = {}
+        self._first: dict[int, int] = {}
+        """The number of the first channel of each edge."""
         number = 0
         for edge in plan.edges:
-            numbers: dict[tuple[int, int], int] = {}
-            for pair in connections(edge.partitioning, *self._widths(edge)):
-                numbers[pair] = number
-                number += 1
-            self._numbers[edge.id] = numbers
+            found = Connections(edge.partitioning, *self._widths(edge))
+            self._connections[edge.id], self._first[edge.id] = found, number
+            number += len(found)
 
     def check_closed(self, mine: Set[tuple[int, int]], worker_id: str) -> None:
         """Raise InternalError if a channel would join a subtask of `mine` and another one of this worker.
@@ -84,16 +84,27 @@ class ChannelMap:
         That one may be of another attempt, and go on while ours are restored.
         """
         here = {subtask for subtask, owner in self._message.placement.items() if owner == worker_id}
-        for edge in self._plan.edges:
-            for sender, receiver in self._numbers[edge.id]:
-                ends = {(edge.source, sender), (edge.target, receiver)}
-                others = [f"{v}:{i}" for v, i in ends - mine]
-                apart = len(others) == 1 and others[0] in here
-                check(not apart, "a channel between regions", region=self._region, peer=others)
+        others = here - {f"{vertex}:{index}" for vertex, index in mine}
+        for other in others:
+            vertex, index = map(int, other.split(":"))
+            for edge in self._plan.edges:
+                found = self._connections[edge.id]
+                for v, i in mine:
+                    sends = (edge.source, edge.target) == (vertex, v) and i in found.receivers_of(
+                        index
+                    )
+                    receives = (edge.target, edge.source) == (vertex, v) and i in found.senders_of(
+                        index
+                    )
+                    apart = sends or receives
+                    check(not apart, "a channel between regions", region=self._region, peer=other)
 
     def _widths(self, edge: ExchangeEdge) -> tuple[int, int]:
         vertices = self._plan.vertices
         return vertices[edge.source].parallelism, vertices[edge.target].parallelism
+
+    def _number(self, edge: ExchangeEdge, sender: int, receiver: int) -> int:
+        return self._first[edge.id] + self._connections[edge.id].number(sender, receiver)
 
     def gate(self, vertex: int, index: int) -> InputGate | None:
         """The gate of a subtask, registered with the hub; None for a source."""
@@ -103,10 +114,10 @@ class ChannelMap:
         specs: list[InputChannelSpec] = []
         for edge in edges:
             address = self._plan.addresses(edge)
-            for (sender, receiver), number in self._numbers[edge.id].items():
-                if receiver == index:
-                    called = address(sender, receiver)
-                    specs.append(InputChannelSpec(number, edge.input_index, called))
+            for sender in self._connections[edge.id].senders_of(index):
+                number = self._number(edge, sender, index)
+                called = address(sender, index)
+                specs.append(InputChannelSpec(number, edge.input_index, called))
         gate = InputGate(specs, self._settings, overtaking=vertex in self._overtaken)
         self._hub.register_gate(gate, self._message.attempt, self._region)
         return gate
@@ -116,16 +127,16 @@ class ChannelMap:
         outputs: dict[int, list[NodeOutput[OutputPartition]]] = {}
         for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
             sender_name = self._plan.sender(edge).name
+            receivers = self._connections[edge.id].receivers_of(index)
             channels = [
                 self._hub.output_channel(
-                    number,
+                    self._number(edge, index, receiver),
                     self._peers[self._message.placement[f"{edge.target}:{receiver}"]],
                     self._message.attempt,
                     sender_name,
                     self._region,
                 )
-                for (sender, receiver), number in self._numbers[edge.id].items()
-                if sender == index
+                for receiver in receivers
             ]
             sampler = self._sampler(edge, index) if edge.by_key else None
             partitioner = make_partitioner(
@@ -140,8 +151,7 @@ class ChannelMap:
             addresses = None
             if edge.target in self._overtaken:
                 address = self._plan.addresses(edge)
-                pairs = self._numbers[edge.id]
-                addresses = [address(*pair) for pair in pairs if pair[0] == index]
+                addresses = [address(index, receiver) for receiver in receivers]
             partition = ResultPartition(
                 channels, partitioner, self._settings, self._clock, addresses
             )

@@ -23,7 +23,7 @@ from headgate.operators.partitioning import (
     Shuffle,
 )
 from headgate.runtime.exchange import partitioners
-from headgate.runtime.exchange.partitioners import connections, make_partitioner
+from headgate.runtime.exchange.partitioners import Connections, make_partitioner
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import key_group_range, owner_of
 
@@ -152,11 +152,11 @@ def test_custom_result_out_of_range_is_named(wrong):
 
 @pytest.mark.parametrize("partitioning", [HashColumns(("k",)), Broadcast(), Global(), Rebalance()])
 def test_all_to_all(partitioning):
-    assert connections(partitioning, 2, 3) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert list(Connections(partitioning, 2, 3)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
 
 def test_forward_connections():
-    assert connections(Forward(), 3, 3) == [(0, 0), (1, 1), (2, 2)]
+    assert list(Connections(Forward(), 3, 3)) == [(0, 0), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,30 @@ def test_forward_connections():
     ],
 )
 def test_rescale_connections(senders, receivers, pairs):
-    assert connections(Rescale(), senders, receivers) == pairs
+    assert list(Connections(Rescale(), senders, receivers)) == pairs
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_rescale_connects_everyone_evenly(senders, receivers):
-    pairs = connections(Rescale(), senders, receivers)
+    connections = Connections(Rescale(), senders, receivers)
+    pairs = list(connections)
     assert len(pairs) == len(set(pairs)) == max(senders, receivers)
     assert pairs == sorted(pairs)
     for side, count in ((0, senders), (1, receivers)):
         loads = Counter(pair[side] for pair in pairs)
         assert set(loads) == set(range(count))
         assert max(loads.values()) - min(loads.values()) <= 1
+
+
+@given(st.sampled_from([Rescale(), Forward(), Rebalance()]), st.integers(1, 40), st.integers(1, 40))
+def test_the_partners_of_one_subtask_are_those_in_the_list(partitioning, senders, receivers):
+    if isinstance(partitioning, Forward):
+        receivers = senders
+    connections = Connections(partitioning, senders, receivers)
+    pairs = list(connections)
+    assert len(connections) == len(pairs)
+    assert [connections.number(*pair) for pair in pairs] == list(range(len(pairs)))
+    for sender in range(senders):
+        assert list(connections.receivers_of(sender)) == [r for s, r in pairs if s == sender]
+    for receiver in range(receivers):
+        assert list(connections.senders_of(receiver)) == [s for s, r in pairs if r == receiver]

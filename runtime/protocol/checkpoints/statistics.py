@@ -97,6 +97,20 @@ class CheckpointRecord:
     end_ms: int | None = None
     failure: str = ""
     path: str = ""
+    _awaited: set[tuple[str, int]] = field(init=False, repr=False)
+    """The subtasks that have not acknowledged. A set, since each of them asks for itself."""
+
+    def __post_init__(self) -> None:
+        self._awaited = {*self.expected} - {(part.task, part.index) for part in self.parts}
+
+    def acknowledged(self, part: SubtaskPart) -> bool:
+        """Add a part; return False for one that is not awaited, which is ignored."""
+        subtask = part.task, part.index
+        if subtask not in self._awaited:
+            return False
+        self._awaited.discard(subtask)
+        self.parts.append(part)
+        return True
 
     @property
     def duration_ms(self) -> int | None:
@@ -136,8 +150,7 @@ class CheckpointRecord:
     @property
     def missing(self) -> list[tuple[str, int]]:
         """The subtasks that have not acknowledged."""
-        acknowledged = {(part.task, part.index) for part in self.parts}
-        return [subtask for subtask in self.expected if subtask not in acknowledged]
+        return [subtask for subtask in self.expected if subtask in self._awaited]
 
 
 def explain(record: CheckpointRecord) -> str:
@@ -202,10 +215,7 @@ class CheckpointHistory:
         record = self._records.get(checkpoint_id)
         if record is None or record.status != "IN_PROGRESS":
             return False
-        if (part.task, part.index) not in record.missing:
-            return False
-        record.parts.append(part)
-        return True
+        return record.acknowledged(part)
 
     def completed(self, checkpoint_id: int, now_ms: int, path: str = "") -> CheckpointRecord | None:
         """Note that it is published; return its record, or None if it had ended before, or is unknown."""
