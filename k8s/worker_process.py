@@ -20,8 +20,10 @@ from typing import Final
 from aiohttp import web
 
 from ..runtime.cluster.process import console
+from ..runtime.listening import ListenerLimits
 from . import ports
 from .head import CONSOLE
+from .http_port import LIMITS, answering
 from .ray_node import start_worker, worker_processes
 from .ray_process import RayProcess, address_of, listens
 
@@ -144,7 +146,9 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def probes(node: Node, host: str, port: int) -> AsyncIterator[None]:
+async def probes(
+    node: Node, host: str, port: int, limits: ListenerLimits = LIMITS
+) -> AsyncIterator[None]:
     """Answer the kubelet's probes: /healthz while this process lives, /readyz by the state of the node."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -155,13 +159,6 @@ async def probes(node: Node, host: str, port: int) -> AsyncIterator[None]:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "Ray does not run"}, status=503)
 
-    app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
+    pages = {"/healthz": healthz, "/readyz": readyz}
+    async with answering(pages, host, port, "probes", limits):
         yield
-    finally:
-        await runner.cleanup()

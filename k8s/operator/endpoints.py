@@ -9,6 +9,9 @@ from typing import Final, final
 
 from aiohttp import web
 
+from ...runtime.listening import ListenerLimits
+from ..http_port import LIMITS, answering
+
 SILENCE_S_MAX: Final = 300.0
 """The operator is not healthy, and is restarted, if one of its watches received nothing for this time."""
 
@@ -48,6 +51,7 @@ async def serving(
     watches: Callable[[], Sequence[WatchHealth]],
     metrics: Callable[[], bytes],
     silence_s_max: float = SILENCE_S_MAX,
+    limits: ListenerLimits = LIMITS,
 ) -> AsyncIterator[None]:
     """Answer on both ports for the time of the block.
 
@@ -57,6 +61,7 @@ async def serving(
         watches: returns the health of the watches; none while this process does not lead.
         metrics: all metrics in Prometheus' text format.
         silence_s_max: a watch without a message for longer is not healthy.
+        limits: the bounds of each port.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -74,14 +79,9 @@ async def serving(
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=metrics(), headers=headers)
 
-    health, scraped = web.Application(), web.Application()
-    health.router.add_get("/healthz", healthz)
-    health.router.add_get("/readyz", readyz)
-    scraped.router.add_get("/metrics", read_metrics)
-    async with contextlib.AsyncExitStack() as stack:
-        for application, port in ((health, health_port), (scraped, metrics_port)):
-            runner = web.AppRunner(application, access_log=None)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, host, port).start()
+    probes = {"/healthz": healthz, "/readyz": readyz}
+    async with (
+        answering(probes, host, health_port, "health port", limits),
+        answering({"/metrics": read_metrics}, host, metrics_port, "metrics port", limits),
+    ):
         yield

@@ -122,9 +122,9 @@ def needs_port(options: Options, node_host: str) -> bool:
 class RestListener:
     """Listens on a Unix socket, on a TCP port, or on both."""
 
-    def __init__(self, limits: ListenerLimits) -> None:
-        """Nothing is open yet."""
-        self.admission = Admission(limits, "REST API")
+    def __init__(self, limits: ListenerLimits, name: str = "REST API") -> None:
+        """Nothing is open yet. `name` is that of the listener in the log."""
+        self.admission = Admission(limits, name)
         self.connections: dict[asyncio.BaseTransport, Connection] = {}
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_path = ""
@@ -164,12 +164,19 @@ class RestListener:
         )
 
         async def open_server(host: str, port: int) -> asyncio.AbstractServer:
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(lambda: Connection(make_http(), self), host, port)
+            return await self.listen_at(make_http, host, port)
 
-        server, told, port = await listener.open(open_server, node_host)
-        self._servers.append(server)
+        _, told, port = await listener.open(open_server, node_host)
         return told, port
+
+    async def listen_at(
+        self, make_http: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> asyncio.AbstractServer:
+        """Open this port; raises OSError if that is not possible."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(make_http(), self), host, port)
+        self._servers.append(server)
+        return server
 
     def stop_listening(self) -> None:
         """Take no further connections; open ones go on."""

@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.k8s.operator.endpoints import serving as serving_operator
+from headgate.k8s.worker_process import Node, probes
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.job_client import Subscriber
 from headgate.runtime.control.link import Link, StreamLink, connect
@@ -123,12 +125,43 @@ async def rest(
     await server.close()
 
 
-LISTENERS = [control, data, metrics, rest]
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@asynccontextmanager
+async def operator_health(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    health, scraped = free_port(), free_port()
+    async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
+        yield Port(("127.0.0.1", health))
+
+
+@asynccontextmanager
+async def operator_metrics(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    health, scraped = free_port(), free_port()
+    async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
+        yield Port(("127.0.0.1", scraped))
+
+
+@asynccontextmanager
+async def worker_probes(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
+    port = free_port()
+    async with probes(Node(grace_s=0), "127.0.0.1", port, limits):
+        yield Port(("127.0.0.1", port))
+
+
+OF_PODS = [operator_health, operator_metrics, worker_probes]
+"""The ports that ask for no token: probes of Kubernetes and the metrics of the operator."""
+LISTENERS = [control, data, metrics, rest, *OF_PODS]
 HUGE = {
     control: struct.pack("<I", 1 << 30),
     data: HEADER.pack(1 << 30, Kind.HELLO, 0, 0, 0, 0),
     metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
     rest: b"GET /v1/job HTTP/1.1\r\nX-Long: ",
+    operator_health: b"GET /healthz HTTP/1.1\r\nX-Long: ",
+    operator_metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
+    worker_probes: b"GET /healthz HTTP/1.1\r\nX-Long: ",
 }
 """How a stranger begins who has a lot to say."""
 Listener = Callable[..., Any]
@@ -166,7 +199,7 @@ def test_other_users_cannot_connect_to_unix_sockets(listener: Listener, tmp_path
 def test_a_length_is_not_believed_before_the_token(
     listener: Listener, unix: bool, tmp_path: Path
 ) -> None:
-    if listener is metrics and unix:
+    if listener in (metrics, *OF_PODS) and unix:
         pytest.skip("it has no Unix socket")
 
     async def scenario() -> None:
@@ -241,6 +274,33 @@ def test_a_thousand_strangers_do_not_keep_a_friend_out(listener: Listener, noise
                 held.append(writer)
             assert await is_welcome(port, listener)
             for writer in held:
+                writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET /healthz HTTP/1.1\r\nHost: "])
+@pytest.mark.parametrize(
+    ("listener", "path"),
+    [(operator_health, "/healthz"), (operator_metrics, "/metrics"), (worker_probes, "/healthz")],
+)
+def test_half_sent_requests_do_not_keep_a_probe_out(
+    listener: Listener, path: str, noise: bytes
+) -> None:
+    async def scenario() -> None:
+        async with listener(FEW) as port:
+            held = []
+            for _ in range(100):
+                stranger = await port.stranger()
+                stranger[1].write(noise)
+                held.append(stranger)
+            for reader, _ in held[:-3]:
+                await is_hung_up_on(reader)
+            # The answer ends the connection, so none of its time is left for another request.
+            answer = await said(port, request("GET", path))
+            assert status_of(answer) == 200
+            assert b"\r\nConnection: close\r\n" in answer
+            for _, writer in held:
                 writer.close()
 
     run(scenario())
