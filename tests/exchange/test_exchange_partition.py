@@ -161,9 +161,10 @@ def test_a_sleep_that_ends_slightly_early_is_long_enough(wire_up, make, drain):
     for _ in range(2):
         partition.emit(make.ints(0, 1))
         partition.flush_early(clock.now, 0.0)
+    assert len(drain(gate)) == 1
     clock.now = partition.next_early() - 1e-9
     partition.flush_early(clock.now, 0.0)
-    assert len(drain(gate)) == 2
+    assert len(drain(gate)) == 1
 
 
 def test_nothing_leaves_early_without_a_buffer_timeout(wire_up, make):
