@@ -25,6 +25,8 @@ from ..api.resources import Resources as SlotResources
 from ..errors import PlanError
 from ..operators.durations import parse_duration
 from ..runtime.manifest import spec_fields
+from ..runtime.options.recovery import STANDBY_COORDINATORS
+from ..runtime.options.registry import current_key
 
 JOB_NAME_LENGTH_MAX: Final = 45
 """Kubernetes appends to it in labels of at most 63 characters, such as that of a StatefulSet's revision."""
@@ -267,6 +269,7 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     section = msgspec.convert(plain, Kubernetes, strict=False)
     checkpoint = table.get("checkpoint")
     storage = "" if checkpoint is None else str(checkpoint.get("storage"))
+    _check_standby(table, problems)
     groups = _groups(table, section, problems)
     if problems.found:
         return problems.listed()
@@ -280,6 +283,20 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
         )
         return problems.listed()
     return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec), groups)
+
+
+def _check_standby(spec: Table, problems: _PathProblems) -> None:
+    """Note an option that asks for a standby coordinator: a job has one head, so nothing could stand by."""
+    options = spec.get("options")
+    for key, value in options.values.items() if isinstance(options, Table) else ():
+        # A text that is no number is reported when the job starts, as that of any other option.
+        if current_key(key) == STANDBY_COORDINATORS.key and value.isdecimal() and int(value) > 0:
+            at = problems.number(f"spec.options.{key}")
+            problems.add(
+                at,
+                f"there is no standby coordinator on Kubernetes, found `{value}`",
+                "leave the option out: Kubernetes starts the process of a head that died again at once",
+            )
 
 
 def _groups(spec: Table, kubernetes: Kubernetes, problems: Problems) -> dict[str, WorkerGroup]:

@@ -206,6 +206,29 @@ def test_state_on_a_volume_or_in_a_bucket_is_fine(resource: dict[str, Any], stor
     parsed(resource)
 
 
+STANDBY = "headgate.coordinator.standby"
+
+
+@pytest.mark.parametrize("value", [1, "1", "2"])
+@pytest.mark.parametrize("mode", ["Managed", "KubeRay"])
+def test_a_standby_coordinator_is_refused_in_words_of_its_own(
+    resource: dict[str, Any], mode: str, value: object
+) -> None:
+    resource["spec"]["options"] = {STANDBY: value}
+    resource["spec"]["kubernetes"]["ray"] = {"mode": mode}
+    (found,) = mistakes(resource)
+    assert found.startswith(
+        f"spec.options.{STANDBY}: there is no standby coordinator on Kubernetes, found `{value}`"
+    )
+    assert "leave the option out" in found
+
+
+@pytest.mark.parametrize("value", [0, "0", "${STANDBY}"])
+def test_no_standby_coordinator_is_fine(resource: dict[str, Any], value: object) -> None:
+    resource["spec"]["options"] = {STANDBY: value, "rest.port": "8081"}
+    parsed(resource)
+
+
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields of a struct and of the structs in it, as a table has them."""
     found: dict[str, Any] = {}
