@@ -48,3 +48,28 @@ def test_importing_headgate_loads_no_large_library() -> None:
         [sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=120
     ).stdout.split()
     assert not {"ray", "pyarrow", "duckdb", "pyspark", "boto3", "numpy"} & set(loaded)
+
+
+OPERATOR = """
+import importlib, pkgutil, sys
+from headgate.k8s import cli, operator
+from headgate.k8s.spec import Job, parse_job
+
+for module in pkgutil.iter_modules(operator.__path__, operator.__name__ + "."):
+    importlib.import_module(module.name)
+spec = {
+    "sources": {"numbers": {"generator": {"fields": {"n": "sequence"}, "rows": 10}}},
+    "sinks": {"out": {"from": "numbers", "print": {}}},
+}
+assert isinstance(parse_job({"metadata": {"name": "small"}, "spec": spec}), Job)
+print([m for m in sys.modules if m.partition(".")[0] == "ray"])
+"""
+
+
+def test_the_operator_never_loads_ray() -> None:
+    """Its modules do not, nor does what they import at any depth, nor reading a StreamJob."""
+    ended = subprocess.run(
+        [sys.executable, "-c", OPERATOR], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
