@@ -21,6 +21,7 @@ class ForwardingSource(Source):
         self.rejected_schema = source.rejected_schema
         self.needs_storage = source.needs_storage
         self.has_history = source.has_history
+        self.discovers = source.discovers
         self.extras = source.extras
 
     def around(self, source: Source) -> Source:
@@ -38,6 +39,15 @@ class ForwardingSource(Source):
 
     def splits(self, parallelism: int) -> list[bytes]:
         return self._source.splits(parallelism)
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        return self._source.discover(known)
+
+    def split_key(self, split: bytes) -> str:
+        return self._source.split_key(split)
+
+    def split_share(self, key: str) -> int:
+        return self._source.split_share(key)
 
     def latest(self, splits: Sequence[bytes], column: str) -> int | None:
         return self._source.latest(splits, column)

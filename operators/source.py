@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import pyarrow as pa
+import xxhash
 
 from ..errors import UsageError
 from .base import OperatorContext
@@ -65,7 +66,8 @@ class SourceReader:
     def add_splits(self, splits: Sequence[bytes]) -> None:
         """Add splits: as made by `Source.splits`, or as returned by `snapshot` (with position).
 
-        Called once after `open`, possibly with none.
+        Called once after `open`, possibly with none, and again with each group of splits that the
+        source has discovered.
         """
         raise NotImplementedError
 
@@ -84,7 +86,10 @@ class SourceReader:
 
     @property
     def finished(self) -> bool:
-        """True when no more records will come (then `poll` returns None)."""
+        """True when no more records will come (then `poll` returns None).
+
+        A reader of a source that discovers splits may be given more of them later.
+        """
         raise NotImplementedError
 
     def pause_splits(self, splits: frozenset[str]) -> None:
@@ -209,6 +214,8 @@ class Source(Generic[Record_co]):
         at_rest: True if all its records exist before it is read, and it emits them as fast as they
             are taken, in an order per subtask that is always the same. Watermarks then have fixed
             places between the records, so that results do not depend on the pace of the job.
+        discovers: True if splits may appear while the job runs: it has `discover` and `split_key`. A
+            subtask without splits then waits for some, unless the source is `bounded`.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -219,6 +226,7 @@ class Source(Generic[Record_co]):
     needs_storage: bool = False
     has_history: bool = False
     at_rest: bool = False
+    discovers: bool = False
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:
@@ -265,6 +273,37 @@ class Source(Generic[Record_co]):
             f"{self.describe()} cannot tell the last event time of its records",
             fix="give the live source itself, with a position of its own, instead of a function",
         )
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        """Return all splits that exist now; called at intervals, in a thread, if the source `discovers`.
+
+        Each subtask takes those that are new, and reads them from where they begin here: that should be
+        their beginning, because a split may be discovered again after a failure. A split that is left
+        out by mistake, as a listing may be incomplete, is found by a later call.
+
+        The call must end by itself within a bounded time. Raising is not a failure of the job: it is
+        logged, and the next call follows after the interval.
+
+        Args:
+            known: the splits that the last call returned, by key; empty in a new coordinator. Those that
+                still exist can be returned as they are.
+        """
+        raise NotImplementedError
+
+    def split_key(self, split: bytes) -> str:
+        """Return the name that identifies a split for ever, whatever its position.
+
+        Args:
+            split: as made by `splits` or `discover`, or as returned by the `snapshot` of a reader.
+        """
+        raise NotImplementedError
+
+    def split_share(self, key: str) -> int:
+        """Return a number from which it follows which subtask reads a discovered split.
+
+        It must depend on the key alone. Splits with consecutive numbers go to different subtasks.
+        """
+        return xxhash.xxh3_64_intdigest(key.encode())
 
     def reader(self) -> SourceReader:
         """Return a new reader for one subtask."""

@@ -17,6 +17,7 @@ from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol.adoption import WorkerReport
 from ..protocol.backpressure import HotGroup, WaitsFor
 from ..protocol.drops import Dropped
+from ..protocol.split_discovery import LedgerStart
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -181,6 +182,8 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot per operator and old subtask: a snapshot never has handles of different subtasks."""
     splits: tuple[bytes, ...] | None = None
     """Fresh splits of the head, if it is a source and the job was not restored."""
+    ledger: LedgerStart | None = None
+    """For a source that discovers splits."""
     finished: bool = False
     """Whether the subtask had already finished in the restored checkpoint."""
     in_flight: tuple[StateHandle, ...] = ()
@@ -266,6 +269,15 @@ class HistoryOver(Message, frozen=True):
 
     attempt: int
     vertex: int
+
+
+class SplitsOffered(Message, frozen=True):
+    """All splits of a source that exist now; its subtasks take those that are new and theirs."""
+
+    attempt: int
+    vertex: int
+    splits: dict[str, bytes]
+    """By key."""
 
 
 class FinishSources(Message, frozen=True):
@@ -450,6 +462,7 @@ Messages: TypeAlias = (
     | WatermarkLimit
     | LoopRoundOver
     | HistoryOver
+    | SplitsOffered
     | FinishSources
     | Shutdown
     | Deployed

@@ -15,6 +15,7 @@ from ..observe.figures import JobFigures
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator
 from .attempt import Attempt
 from .checkpointing import CheckpointDriver
+from .discovery import SplitDiscovery
 from .environment import JobEnvironment
 from .events import ClientCommand, Tick
 from .failures import Failure, Failures
@@ -97,6 +98,7 @@ class JobContext:
         self.old_output = OutputReplacer(env)
         self.restore_points = RestorePoints(env)
         self.splits = FreshSplits(env)
+        self.discovery = SplitDiscovery(env)
         self.affinity = SlotAffinity()
         self.observed = JobFigures()
         """For metrics."""

@@ -27,6 +27,7 @@ from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
 from .context import JobContext
+from .discovery import ledger_start
 from .environment import JobEnvironment
 from .events import AttemptFailed, ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
 from .failures import Failure, failure_from, failure_of_subtask, failure_of_worker
@@ -40,6 +41,7 @@ from .restore import (
     check_restorable,
     finished_subtasks,
     reader_of,
+    split_positions,
 )
 from .states import ToDeploying, ToFailing, ToRunning, Transition, end_by, ends_at_once
 from .workers import LiveWorker
@@ -300,6 +302,13 @@ async def _assignments_from(
         splits = None
         if vertex.head.source is not None and vertex.head.name not in known:
             splits = await job.splits.of(vertex)
+        ledger = None
+        if vertex.head.source is not None and vertex.head.source.discovers:
+            begun = splits
+            if begun is None:
+                assert manifest is not None  # otherwise the source has just been cut
+                begun = await split_positions(manifest, vertex.head.name, read)
+            ledger = ledger_start(job.env, vertex, begun, finished)
         for index in range(vertex.parallelism):
             subtask = SubtaskId(vertex.id, index)
             if subtask not in wanted:
@@ -311,6 +320,7 @@ async def _assignments_from(
                 region=job.attempt.executions.failover.region_of(subtask),
                 state=states[index] if states else (),
                 splits=own,
+                ledger=ledger,
                 finished=index in finished,
                 in_flight=in_flight.by_subtask[index] if in_flight else (),
                 in_flight_parallelism=in_flight.parallelism if in_flight else 0,

@@ -38,6 +38,7 @@ from ..protocol.failures import FailureKind
 from ..protocol.redistribution import broadcast, spread_splits
 from ..savepoint import store as savepoints
 from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states, unconnected
+from ..savepoint.describe import SPLITS
 from ..savepoint.locate import StoredSnapshot, locate
 from ..storage.base import CheckpointStore
 from .environment import JobEnvironment
@@ -285,6 +286,17 @@ async def assign_state(
         for index, snapshots in enumerate(shares):
             assigned[index].extend(snapshots)
     return [tuple(snapshots) for snapshots in assigned]
+
+
+async def split_positions(manifest: Manifest, source: str, read: ReadHandle) -> list[bytes]:
+    """Return the splits, with positions, that all subtasks of a source had at a checkpoint.
+
+    Raises:
+        StateError: they cannot be read.
+    """
+    operators = [operator for operator in manifest.operators if operator.name == source]
+    found = [await _items(operator, "split", read) for operator in operators]
+    return [split for items in found for split in _flat(items.get(SPLITS, {}))]
 
 
 def finished_subtasks(manifest: Manifest, vertex: Vertex) -> frozenset[int]:

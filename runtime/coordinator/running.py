@@ -135,11 +135,13 @@ class Running:
         self._answer_rescale()
         try:
             following = self._start_checkpoints()
+            self._job.discovery.start(self._attempt.plan, self._job.broadcast)
             while following is None:
                 following = self._handle(await self._env.events.get())
             # A process that has to leave does not begin again, even if something failed meanwhile.
             return following if self._leaving is None else ToHandingOver(self._leaving)
         finally:
+            await self._job.discovery.stop()
             await self._regional.close()
             if self._getting_workers is not None:
                 self._getting_workers.cancel()
@@ -321,6 +323,7 @@ class Running:
         for worker in self._workers:
             worker.send(Start(attempt=self._attempt.number))
         self._announce(self._alignment.announced())
+        self._job.discovery.look_now()
         self._job.set_status("RUNNING")
         self._job.pool.refill()
         report_recovered(self._job)

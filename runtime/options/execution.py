@@ -60,6 +60,26 @@ MATCH_PARTIAL_MAX = Option[int](
     "The most partial matches of a pattern for one key, and the most records that they have taken (a "
     "record counts once for each beginning after which it was taken). More fails the job.",
 )
+DISCOVERY_INTERVAL = Option[int](
+    "headgate.source.discovery-interval",
+    Duration(),
+    60_000,
+    "How often sources whose splits can become more, such as the partitions of Kafka, look for new ones; "
+    "0: never.",
+)
+DISCOVERY_TIMEOUT = Option[int](
+    "headgate.source.discovery-timeout",
+    Duration(at_least_ms=1),
+    60_000,
+    "How long a look for new splits may take before a warning is shown. There is no second one beside it.",
+)
+DISCOVERED_SPLITS_MAX = Option[int](
+    "headgate.source.discovered-splits-max",
+    Integer(at_least=1, unit="splits"),
+    100_000,
+    "The most splits that a source may have for new ones to be read. If there are more, a warning is shown "
+    "and the job goes on with those that it has.",
+)
 REPLACED_FILES_MAX = Option[int](
     "headgate.sink.replaced-files-max",
     Integer(at_least=1, at_most=100_000_000, unit="files"),

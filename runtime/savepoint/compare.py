@@ -13,6 +13,7 @@ from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
 from ..plan import PhysicalPlan
 from ..protocol.checkpoints.manifest import Manifest
+from ..protocol.split_discovery import KNOWN_SPLITS
 from .describe import SPLITS, describe, states_of
 from .locate import StoredSnapshot
 
@@ -110,7 +111,10 @@ def declared_states(plan: PhysicalPlan) -> dict[str, dict[str, StateInfo]]:
 
 def _declared(node: Node) -> dict[str, StateInfo]:
     if node.source is not None:
-        return {SPLITS: StateInfo(name=SPLITS, kind="split")}
+        states = {SPLITS: StateInfo(name=SPLITS, kind="split")}
+        if node.source.discovers:
+            states[KNOWN_SPLITS] = StateInfo(name=KNOWN_SPLITS, kind="union")
+        return states
     if node.factory is None:
         return {}
     return {info.name: info for info in node.factory().states()}

@@ -104,7 +104,7 @@ class SnapshotRunner:
         barrier: CheckpointBarrier,
         alignment_ms: float,
         finished: bool,
-        extra_items: Callable[[], dict[str, list[bytes]]],
+        extra_items: Callable[[], dict[str, ItemsCut]],
         in_flight: InFlightCut | None = None,
         processed_bytes: int = 0,
     ) -> None:
@@ -147,7 +147,7 @@ class SnapshotRunner:
         self,
         barrier: CheckpointBarrier,
         works: list[OperatorWork],
-        extra_items: Callable[[], dict[str, list[bytes]]],
+        extra_items: Callable[[], dict[str, ItemsCut]],
     ) -> None:
         options = barrier.options
         base = Written() if options.savepoint else self._book.base(options.base)
@@ -156,7 +156,7 @@ class SnapshotRunner:
             cut = with_context(chained, chained.operator.snapshot, barrier.checkpoint_id)
             if chained is head and (extra := extra_items()):
                 cut = cut or StateSnapshot()
-                cut.items.update({state: ItemsCut(items) for state, items in extra.items()})
+                cut.items.update(extra)
             if cut is not None:
                 work = self._plan(chained.name, cut, base, options)
                 works.append(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +12,8 @@ from ...operators.elements import Batch, CheckpointBarrier, CheckpointOptions, L
 from ...operators.functions.user_code import describe_record
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
-from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
+from ...state.snapshot import CommitPermit, ItemsCut, OperatorSnapshot, RestoredState
+from ..protocol.split_discovery import KNOWN_SPLITS, LedgerStart, SplitLedger
 from .accounting import Activity
 from .chain import Outputs, make_context, with_context
 from .environment import TaskEnvironment
@@ -30,6 +31,7 @@ class SourceSubtask(Subtask):
         env: TaskEnvironment,
         outputs: Outputs,
         fresh_splits: tuple[bytes, ...] | None,
+        ledger: LedgerStart | None = None,
     ) -> None:
         super().__init__(env, outputs)
         source = env.vertex.head.source
@@ -37,6 +39,13 @@ class SourceSubtask(Subtask):
         assert source is not None  # for the type checker; `check` has raised otherwise
         self._reader: SourceReader = source.reader()
         self._fresh_splits = fresh_splits
+        self._ledger = None
+        """The splits that are known; None for a source that discovers none."""
+        if ledger is not None:
+            self._ledger = SplitLedger(env.index, ledger, source.split_share)
+        self._waits_for_splits = ledger is not None and ledger.enabled and not source.bounded
+        self._without_splits = False
+        """All splits have ended, or there were none, and others may come."""
         self._splits = env.splits
         self._splits.behind_source = True
         self._splits.at_rest = source.at_rest
@@ -63,10 +72,14 @@ class SourceSubtask(Subtask):
         self._opened = True
         context = make_context(head, self.env, self.timers, self.time.backpressured_s)
         with_context(head, self._reader.open, context, self._reject)
+        restored = (states or {}).get(head.name, RestoredState()).items
         if self._fresh_splits is not None:
             splits = list(self._fresh_splits)
         else:
-            splits = (states or {}).get(head.name, RestoredState()).items.get(SPLITS, [])
+            splits = restored.get(SPLITS, [])
+        if self._ledger is not None:
+            keys = [key.decode() for key in restored.get(KNOWN_SPLITS, [])]
+            with_context(head, self._ledger.add_known, keys)
         with_context(head, self._reader.add_splits, splits)
 
     def start(self) -> None:
@@ -113,10 +126,40 @@ class SourceSubtask(Subtask):
         with_context(self.chain.head, self._splits.batch_done)
         if self._tell_history() or batch is not None:
             return True
-        if self._reader.finished:
-            await self.finish()
-            return True
-        return False
+        if not self._reader.finished:
+            return False
+        if self._waits_for_splits:
+            return self._set_without_splits(True)
+        await self.finish()
+        return True
+
+    def _set_without_splits(self, none: bool) -> bool:
+        """Note whether there is a split to read, as event time must not wait for a subtask without one.
+
+        Return True if this has changed.
+        """
+        if none is self._without_splits:
+            return False
+        self._without_splits = none
+        self.chain.head.output.emit_idle(none)
+        return True
+
+    def offer(self, splits: Mapping[str, bytes]) -> None:
+        """Take, as mail, those of the splits that exist now, by key, which are new and for this subtask.
+
+        The ledger and the reader change together, so that no snapshot has the one without the other.
+        """
+
+        def take() -> None:
+            if self._ledger is None or self._stopping or self.finished:
+                return
+            taken = with_context(self.chain.head, self._ledger.offer, splits)
+            if taken:
+                with_context(self.chain.head, self._reader.add_splits, taken)
+                self._set_without_splits(False)
+                self._wait_anew()
+
+        self.put_mail(take)
 
     def _tell_history(self) -> bool:
         """Report the phase of the reader; return True if it has changed."""
@@ -147,7 +190,9 @@ class SourceSubtask(Subtask):
             return ""
 
     async def _idle(self) -> None:
-        reads = not (self._stopping or self.finished or self._splits.stands_still)
+        reads = not (
+            self._stopping or self.finished or self._splits.stands_still or self._without_splits
+        )
         if reads and self._waiting is None:
             self._waiting = asyncio.get_running_loop().create_task(
                 self._reader.wait(), name=f"source wait of {self.env.task_name}"
@@ -223,8 +268,12 @@ class SourceSubtask(Subtask):
         """Stop reading, as mail; continue as if the data had ended here."""
         self.put_mail(self.finish)
 
-    def extra_items(self) -> dict[str, list[bytes]]:
-        return {SPLITS: self._reader.snapshot()}
+    def extra_items(self) -> dict[str, ItemsCut]:
+        items = {SPLITS: ItemsCut(self._reader.snapshot())}
+        if self._ledger is not None:
+            keys = [key.encode() for key in self._ledger.known]
+            items[KNOWN_SPLITS] = ItemsCut(keys, "union")
+        return items
 
     async def _release(self) -> None:
         waiting = self._waiting

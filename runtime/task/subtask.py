@@ -25,7 +25,7 @@ from ...operators.elements import (
     LatencyMarker,
 )
 from ...operators.sink import SinkOperator
-from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState
+from ...state.snapshot import CommitPermit, ItemsCut, OperatorSnapshot, RestoredState
 from ..exchange.partition import OutgoingBarrier
 from ..protocol.barriers.snapshot_guard import SnapshotVerdict
 from .accounting import Activity, SliceSizer, TimeAccounting
@@ -404,7 +404,7 @@ class Subtask:
         timer: asyncio.Handle = loop.call_later(delay_ms / 1000, overtake)
         self._barrier_timers.add(timer)
 
-    def extra_items(self) -> dict[str, list[bytes]]:
+    def extra_items(self) -> dict[str, ItemsCut]:
         """Return state of the head beyond its operator's own: a source's positions."""
         return {}
 

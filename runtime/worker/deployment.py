@@ -6,7 +6,7 @@ Each is begun and dropped without the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -152,7 +152,7 @@ class Deployment:
                     outputs.setdefault(loop.tail_node, []).append(NodeOutput(None, back))
             subtask: Subtask
             if gate is None:
-                subtask = SourceSubtask(env, outputs, assignment.splits)
+                subtask = SourceSubtask(env, outputs, assignment.splits, assignment.ledger)
             elif self._plan.loop_from(env.vertex) is not None:
                 subtask = IterationSubtask(env, outputs, gate, ports)
             else:
@@ -386,6 +386,12 @@ class Deployment:
         for source in self._sources:
             if source.env.vertex.id == vertex:
                 source.history_over()
+
+    def offer(self, vertex: int, splits: Mapping[str, bytes]) -> None:
+        """Offer the splits that exist now to the subtasks of a source."""
+        for source in self._sources:
+            if source.env.vertex.id == vertex:
+                source.offer(splits)
 
     def _tell(self) -> None:
         """Something that the coordinator waits for has changed."""

@@ -39,6 +39,7 @@ from ..control.messages import (
     LoopRoundOver,
     Messages,
     Shutdown,
+    SplitsOffered,
     Start,
     Statistics,
     SubtaskAssignment,
@@ -338,6 +339,8 @@ class Worker:
                 deployment.loop_round_over(loop, number, records)
             case HistoryOver(vertex=vertex):
                 deployment.history_over(vertex)
+            case SplitsOffered(vertex=vertex, splits=splits):
+                deployment.offer(vertex, splits)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():

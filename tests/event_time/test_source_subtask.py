@@ -13,10 +13,12 @@ from headgate.operators.elements import ObjectBatch
 from headgate.operators.source import Source, SourceReader
 from headgate.operators.splits import History
 from headgate.runtime.job import runnable
+from headgate.runtime.protocol.split_discovery import LedgerStart
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.source_subtask import SourceSubtask
+from headgate.state.snapshot import ItemsCut
 
 ALIGNED = {"align": "g", "max_drift": "1s", "idle_after": "1h", "name": "times"}
 
@@ -57,7 +59,7 @@ class MuteReader(SourceReader):
         return []
 
 
-def with_subtask(source, story, tmp_path):
+def with_subtask(source, story, tmp_path, ledger=None):
     """Run `story(subtask, ended)` on a subtask of source, event_time and a sink; steps are the story's."""
     job = hg.Job("one", options={"pipeline.auto-watermark-interval": "0 ms"})
     timed = job.read(source, name="in").event_time(lambda n: n, **ALIGNED)
@@ -85,7 +87,7 @@ def with_subtask(source, story, tmp_path):
                 reports=SimpleNamespace(finished=lambda: ended.append(True)),
                 metrics_of=metrics,
             )
-            subtask = SourceSubtask(env, {}, tuple(source.splits(1)))
+            subtask = SourceSubtask(env, {}, tuple(source.splits(1)), ledger)
             await subtask.prepare(None, False)
             await story(subtask, ended)
             await subtask.cancel()
@@ -102,7 +104,8 @@ def test_a_whole_reader_waits_and_goes_on(tmp_path):
         subtask.env.splits.announce("g", 1)
         steps = [await subtask.step() for _ in range(6)]
         assert (steps, read(subtask)) == ([True, True, True, True, False, False], 4)
-        assert subtask.extra_items() == {"splits": [b"\x83\xa5index\x00\xa2of\x01\xa8position\x04"]}
+        position = b"\x83\xa5index\x00\xa2of\x01\xa8position\x04"
+        assert subtask.extra_items() == {"splits": ItemsCut([position])}
         subtask.announce("g", 3)
         subtask._mails.popleft()()
         steps = [await subtask.step() for _ in range(3)]
@@ -163,3 +166,81 @@ def test_who_waits_for_the_history_of_others_is_idle_until_it_is_live(tmp_path):
 
     source = hybrid_source(from_list([1, 2], batch_rows=1), from_list([3, 4], batch_rows=1))
     with_subtask(source, story, tmp_path)
+
+
+class Found(Source):
+    """Numbers, of which each split is found while the job runs."""
+
+    discovers = True
+
+    def splits(self, parallelism):
+        return []
+
+    def split_key(self, split):
+        return split.decode()
+
+    def reader(self):
+        return FoundReader()
+
+
+class FoundReader(SourceReader):
+    def __init__(self):
+        self.left = []
+
+    def add_splits(self, splits):
+        for split in splits:
+            self.left.append(split)
+            self.context.splits.opened(split.decode())
+
+    def poll(self):
+        if not self.left:
+            return None
+        split = self.left.pop(0)
+        self.context.splits.reading(split.decode())
+        self.context.splits.ended(split.decode())
+        return ObjectBatch([int(split)])
+
+    @property
+    def finished(self):
+        return not self.left
+
+    def snapshot(self):
+        return self.left
+
+
+def test_a_subtask_without_splits_is_idle_until_it_is_given_some(tmp_path):
+    """Nothing waits for its event time meanwhile, and a split comes once."""
+
+    async def story(subtask, ended):
+        (times,) = [
+            each.operator for each in subtask.chain.operators if hasattr(each.operator, "status")
+        ]
+        assert [await subtask.step() for _ in range(2)] == [True, False]
+        assert times.status().idle
+        subtask.offer({"5": b"5", "7": b"7"})
+        assert not subtask.extra_items()["known-splits"].items
+        subtask._mails.popleft()()
+        assert not times.status().idle
+        assert subtask.extra_items() == {
+            "splits": ItemsCut([b"5", b"7"]),
+            "known-splits": ItemsCut([b"5", b"7"], "union"),
+        }
+        assert [await subtask.step() for _ in range(4)] == [True, True, True, False]
+        assert (read(subtask), times.status().idle, ended) == (2, True, [])
+        subtask.offer({"7": b"7", "5": b"5"})
+        subtask._mails.popleft()()
+        assert await subtask.step() is False
+        assert subtask.extra_items()["splits"].items == []
+        subtask.end_early()
+        await subtask._mails.popleft()()
+        assert ended == [True]
+
+    with_subtask(Found(), story, tmp_path, LedgerStart((), (0,)))
+
+
+def test_a_subtask_ends_if_nobody_looks_for_splits(tmp_path):
+    async def story(subtask, ended):
+        assert await subtask.step()
+        assert ended == [True]
+
+    with_subtask(Found(), story, tmp_path, LedgerStart((), (0,), enabled=False))

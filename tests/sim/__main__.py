@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from .run import Result, simulate
@@ -24,9 +25,9 @@ def collect_rarely() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def run_many(seeds: list[int]) -> list[Result]:
+def run_many(seeds: list[int], kind: str = "") -> list[Result]:
     """One after the other."""
-    return [simulate(seed) for seed in seeds]
+    return [simulate(seed, kind=kind) for seed in seeds]
 
 
 def explain(result: Result) -> str:
@@ -46,18 +47,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--summary", type=Path, help="a page to write what was seen to")
     parser.add_argument("--hunt", type=int, help="run so many, until one fails; say what it found")
+    parser.add_argument("--kind", default="", help="of the job; default: by chance")
     chosen = parser.parse_args(arguments)
     if chosen.hunt is not None:
-        return _hunt(chosen.first or 0, chosen.hunt)
+        return _hunt(chosen.first or 0, chosen.hunt, chosen.kind)
     if chosen.seed:
-        return _replay(chosen.seed)
-    return _run(chosen.seeds, chosen.first, chosen.jobs, chosen.summary)
+        return _replay(chosen.seed, chosen.kind)
+    return _run(chosen.seeds, chosen.first, chosen.jobs, chosen.summary, chosen.kind)
 
 
-def _replay(seeds: list[int]) -> int:
+def _replay(seeds: list[int], kind: str) -> int:
     failed = 0
     for seed in seeds:
-        result = simulate(seed, keep_diary=True)
+        result = simulate(seed, keep_diary=True, kind=kind)
         print("\n".join(result.diary or ()))
         print(f"digest {result.digest}")
         if result.violations:
@@ -66,11 +68,11 @@ def _replay(seeds: list[int]) -> int:
     return min(failed, 1)
 
 
-def _hunt(first: int, count: int) -> int:
+def _hunt(first: int, count: int, kind: str) -> int:
     """Print how many seeds ran, and what the last of them found."""
     collect_rarely()
     for number, seed in enumerate(range(first, first + count), 1):
-        result = simulate(seed)
+        result = simulate(seed, kind=kind)
         if result.violations:
             print(number, " ".join(result.violations[0].split()))
             return 1
@@ -78,14 +80,14 @@ def _hunt(first: int, count: int) -> int:
     return 0
 
 
-def _run(count: int, first: int | None, jobs: int, page: Path | None) -> int:
+def _run(count: int, first: int | None, jobs: int, page: Path | None, kind: str) -> int:
     first = random.SystemRandom().randrange(1_000_000_000) if first is None else first
     print(f"{count} seeds from {first} on, in {jobs} processes", flush=True)
     seeds = range(first, first + count)
     portions = [list(seeds[at : at + PORTION]) for at in range(0, count, PORTION)]
     summary = Summary(first)
     with ProcessPoolExecutor(jobs, initializer=collect_rarely) as pool:
-        for results in pool.map(run_many, portions):
+        for results in pool.map(partial(run_many, kind=kind), portions):
             for result in results:
                 summary.add(result.violations, result.virtual_s, result.seen)
                 if result.violations:

@@ -8,7 +8,7 @@ from typing import Any
 
 import headgate as hg
 
-from .outside import KEYS, SPLITS, WORLDS, Ledger, Numbers, World
+from .outside import KEYS, SPLITS, WORLDS, GrowingNumbers, Ledger, Numbers, World
 
 RULES = 40
 
@@ -80,6 +80,25 @@ def count(job: hg.Job, token: str) -> Any:
     """One shuffle, in front of the count."""
     numbers = job.read(Numbers(token), name="numbers").map(Trouble(token), name="trouble")
     return numbers.key_with(key_of).process(Counted(), name="count")
+
+
+def growing(job: hg.Job, token: str) -> Any:
+    """A count of splits that become more while the job runs."""
+    return _growing(job, token).key_with(key_of).process(Counted(), name="count")
+
+
+def growing_regions(job: hg.Job, token: str) -> Any:
+    """The same without an exchange: subtasks restart on their own."""
+    return _growing(job, token).map(alone, name="alone")
+
+
+def _growing(job: hg.Job, token: str) -> Any:
+    job.options["headgate.source.discovery-interval"] = "150ms"
+    world = WORLDS[token]
+    world.listing_rate = world.rng.choice((0.8, 1.0))
+    world.growth_rate = world.rng.choice((0.05, 0.3))
+    numbers = job.read(GrowingNumbers(token), name="numbers")
+    return numbers.map(Trouble(token), name="trouble")
 
 
 def asked(job: hg.Job, token: str) -> Any:

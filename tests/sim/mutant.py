@@ -35,12 +35,14 @@ class Mutant:
         about: what is wrong.
         breaks: the promise that does not hold with it.
         changes: by file, pairs of lines that are there and lines to put in their place.
+        kind: of the jobs that are simulated; empty: each seed draws one.
     """
 
     name: str
     about: str
     breaks: str
     changes: Mapping[str, list[tuple[str, str]]]
+    kind: str = ""
 
     def patched(self, root: Path) -> dict[str, str]:
         """The changed files below `root`.
@@ -82,11 +84,15 @@ def all_mutants(folder: Path = FOLDER) -> list[Mutant]:
 
 
 def read_mutant(path: Path) -> Mutant:
-    """A unified diff behind two lines of text. Where a hunk begins does not matter, only what it holds."""
+    """A unified diff behind two lines of text, or three. Where a hunk begins does not matter, only what
+    it holds."""
     lines = path.read_text().splitlines(keepends=True)
     changes: dict[str, list[tuple[str, str]]] = {}
     old: list[str] = []
     new: list[str] = []
+    kind = ""
+    if lines[2].startswith("kind: "):
+        kind = lines.pop(2).removeprefix("kind: ").strip()
     for line in lines[2:]:
         if line.startswith("--- "):
             hunks = changes.setdefault(line.split()[1].removeprefix("a/"), [])
@@ -98,7 +104,7 @@ def read_mutant(path: Path) -> Mutant:
             new += [line[1:]] * (line[0] != "-")
             hunks[-1] = ("".join(old), "".join(new))
     breaks = lines[1].strip().removeprefix("breaks: ")
-    return Mutant(path.stem, lines[0].strip(), breaks, changes)
+    return Mutant(path.stem, lines[0].strip(), breaks, changes, kind)
 
 
 def hunt(
@@ -133,6 +139,8 @@ def hunt(
     for name, text in texts.items():
         (copy / name).write_text(text)
     command = [sys.executable, "-m", program, "--hunt", str(seeds_max)]
+    if mutant.kind:
+        command += ["--kind", mutant.kind]
     done = subprocess.run(
         [*command, "--first", str(first)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -74,6 +74,12 @@ class World:
     """Mean time between two batches of a split's reader."""
     bounded: bool = True
     """The source says when it has nothing more; else somebody has to stop the job."""
+    appeared: list[int] = field(default_factory=lambda: [0])
+    """The splits that exist, of a source of which they become more."""
+    growth_rate: float = 0.3
+    """How often another one has appeared when the job looks for them."""
+    listing_rate: float = 1.0
+    """How often a listing has a split that exists."""
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
@@ -191,6 +197,40 @@ class Numbers(Source):
         return _Reader(self)
 
 
+class GrowingNumbers(Numbers):
+    """The same, of which a run without state finds some splits, and the job the others while it runs.
+
+    Those that have been read to the end leave the positions, as the files of a directory do.
+    """
+
+    discovers = True
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return _encoded(WORLDS[self.token].appeared)
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        """A listing, which may be incomplete."""
+        world = WORLDS[self.token]
+        world.perhaps_fail(world.faults.map_rate, "no listing")
+        if len(world.appeared) < SPLITS and world.rng.random() < world.growth_rate:
+            rest = [number for number in range(SPLITS) if number not in world.appeared]
+            world.appeared.append(world.rng.choice(rest))
+            world.on_effect(f"split {world.appeared[-1]} appears")
+        listed = [number for number in world.appeared if world.rng.random() < world.listing_rate]
+        world.rng.shuffle(listed)
+        return _encoded(listed)
+
+    def split_key(self, split: bytes) -> str:
+        return f"{msgspec.msgpack.decode(split, type=Split).number}"
+
+    def reader(self) -> SourceReader:
+        return _ForgetfulReader(self)
+
+
+def _encoded(numbers: Sequence[int]) -> list[bytes]:
+    return [msgspec.msgpack.encode(Split(number)) for number in numbers]
+
+
 class _Reader(SourceReader):
     def __init__(self, source: Numbers) -> None:
         self._source = source
@@ -199,8 +239,9 @@ class _Reader(SourceReader):
         self._ready_s = 0.0
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        self._splits += [msgspec.msgpack.decode(split, type=Split) for split in splits]
-        for split in self._splits:
+        added = [msgspec.msgpack.decode(split, type=Split) for split in splits]
+        self._splits += added
+        for split in added:
             self.context.splits.opened(f"{split.number}")
             if self._left(split) == 0:
                 self.context.splits.ended(f"{split.number}")
@@ -236,6 +277,17 @@ class _Reader(SourceReader):
 
     def snapshot(self) -> list[bytes]:
         return [msgspec.msgpack.encode(split) for split in self._splits]
+
+
+class _ForgetfulReader(_Reader):
+    """Has no position of a split that has ended, and says when it has nothing to read at present."""
+
+    @property
+    def finished(self) -> bool:
+        return not any(self._left(split) > 0 for split in self._splits)
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(split) for split in self._splits if self._left(split) > 0]
 
 
 COLUMNS = pa.schema([("key", pa.int64()), ("number", pa.int64()), ("at", pa.int64())])

@@ -159,7 +159,8 @@ class Simulation:
             check=self._workload.check,
             batch_rows=batch_rows,
             pause_s=last_s / batches,
-            bounded=self._workload.flushes or self.rng.random() < BOUNDED_RATE,
+            bounded=(self._workload.flushes or self.rng.random() < BOUNDED_RATE)
+            and not self._workload.endless,
         )
         self.watch = Watch(
             self.world, self.loop, conserves=self._workload.conserves, keep=keep_diary

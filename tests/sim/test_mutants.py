@@ -24,7 +24,14 @@ def test_every_patch_still_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["committed-before-complete", "completed-without-one-ack", "barriers-not-aligned"]
+    "name",
+    [
+        "committed-before-complete",
+        "completed-without-one-ack",
+        "barriers-not-aligned",
+        "splits-of-others-unknown",
+        "taken-splits-forgotten",
+    ],
 )
 def test_a_planted_bug_is_found(name: str, tmp_path: Path) -> None:
     assert hunt(read_mutant(FOLDER / f"{name}.patch"), tmp_path, seeds_max=SEEDS).found

@@ -36,6 +36,7 @@ class Workload:
         missing: what is not visible, and must be at the end.
         conserves: it makes one record of one, and keeps none back: see `check_conserved`.
         flushes: only the end of the data brings out the last results.
+        endless: its source never ends.
     """
 
     build: Callable[[hg.Job, str], Any]
@@ -43,6 +44,7 @@ class Workload:
     missing: Callable[[World], list[Any]] = _missing_numbers
     conserves: bool = False
     flushes: bool = False
+    endless: bool = False
 
 
 KINDS = {
@@ -59,6 +61,8 @@ KINDS = {
 }
 
 MORE_KINDS = {
+    "growing": Workload(counting.growing, counting.check_count, endless=True),
+    "growing regions": Workload(counting.growing_regions, counting.check_count, endless=True),
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
 }

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 from headgate.operators.source import Source, SourceReader, SourceRun
+from headgate.runtime.protocol.split_discovery import LedgerStart
 from headgate.runtime.task.source_subtask import SourceSubtask
 
 LOOK_S = 0.05
@@ -89,8 +90,14 @@ def sources_held(over: Over, batches: int | None = None) -> Iterator[None]:
     """
     build = SourceSubtask.__init__
 
-    def held(subtask: Any, env: Any, outputs: Any, fresh_splits: tuple[bytes, ...] | None) -> None:
-        build(subtask, env, outputs, fresh_splits)
+    def held(
+        subtask: Any,
+        env: Any,
+        outputs: Any,
+        fresh_splits: tuple[bytes, ...] | None,
+        ledger: LedgerStart | None = None,
+    ) -> None:
+        build(subtask, env, outputs, fresh_splits, ledger)
         if fresh_splits != ():
             subtask._reader = HeldReader(subtask._reader, over, batches)
 

@@ -1,0 +1,166 @@
+"""Looks for splits that have become part of a source while the job runs, and offers them to its subtasks.
+
+`protocol/split_discovery.py` decides who reads them, and says why nothing of this has to be stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import final
+
+from ...errors import HeadgateError, InternalError, SourceError
+from ...operators.source import Source
+from ..control.messages import Messages, SplitsOffered
+from ..options.execution import DISCOVERED_SPLITS_MAX, DISCOVERY_INTERVAL, DISCOVERY_TIMEOUT
+from ..plan import PhysicalPlan, Vertex
+from ..protocol.failures import as_headgate_error
+from ..protocol.split_discovery import LedgerStart
+from .environment import JobEnvironment
+
+_log = logging.getLogger("headgate.job")
+_NAMED_MAX = 5
+"""The most new splits that a message names."""
+
+
+def ledger_start(
+    env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes], finished: Collection[int]
+) -> LedgerStart:
+    """Return what the ledgers of a source that discovers splits begin with.
+
+    Args:
+        env: the job.
+        vertex: its source is the head.
+        begun: the splits that the attempt begins with, those of all subtasks.
+        finished: the subtasks that had reached the end of their data, and read nothing any more.
+    """
+    source = vertex.head.source
+    if source is None:
+        raise InternalError(f"vertex has no source vertex=`{vertex.name}`")
+    try:
+        known = tuple(source.split_key(split) for split in begun)
+    except HeadgateError:
+        raise
+    except Exception as error:
+        what = f"source `{vertex.head.name}` cannot name its splits"
+        raise as_headgate_error(error, what, str(vertex.head.origin)) from error
+    readers = tuple(index for index in range(vertex.parallelism) if index not in finished)
+    return LedgerStart(known, readers, enabled=env.options.get(DISCOVERY_INTERVAL) > 0)
+
+
+@final
+class SplitDiscovery:
+    """Looks for splits while a job runs. One that hangs, or fails, does the job no harm."""
+
+    def __init__(self, env: JobEnvironment) -> None:
+        self._env = env
+        self._found: dict[str, dict[str, bytes]] = {}
+        """The splits of the last look, by source and key."""
+        self._problems: dict[str, str] = {}
+        """What was wrong with the last look, by source."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted: list[asyncio.Event] = []
+        """Set where a look is wanted at once; one for each source."""
+
+    def start(self, plan: PhysicalPlan, send: Callable[[Messages], None]) -> None:
+        """Look at once, and then at intervals, until `stop`: all subtasks run.
+
+        Args:
+            plan: what runs.
+            send: sends a message to all workers, for all attempts that are current.
+        """
+        if not self._env.options.get(DISCOVERY_INTERVAL):
+            return
+        for vertex in plan.vertices:
+            source = vertex.head.source
+            if source is not None and source.discovers and not source.bounded:
+                wanted = asyncio.Event()
+                self._wanted.append(wanted)
+                look = self._look_again_and_again(vertex, source, send, wanted)
+                name = f"discover splits of {vertex.head.name}"
+                self._tasks.append(asyncio.get_running_loop().create_task(look, name=name))
+
+    def look_now(self) -> None:
+        """Do not wait for the interval: subtasks have begun again, and do not know what was found."""
+        for wanted in self._wanted:
+            wanted.set()
+
+    async def stop(self) -> None:
+        """Look no more. A call of a source that is under way is not waited for."""
+        tasks, self._tasks, self._wanted = self._tasks, [], []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look_again_and_again(
+        self,
+        vertex: Vertex,
+        source: Source,
+        send: Callable[[Messages], None],
+        wanted: asyncio.Event,
+    ) -> None:
+        interval_s = self._env.options.get(DISCOVERY_INTERVAL) / 1000
+        while True:
+            wanted.clear()
+            found = await self._look(vertex.head.name, source)
+            if found:
+                # Each time all of them: subtasks that were restarted meanwhile have to hear it again.
+                send(SplitsOffered(attempt=0, vertex=vertex.id, splits=found))
+            try:
+                async with asyncio.timeout(interval_s):
+                    await wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, name: str, source: Source) -> dict[str, bytes]:
+        """Return all splits that exist, by key; none if that cannot be found out now."""
+        before = self._found.get(name)
+        most = self._env.options.get(DISCOVERED_SPLITS_MAX)
+        timeout_s = self._env.options.get(DISCOVERY_TIMEOUT) / 1000
+
+        def call() -> dict[str, bytes]:
+            configured = source.configure(self._env.options.effective())
+            splits = configured.discover(dict(before or {}))
+            return {configured.split_key(split): split for split in splits}
+
+        calling = asyncio.get_running_loop().create_task(
+            asyncio.to_thread(call), name=f"look for splits of {name}"
+        )
+        try:
+            done, _ = await asyncio.wait({calling}, timeout=timeout_s)
+            if not done:
+                self._problem(name, f"this takes longer than {timeout_s:g} s")
+            found = await calling
+            if len(found) > most:
+                raise SourceError(
+                    f"there are {len(found):,} splits, and {most:,} are allowed",
+                    fix=f"raise {DISCOVERED_SPLITS_MAX.key}",
+                )
+        except Exception as error:  # whatever a source raises, the splits that are known are read
+            self._problem(name, f"{type(error).__name__}: {error}")
+            return {}
+        finally:
+            calling.cancel()
+        self._problems.pop(name, None)
+        self._found[name] = found
+        if before is not None:
+            self._announce(name, [key for key in found if key not in before])
+        return found
+
+    def _problem(self, name: str, text: str) -> None:
+        """Warn, once for each problem."""
+        if self._problems.get(name) != text:
+            self._problems[name] = text
+            said = (
+                f"{name}: new splits cannot be looked up, the job goes on with those it has: {text}"
+            )
+            _log.warning("%s", said)
+            self._env.publish("source", said, source=name)
+
+    def _announce(self, name: str, new: list[str]) -> None:
+        if new:
+            named = ", ".join(sorted(new)[:_NAMED_MAX])
+            rest = f" and {len(new) - _NAMED_MAX} more" if len(new) > _NAMED_MAX else ""
+            said = f"{name}: found {len(new)} new splits: {named}{rest}"
+            self._env.publish("source", said, source=name, splits=len(new))

@@ -1,0 +1,97 @@
+"""Which subtask reads a split that was found while the job runs, against a plain model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headgate.runtime.protocol.split_discovery import LedgerStart, SplitLedger
+
+KEYS = [f"split-{number}" for number in range(12)]
+
+
+def share(key: str) -> int:
+    return int(key.rpartition("-")[2]) * 7
+
+
+def ledgers(
+    readers: range | tuple[int, ...], known: list[str], keys: list[str], width: int
+) -> list[SplitLedger]:
+    """Those of all subtasks, `keys` from the restored states."""
+    start = LedgerStart(tuple(known), tuple(readers))
+    made = [SplitLedger(index, start, share) for index in range(width)]
+    for ledger in made:
+        ledger.add_known(keys)
+    return made
+
+
+def offer(ledger: SplitLedger, keys: list[str]) -> list[str]:
+    return [split.decode() for split in ledger.offer({key: key.encode() for key in keys})]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_split_is_read_once_through_restores_at_other_parallelisms(seed: int) -> None:
+    """A split is read, in what counts, by exactly one subtask: a restore takes back what came after."""
+    rng = random.Random(seed)
+    width = rng.randint(1, 4)
+    exist = rng.sample(KEYS, rng.randint(0, 5))
+    being_read = {key: rng.randrange(width) for key in exist}
+    ended: set[str] = set()
+    current = ledgers(range(width), exist, [], width)
+    cuts = [(dict(being_read), set(ended), [ledger.known for ledger in current])]
+    for _ in range(60):
+        match rng.choice(("appears", "offer", "offer", "ends", "checkpoint", "restore")):
+            case "appears":
+                exist += rng.sample(KEYS, 1)
+            case "offer":  # to some subtasks; incomplete, in any order, with repetitions
+                offered = rng.choices(exist, k=rng.randint(0, 8)) if exist else []
+                for index in rng.sample(range(width), rng.randint(0, width)):
+                    for key in offer(current[index], offered):
+                        assert key not in being_read, "handed to two readers"
+                        assert key not in ended, "read twice"
+                        being_read[key] = index
+            case "ends" if being_read:
+                key = rng.choice(sorted(being_read))
+                del being_read[key]
+                ended.add(key)
+            case "checkpoint":
+                cuts.append((dict(being_read), set(ended), [each.known for each in current]))
+            case "restore":
+                being_read, ended, states = rng.choice(cuts[-2:])
+                being_read, ended = dict(being_read), set(ended)
+                width = rng.randint(1, 4)
+                union = [key for keys in states for key in keys]
+                assert sorted(union) == sorted(being_read.keys() | ended), "each key is kept once"
+                current = ledgers(range(width), sorted(being_read), union, width)
+    for ledger in current:
+        for key in offer(ledger, KEYS):
+            assert key not in being_read
+            assert key not in ended
+            being_read[key] = 0
+    assert being_read.keys() | ended == set(KEYS), "lost"
+
+
+def test_positions_alone_are_enough_where_no_ledger_was_kept() -> None:
+    """A checkpoint of a source that did not discover splits has positions only."""
+    for ledger in ledgers(range(3), KEYS[:5], [], 3):
+        assert offer(ledger, KEYS[:5]) == []
+
+
+def test_subtasks_that_have_finished_get_nothing() -> None:
+    made = ledgers((0, 2), [], [], 3)
+    taken = [offer(ledger, KEYS) for ledger in made]
+    assert taken[1] == []
+    assert sorted(taken[0] + taken[2]) == sorted(KEYS)
+    assert [offer(ledger, KEYS) for ledger in ledgers((), [], [], 2)] == [[], []]
+
+
+def test_consecutive_shares_go_to_different_subtasks() -> None:
+    start = LedgerStart((), (0, 1, 2, 3))
+    owned = [SplitLedger(index, start, int).owns for index in range(4)]
+    assert [[key for key in "01234567" if owns(key)] for owns in owned] == [
+        ["0", "4"],
+        ["1", "5"],
+        ["2", "6"],
+        ["3", "7"],
+    ]
