@@ -282,7 +282,7 @@ def _kafka(**arguments: Any) -> Source:
     for name in ("start", "stop"):
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = _kafka_position(name, arguments[name])
-    return kafka_source(arguments.pop("topics"), **arguments)
+    return kafka_source(arguments.pop("topics", ()), **arguments)
 
 
 def _kafka_position(name: str, given: Mapping[str, Any]) -> Any:
@@ -310,7 +310,11 @@ SOURCES["kafka"] = SourceConnector(
     Section(
         "kafka",
         {
-            "topics": Field(ListOf(Text()), "the topics", required=True),
+            "topics": Field(ListOf(Text()), "the topics; either they or `pattern`"),
+            "pattern": Field(
+                Text(),
+                "a regular expression for the names of topics, also of later ones, `orders-.*`",
+            ),
             "bootstrap": _BOOTSTRAP,
             "format": Field(Choice(payloads.FORMATS), "of the values; json"),
             "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),

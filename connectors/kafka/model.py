@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from ...errors import StateError
 from ..bad_records import OnBadRecord
 from ..payloads import PayloadFormat
 from .client import shown
@@ -51,8 +52,23 @@ class Partition(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """The name of the split in event time and in metrics."""
+        """The name of the split in event time and in metrics, and the key by which it is known."""
         return f"{self.topic}/{self.partition}"
+
+
+def decoded(split: bytes) -> Partition:
+    """Return a split as a partition.
+
+    Raises:
+        StateError: it is the split of another source.
+    """
+    try:
+        return msgspec.msgpack.decode(split, type=Partition)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            "the restored positions are not those of a Kafka source: it was another source before",
+            fix="give it another name, so that it begins from the start; or start the job fresh",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,7 @@ class KafkaSettings:
     """The arguments of `kafka_source`, which documents them."""
 
     topics: tuple[str, ...]
+    pattern: str | None
     bootstrap: str
     format: PayloadFormat
     delimiter: str
@@ -79,8 +96,11 @@ class KafkaSettings:
         """True if reading ends."""
         return self.stop is not None
 
+    @property
+    def read(self) -> str:
+        """The topics, or the pattern of their names."""
+        return ", ".join(self.topics) if self.pattern is None else f"pattern {self.pattern}"
+
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return (
-            f"KafkaSettings({', '.join(self.topics)} of {self.bootstrap}, {shown(self.properties)})"
-        )
+        return f"KafkaSettings({self.read} of {self.bootstrap}, {shown(self.properties)})"

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
+from ...errors import SourceError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
@@ -25,7 +25,7 @@ from ...operators.source import SourceReader
 from ..bad_records import BadRecordHandler
 from ..payloads import decoder
 from .client import ErrorListener, make_consumer
-from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition
+from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, decoded
 
 _BAD_BYTES: Final = 500
 """About what an unreadable message takes beside its value."""
@@ -116,28 +116,26 @@ class KafkaReader(SourceReader):
         self._loop = asyncio.get_running_loop()
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        for split in splits:
-            partition = _decoded(split)
+        added = [decoded(split) for split in splits]
+        for partition in added:
             self._partitions[partition.name] = partition
             self._positions[partition.name] = msgspec.structs.replace(partition)
             if partition.stop is not None:
                 self._stops[partition.name] = partition.stop
             self.context.splits.opened(partition.name)
-        if self._partitions:
-            self._start()
+        if self._consumer is None:
+            if self._partitions:
+                self._start()
+        elif added:  # they were discovered
+            with self._shared.changed:
+                self._shared.commands.append(partial(self._assign_more, _places(added)))
+                self._shared.changed.notify_all()
 
     def _start(self) -> None:
-        from confluent_kafka import TopicPartition
-
         context = self.context
         client = f"headgate-{context.job_name}-{context.operator_name}"
         self._consumer = make_consumer(self._settings, client, self._errors)
-        self._consumer.assign(
-            [
-                TopicPartition(each.topic, each.partition, each.offset)
-                for each in self._partitions.values()
-            ]
-        )
+        self._consumer.assign(_places(self._partitions.values()))
         self._thread = threading.Thread(
             target=self._run, name=f"kafka {context.operator_name}", daemon=True
         )
@@ -351,6 +349,10 @@ class KafkaReader(SourceReader):
             ends[name] = self._consumer.get_watermark_offsets(place, cached=True)[1]
         self._ends = ends
 
+    def _assign_more(self, places: list[Any]) -> None:
+        """Read further partitions."""
+        self._consumer.incremental_assign(places)
+
     def _change(self, change: str, places: list[Any]) -> None:
         """Pause or resume partitions, except those that have ended and stay paused."""
         going_on = [
@@ -507,6 +509,13 @@ class KafkaReader(SourceReader):
             self._loop.call_soon_threadsafe(self._arrived.set)
 
 
+def _places(partitions: Iterable[Partition]) -> list[Any]:
+    """Return partitions with their positions, as the client takes them."""
+    from confluent_kafka import TopicPartition
+
+    return [TopicPartition(each.topic, each.partition, each.offset) for each in partitions]
+
+
 _METADATA: Final[dict[str, Callable[[list[Any]], list[Any]]]] = {
     "topic": lambda group: [message.topic() for message in group],
     "partition": lambda group: [message.partition() for message in group],
@@ -534,13 +543,3 @@ def _headers_of(message: Any) -> list[dict[str, Any]] | None:
     if headers is None:
         return None
     return [{"name": name, "value": value} for name, value in headers]
-
-
-def _decoded(split: bytes) -> Partition:
-    try:
-        return msgspec.msgpack.decode(split, type=Partition)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a Kafka source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error

@@ -7,6 +7,8 @@ only. Offsets are written to a group on request, for tools that show the lag.
 from __future__ import annotations
 
 import copy
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict, Unpack, overload
@@ -30,7 +32,7 @@ from .client import (
     no_answer,
     no_topic,
 )
-from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, Stop
+from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, Stop, decoded
 from .reader import KafkaReader
 
 BUFFER: Final = "32mb"
@@ -49,6 +51,7 @@ class KafkaSource(Source[Record_co]):
         self.values = values
         """The columns made of the values of records."""
         self.bounded = settings.bounded
+        self.discovers = not settings.bounded
         self.row_type = row_type
         self._columns: tuple[str, ...] | None = None
 
@@ -75,6 +78,23 @@ class KafkaSource(Source[Record_co]):
         finally:
             consumer.close()
 
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        """Return one split per partition that exists now; new ones are read from their beginning."""
+        errors = ErrorListener()
+        consumer = make_consumer(self.settings, "headgate-discovery", errors)
+        try:
+            return _discovered(consumer, self.settings, errors, known)
+        finally:
+            consumer.close()
+
+    def split_key(self, split: bytes) -> str:
+        return decoded(split).name
+
+    def split_share(self, key: str) -> int:
+        """Return consecutive numbers for the partitions of a topic, so that subtasks get equally many."""
+        topic, _, partition = key.rpartition("/")
+        return zlib.crc32(topic.encode()) + int(partition)
+
     def reader(self) -> SourceReader:
         return KafkaReader(self.settings, self.values, self.schema)
 
@@ -92,7 +112,7 @@ class KafkaSource(Source[Record_co]):
         return narrow
 
     def describe(self) -> str:
-        return f"kafka({', '.join(self.settings.topics)})"
+        return f"kafka({self.settings.read})"
 
 
 def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list[Partition]:
@@ -100,11 +120,7 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
     from confluent_kafka import KafkaException
 
     try:
-        places = [
-            (topic, number)
-            for topic in settings.topics
-            for number in _partitions(consumer, topic, settings.bootstrap, errors)
-        ]
+        places = _find_places(consumer, settings, errors)
         starts = _offsets(consumer, settings.start, places, at_start=True)
         stops = {} if settings.stop is None else _offsets(consumer, settings.stop, places)
     except KafkaException as error:
@@ -116,19 +132,60 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
     ]
 
 
-def _partitions(consumer: Any, topic: str, bootstrap: str, errors: ErrorListener) -> list[int]:
-    """Return the numbers of a topic's partitions."""
+def _discovered(
+    consumer: Any, settings: KafkaSettings, errors: ErrorListener, known: Mapping[str, bytes]
+) -> list[bytes]:
+    """Ask the cluster for partitions, and for the first offsets of those that are not known."""
+    from confluent_kafka import KafkaException
+
+    splits, new = [], []
+    try:
+        for topic, number in _find_places(consumer, settings, errors):
+            split = known.get(f"{topic}/{number}")
+            if split is not None:
+                splits.append(split)
+            else:
+                new.append((topic, number))
+        starts = _offsets(consumer, "earliest", new, at_start=True)
+    except KafkaException as error:
+        raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
+    return [*splits, *(msgspec.msgpack.encode(Partition(*place, starts[place])) for place in new)]
+
+
+def _find_places(
+    consumer: Any, settings: KafkaSettings, errors: ErrorListener
+) -> list[tuple[str, int]]:
+    """Return topic and number of all partitions to read, in order."""
+    if settings.pattern is None:
+        found = {
+            topic: _ask(consumer, topic, settings.bootstrap, errors)[topic]
+            for topic in settings.topics
+        }
+        for topic, described in found.items():
+            if described.error is not None:
+                known = _ask(consumer, None, settings.bootstrap, errors)
+                raise no_topic(topic, sorted(known))
+    else:
+        matches = re.compile(settings.pattern).fullmatch
+        found = {
+            topic: described
+            for topic, described in sorted(_ask(consumer, None, settings.bootstrap, errors).items())
+            # A topic that is just being created or deleted has an error for a moment.
+            if matches(topic) and not topic.startswith("__") and described.error is None
+        }
+    return [(topic, number) for topic, each in found.items() for number in sorted(each.partitions)]
+
+
+def _ask(consumer: Any, topic: str | None, bootstrap: str, errors: ErrorListener) -> dict[str, Any]:
+    """Return what the cluster says about a topic, or about all of them."""
     from confluent_kafka import KafkaException
 
     try:
-        found = consumer.list_topics(topic, timeout=ANSWER_S_MAX).topics[topic]
+        topics: dict[str, Any] = consumer.list_topics(topic, timeout=ANSWER_S_MAX).topics
     except KafkaException as error:
         consumer.poll(0)  # the reason comes by the callback
         raise no_answer(bootstrap, errors, error.args[0].str()) from error
-    if found.error is not None:
-        known = consumer.list_topics(timeout=ANSWER_S_MAX).topics
-        raise no_topic(topic, sorted(known))
-    return sorted(found.partitions)
+    return topics
 
 
 def _offsets(
@@ -212,6 +269,7 @@ def _given(
 class KafkaOptions(TypedDict, total=False):
     """The keyword arguments of `kafka_source` beside the schema; it documents them."""
 
+    pattern: str | None
     format: PayloadFormat
     delimiter: str
     metadata: Mapping[str, str]
@@ -228,7 +286,7 @@ class KafkaOptions(TypedDict, total=False):
 
 @overload
 def kafka_source(
-    topics: str | Sequence[str],
+    topics: str | Sequence[str] = (),
     *,
     bootstrap: str,
     schema: type[Record],
@@ -236,17 +294,18 @@ def kafka_source(
 ) -> KafkaSource[Record]: ...
 @overload
 def kafka_source(
-    topics: str | Sequence[str],
+    topics: str | Sequence[str] = (),
     *,
     bootstrap: str,
     schema: ColumnsLike | None = ...,
     **options: Unpack[KafkaOptions],
 ) -> KafkaSource: ...
 def kafka_source(
-    topics: str | Sequence[str],
+    topics: str | Sequence[str] = (),
     *,
     bootstrap: str,
     schema: SchemaLike | None = None,
+    pattern: str | None = None,
     format: PayloadFormat = "json",
     delimiter: str = ",",
     metadata: Mapping[str, str] | None = None,
@@ -262,10 +321,13 @@ def kafka_source(
 ) -> KafkaSource:
     """Return a source of the records in topics of Kafka. It needs `pip install 'headgate[kafka]'`.
 
-    The partitions are looked up when the job starts; later ones are read by a new run only.
+    Partitions that are added while the job runs, and new topics that match the pattern, are found after
+    `headgate.source.discovery-interval` and read from their beginning, unless reading has an end (`stop`).
 
     Args:
-        topics: the name of a topic, or several.
+        topics: the name of a topic, or several. Either they or `pattern` must be given.
+        pattern: a regular expression for whole names of topics, such as "orders-.*". Topics whose names
+            begin with `__` belong to Kafka, and are left out.
         bootstrap: brokers to ask first: `host:port`, several with commas between them.
         schema: the columns of the values: a Struct class, a `pyarrow.Schema` or {name: type}. With
             `format="raw"` it is one column, by default `value` of type binary.
@@ -295,10 +357,7 @@ def kafka_source(
         UsageError: an argument is wrong. Whether the topics exist is found out when the job starts.
     """
     names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names or not all(names) or len(set(names)) < len(names):
-        raise UsageError(
-            f"must be names of topics, each once topics=`{names}`", fix='topics="orders"'
-        )
+    _check_topics(names, pattern)
     if not bootstrap:
         raise UsageError("no broker is named", fix='bootstrap="host:9092"')
     if schema is None:
@@ -327,6 +386,7 @@ def kafka_source(
     check_count("buffer", buffer, 1)
     settings = KafkaSettings(
         names,
+        pattern,
         bootstrap,
         format,
         delimiter,
@@ -342,6 +402,25 @@ def kafka_source(
         check_properties(properties or {}),
     )
     return KafkaSource(settings, values, None if kinds else record_class(schema))
+
+
+def _check_topics(names: Sequence[str], pattern: str | None) -> None:
+    if pattern is not None:
+        if names:
+            raise UsageError(
+                f"topics are given by name and by a pattern topics=`{names}` pattern=`{pattern}`",
+                fix="keep one of them",
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(
+                f"not a regular expression pattern=`{pattern}`: {error}", fix='pattern="orders-.*"'
+            ) from None
+    elif not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError(
+            f"must be names of topics, each once topics=`{names}`", fix='topics="orders"'
+        )
 
 
 def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:

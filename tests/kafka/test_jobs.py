@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ SCHEMA = {"id": "int64", "user": "string"}
 
 def fill(broker: KafkaServer, topic: str, first: int = 0) -> None:
     for partition in range(PARTITIONS):
-        values: list[bytes | None] = [
-            json.dumps({"id": id_, "user": f"u{id_ % 7}"}).encode()
-            for id_ in range(first + partition, first + ROWS, PARTITIONS)
-        ]
-        broker.produce(topic, values, partition=partition)
+        ids = range(first + partition, first + ROWS, PARTITIONS)
+        fill_partition(broker, topic, partition, ids)
+
+
+def fill_partition(broker: KafkaServer, topic: str, partition: int, ids: Iterable[int]) -> None:
+    values: list[bytes | None] = [
+        json.dumps({"id": id_, "user": f"u{id_ % 7}"}).encode() for id_ in ids
+    ]
+    broker.produce(topic, values, partition=partition)
 
 
 def written(directory: Path) -> list[dict[str, Any]]:
