@@ -171,7 +171,7 @@ class SpillingSpace:
             keys=self._keys if number is None else (*self._keys, number),
             wide=not self.hasher.exact or keys[0].nullable,
             identity="" if self.hasher.exact else f"{_IDENTITY_VERSION}-{seed:016x}",
-            identify=self._identify_rows,
+            identify=self.identify_rows,
             key_groups=context.key_groups,
             max_parallelism=context.max_parallelism,
             expired=expired,
@@ -206,7 +206,8 @@ class SpillingSpace:
         index = KeyIndex(self.key_hasher)
         return index, index.lookup(BatchKeys(self.key_hasher, keys)).astype(np.intp)
 
-    def _identify_rows(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
+    def identify_rows(self, table: pa.Table) -> tuple[Hashes, Hashes | None]:
+        """Return the lanes of stored rows."""
         return self.identify([plain_column(table.column(key)) for key in self.shape.keys])
 
     def close(self) -> None:

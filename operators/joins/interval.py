@@ -12,7 +12,7 @@ then, so the watermarks of outer joins trail those of the input by the length of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -31,6 +31,7 @@ from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .matching import Pairs, packed, unpacked
+from .side import Side
 from .step import JoinStep, WaitingRowsJoin, other
 
 
@@ -63,6 +64,7 @@ class IntervalJoin(WaitingRowsJoin):
     """Interval join."""
 
     kind = "interval join"
+    spills = True
 
     def __init__(self, step: JoinStep, interval: Interval) -> None:
         expired_before = [partial(interval.expired_before, side) for side in (LEFT, RIGHT)]
@@ -88,26 +90,60 @@ class IntervalJoin(WaitingRowsJoin):
             which = np.flatnonzero(waits)
             part = rows.take(pa.array(which))
             own.add(part, times[which], slots[which], self._keys.size, met[which])
+        self._settle_disk()
 
     def _meet(
         self, side: int, rows: pa.RecordBatch, times: Index, slots: Index, waits: Mask
     ) -> Mask:
         """Emit the pairs of new rows with rows that wait; return which new rows matched any."""
-        waiting, outer = self._sides[other(side)], self._step.outer
-        before, behind = self._interval.reach(side)
         met = np.zeros(len(times), np.bool_)
-        portions = waiting.chains.between(slots, times + before, times + behind, self._keys.size)
-        for pairs in portions:
+        marked = self._meet_on_disk(side, rows, times, met) if self._disk else None
+        waiting, outer = self._sides[other(side)], self._step.outer
+        for pairs in self._pairs(side, waiting, times, slots, self._keys.size):
             met[pairs.probe] = True
-            if outer[other(side)]:
-                waiting.mark(pairs.rows)
             if outer[side]:
                 pairs = _with_lonely(pairs, waits, met)
-            self._send_pairs(side, rows, times, pairs)
+            self._send_pairs(side, waiting, rows, times, pairs)
+        if marked is not None:  # only now, as they have met already
+            disk = self._disk[other(side)]
+            disk.take_back(marked, self._keys.slots(disk.keys_of(marked)), self._keys.size)
         return met
 
-    def _send_pairs(self, side: int, rows: pa.RecordBatch, times: Index, pairs: Pairs) -> None:
-        waiting = self._sides[other(side)]
+    def _meet_on_disk(
+        self, side: int, rows: pa.RecordBatch, times: Index, met: Mask
+    ) -> pa.Table | None:
+        """Emit the pairs of new rows with rows that wait on disk, and note which new rows matched any.
+
+        Return the rows on disk that have matched for the first time, if they have marks.
+        """
+        disk, keys = self._disk[other(side)], self._columns.key_columns(side, rows)
+        before, behind = self._interval.reach(side)
+        found = disk.meeting(keys, int(times.min()) + before, int(times.max()) + behind)
+        if found is None:
+            return None
+        waiting, stored, index = found
+        _, _, matched = waiting.described(np.arange(waiting.size))
+        slots = disk.slots(index, keys)
+        for pairs in self._pairs(side, waiting, times, slots, index.size):
+            met[pairs.probe] = True
+            self._send_pairs(side, waiting, rows, times, pairs)
+        _, _, now = waiting.described(np.arange(waiting.size))
+        fresh = np.flatnonzero(now & ~matched)
+        return stored.take(pa.array(fresh)) if fresh.size else None
+
+    def _pairs(
+        self, side: int, waiting: Side, times: Index, slots: Index, keys: int
+    ) -> Iterator[Pairs]:
+        """Yield the pairs of new rows with rows that wait, which are marked if they have marks."""
+        before, behind = self._interval.reach(side)
+        for pairs in waiting.chains.between(slots, times + before, times + behind, keys):
+            if self._step.outer[other(side)]:
+                waiting.mark(pairs.rows)
+            yield pairs
+
+    def _send_pairs(
+        self, side: int, waiting: Side, rows: pa.RecordBatch, times: Index, pairs: Pairs
+    ) -> None:
         for low in range(0, len(pairs.probe), EMIT_ROWS_MAX):
             probe = pairs.probe[low : low + EMIT_ROWS_MAX]
             partners = pairs.rows[low : low + EMIT_ROWS_MAX]
@@ -131,6 +167,9 @@ class IntervalJoin(WaitingRowsJoin):
         self.output.emit_watermark(timestamp)
 
     def _let_go(self, side: int, before: int) -> None:
+        if self._disk:
+            for columns, times in self._disk[side].release(before):
+                self._send(side, columns, None, times)
         own = self._sides[side]
         due = own.order.due(before)
         if not due.size:

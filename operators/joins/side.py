@@ -41,7 +41,8 @@ class Side:
         self.schema = schema
         self._marks = marks
         self.epoch = TableEpoch()
-        self._next_id = 0
+        self.next_id = 0
+        """The number of the next row."""
         self._renew()
 
     def _renew(self) -> None:
@@ -84,8 +85,8 @@ class Side:
         """Append rows with the slots of their keys; there are `keys` slots now."""
         if not rows.num_rows:
             return
-        ids = np.arange(self._next_id, self._next_id + rows.num_rows)
-        self._next_id += rows.num_rows
+        ids = np.arange(self.next_id, self.next_id + rows.num_rows)
+        self.next_id += rows.num_rows
         self._append(rows, times, slots, keys, ids, self.epoch.current, matched)
 
     def _append(
@@ -121,6 +122,10 @@ class Side:
     def unmarked(self, rows: Index) -> Index:
         """Return those of some rows that are not marked."""
         return rows[~self._matched.data[rows]]
+
+    def described(self, rows: Index) -> tuple[Index, Index, npt.NDArray[np.bool_]]:
+        """Return the ids, times and marks of some rows."""
+        return self._ids.data[rows], self.chains.times[rows], self._matched.data[rows]
 
     # --- release ----------------------------------------------------------------------------------
 
@@ -182,7 +187,7 @@ class Side:
     ) -> None:
         """Restore rows; `epoch.restored()` was called before."""
         if rows.num_rows:
-            self._next_id = int(ids.max()) + 1
+            self.next_id = max(self.next_id, int(ids.max()) + 1)
             self._append(rows, times, slots, keys, ids, RESTORED_EPOCH, matched)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -14,14 +14,17 @@ from ...state.aggregates.accumulators import Mask
 from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
+from ..aggregation.aggregate_tables import files_of_another_backend
 from ..aggregation.keyed_aggregate import identity_seed
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
+from ..keyed_backend import lies_in_rocksdb
 from ..time_progress import ExpiredAt, TimeProgress
 from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 from .side import Alive, SharedKeys, Side, not_before
+from .spilling import SpillingSide
 from .tables import SIDES, join_infos, progress_table, restored_rows, rows_cut
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
@@ -144,9 +147,14 @@ class WaitingRowsJoin(JoinOperator):
         marks: per side, whether rows are marked as matched.
     """
 
+    spills: ClassVar = False
+    """True if the rows that wait may be on disk."""
+
     def __init__(self, step: JoinStep, *expired_at: ExpiredAt, marks: tuple[bool, bool]) -> None:
         super().__init__(step, *expired_at)
         self._marks = marks
+        self._disk: list[SpillingSide] = []
+        """The sides on disk; empty if rows stay in memory."""
         self._sides = [
             Side(rows, marks=marked) for rows, marked in zip(step.columns.sides, marks, strict=True)
         ]
@@ -154,9 +162,23 @@ class WaitingRowsJoin(JoinOperator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._keys = SharedKeys(self._hasher(), self._sides)
+        if self.spills and lies_in_rocksdb(context.options):
+            for side, (name, marks) in enumerate(zip(SIDES, self._marks, strict=True)):
+                keys = self._columns.keys[side]
+                schema = self._columns.sides[side]
+                self._disk.append(SpillingSide(context, name, schema, keys, marks=marks))
 
     def _waiting(self, side: int) -> int:
-        return self._sides[side].live
+        on_disk = self._disk[side].rows_on_disk if self._disk else 0
+        return self._sides[side].live + on_disk
+
+    def _settle_disk(self) -> None:
+        """Enforce the memory budget; called after each batch."""
+        for side, disk in enumerate(self._disk):
+            own = disk.settle(self._sides[side])
+            if own is not self._sides[side]:
+                self._sides[side] = own
+                self._keys.tidy()
 
     def _alive(self, side: int) -> Alive:
         """Return a function that tells which rows of a side count at a cut."""
@@ -165,19 +187,36 @@ class WaitingRowsJoin(JoinOperator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
         tables = {self._progress.table.name: self._progress.cut()}
-        groups = self.context.max_parallelism
+        groups, files = self.context.max_parallelism, {}
         for side, name in enumerate(SIDES):
+            if self._disk and self._disk[side].active:
+                files[name], self._sides[side] = self._disk[side].snapshot()
+                continue
             cut = self._sides[side].cut(self._alive(side))
             tables[name] = rows_cut(cut, self._columns, side, groups, marks=self._marks[side])
-        return StateSnapshot(tables=tables)
+        return StateSnapshot(tables=tables, files=files)
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `left`, `right` and `time`."""
         return join_infos(self._columns, self._marks, self.kind)
 
-    def restore(self, state: RestoredState) -> None:
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Restore the rows that wait, and the progress of event time."""
+        if not self._disk:
+            self._restore(state)
+            return None
+        # Files are read from end to end, which takes time for state larger than memory.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
+        for name in SIDES:
+            if name in state.files and not self._disk:
+                raise files_of_another_backend(name, self._step.name)
         self._progress.restore(state, todays_rule=False)
+        for side, disk in enumerate(self._disk):
+            disk.released(self._progress.bounds[side], self._progress.further(side))
+            if files := state.files.get(SIDES[side]):
+                self._sides[side] = disk.restore_files(files)
         for side, (own, marks) in enumerate(zip(self._sides, self._marks, strict=True)):
             own.epoch.restored()
             found = restored_rows(
@@ -186,6 +225,11 @@ class WaitingRowsJoin(JoinOperator):
             if found is not None:
                 slots = self._keys.slots(self._columns.key_columns(side, found.rows))
                 own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
+        self._settle_disk()
+
+    def close(self) -> None:
+        for disk in self._disk:
+            disk.close()
 
 
 def other(side: int) -> int:

@@ -26,7 +26,7 @@ from ..slots.table import Slots
 from ..snapshot import DELETED_COLUMN, FilesCut, RestoredFiles
 from ..values import Index
 from .cut import RunRestorer, files_cut, rekeyed
-from .layout import PackedRows, Records, RowLayout
+from .layout import PackedRows, Records, RowLayout, one_array
 from .merge import Expired
 from .run_file import FilePool
 from .run_set import Found, RunSet, Version
@@ -155,7 +155,8 @@ class SpillingTable(Generic[D]):
         self._pool = pool
         self._runs = RunSet(directory, self._layout, settings, new_id, pool, shape.expired)
         self._frozen: D | None = None  # while it is being written
-        self._frozen_order: tuple[Index, Hashes] | None = None
+        self._frozen_order: tuple[Index, Hashes, Hashes | None] | None = None
+        """Its slots in the order of their first lanes, and both lanes."""
         self._spare: D | None = None
         self._flush: _Flush | None = None
         self._merge: Future[None] | None = None
@@ -169,6 +170,11 @@ class SpillingTable(Generic[D]):
     def index_bytes(self) -> int:
         """Memory of the index of rows on disk."""
         return self._runs.index_bytes
+
+    @property
+    def rows_in_runs(self) -> int:
+        """The number of rows in runs, with those that merges will leave out."""
+        return sum(map(len, self._runs.version.runs))
 
     # --- records -------------------------------------------------------------------------------
 
@@ -197,9 +203,19 @@ class SpillingTable(Generic[D]):
             return None
         return Found(positions, pa.concat_tables([one.table for one in found]))
 
-    def lookup_all(self, hashes: Hashes) -> Found | None:
+    def lookup_all(
+        self,
+        hashes: Hashes,
+        number: str | None = None,
+        low: int = 0,
+        high: int = 0,
+    ) -> Found | None:
         """Return all rows with these distinct first lanes that are not in the delta; None if there are
         none.
+
+        Args:
+            number: a column of 64-bit numbers, which must lie between `low` and `high`, inclusive; None:
+                rows have any numbers.
 
         Raises:
             StorageError: a flush or a merge failed.
@@ -211,10 +227,18 @@ class SpillingTable(Generic[D]):
         hashes = hashes[order]
         found: list[Found] = []
         if self._frozen is not None:
-            found.append(self._all_in_frozen(self._frozen, hashes))
+            part = self._all_in_frozen(self._frozen, hashes)
+            if number is not None:
+                column = one_array(part.table.column(number)).to_numpy()
+                chosen = np.flatnonzero((column >= low) & (column <= high))
+                part = Found(part.positions[chosen], part.table.take(pa.array(chosen)))
+            found.append(part)
         rows = self._runs.lookup_all(hashes)
         if rows is not None:
             kept = self._is_only_in_runs(rows) & ~self._layout.deleted(rows.records)
+            if number is not None:
+                numbers = self._layout.numbers(rows.records, number)
+                kept &= (numbers >= low) & (numbers <= high)
             rows = rows.take(np.flatnonzero(kept))
             positions = np.searchsorted(hashes, rows.hashes)
             found.append(Found(positions, self._layout.unpack(rows)))
@@ -226,16 +250,16 @@ class SpillingTable(Generic[D]):
     def _all_in_frozen(self, frozen: D, hashes: Hashes) -> Found:
         """Return all rows with these ascending hashes in the delta that is being written."""
         if self._frozen_order is None:
-            lanes = frozen.lanes()[0]
+            lanes, checks = frozen.lanes()
             order = np.argsort(lanes)
-            self._frozen_order = order, lanes[order]
-        slots, ordered = self._frozen_order
-        begins = np.searchsorted(ordered, hashes, "left")
-        counts = np.searchsorted(ordered, hashes, "right") - begins
-        slots = slots[ranges(begins, counts)]
+            self._frozen_order = order, lanes[order], None if checks is None else checks[order]
+        slots, lanes, checks = self._frozen_order
+        begins = np.searchsorted(lanes, hashes, "left")
+        counts = np.searchsorted(lanes, hashes, "right") - begins
+        places = ranges(begins, counts)
+        newer = self.delta.find(lanes[places], None if checks is None else checks[places]) >= 0
         positions = np.repeat(np.arange(len(hashes)), counts)
-        kept = self.delta.find(*_picked(frozen.lanes(), slots)) < 0
-        return self._living(positions[kept], frozen.table(slots[kept]))
+        return self._living(positions[~newer], frozen.table(slots[places[~newer]]))
 
     def _is_only_in_runs(self, rows: PackedRows) -> npt.NDArray[np.bool_]:
         """Return which rows of runs are not in memory in a newer form."""
@@ -477,8 +501,3 @@ class SpillingTable(Generic[D]):
         if flush is not None and flush.version.exception() is None and not flush.owned_by_cut:
             flush.version.result().unpin()
         self._runs.clear()
-
-
-def _picked(lanes: tuple[Hashes, Hashes | None], slots: Index) -> tuple[Hashes, Hashes | None]:
-    hashes, checks = lanes
-    return hashes[slots], None if checks is None else checks[slots]

@@ -16,6 +16,10 @@ from headgate.operators import spilling_space
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.interval import Interval, IntervalJoin
+from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.origin import Origin
 from headgate.operators.windows.kinds import WINDOW_FIELDS, CumulativeWindow, SlidingWindow
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.sessions.gaps import FixedGap
@@ -70,14 +74,14 @@ def opened(operator: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> O
     return operator.output  # type: ignore[no-any-return]
 
 
-def feed(operator: Any, keys: Any, time: int) -> list[int]:
+def feed(operator: Any, keys: Any, time: int, input_index: int = 0) -> list[int]:
     """A record of each key at a time; the memory after each batch."""
     held = []
     for low in range(0, len(keys), BATCH_ROWS):
         part = keys[low : low + BATCH_ROWS]
         columns = [pa.array(part), pa.array(np.ones(len(part), np.int64))]
         data = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-        operator.process(ColumnBatch(data, np.full(len(part), time, np.int64)), 0)
+        operator.process(ColumnBatch(data, np.full(len(part), time, np.int64)), input_index)
         held.append(anonymous_bytes())
     return held
 
@@ -124,6 +128,30 @@ def test_sessions_of_eight_times_the_managed_memory(
     held.append(anonymous_bytes())
     assert output.rows == keys
     assert output.total == 2 * keys
+    operator.close()
+    assert_flat(held)
+
+
+def test_rows_of_a_join_of_eight_times_the_managed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row in eight meets another. All others leave alone, in the order of their times."""
+    keys, steps = 2_100_000, 8
+    assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
+    columns = join_columns(
+        (SCHEMA, SCHEMA), (("k",), ("k",)), (False, True), "_2", ("a", "b"), Origin("here")
+    )
+    step = JoinStep("join", columns, outer_sides("left"))
+    operator = IntervalJoin(step, Interval(-steps * PANE_MS, steps * PANE_MS))
+    output = opened(operator, tmp_path, monkeypatch)
+    rng, held = np.random.default_rng(1), []
+    parts = np.array_split(rng.permutation(keys), steps)
+    for part in parts:
+        held += feed(operator, part, len(held))
+    held += feed(operator, parts[2], len(held), 1)
+    operator.on_watermark(WATERMARK_MAX)
+    held.append(anonymous_bytes())
+    assert output.rows == output.total == keys
     operator.close()
     assert_flat(held)
 

@@ -36,7 +36,7 @@ WINDOWS = {
 class Side(spilled_windows.Side):
     """The subtasks of windows of panes."""
 
-    state = "panes"
+    states = ("panes",)
     window: Any = WINDOWS["sliding"]
 
     def new_operator(self) -> PaneAggregate:

@@ -28,7 +28,7 @@ GAPS = {"short": (5, 0), "late": (12, 100), "long": (60, 40)}
 class Side(spilled_windows.Side):
     """The subtasks of session windows."""
 
-    state = "sessions"
+    states = ("sessions",)
     gap = "late"
 
     def new_operator(self) -> SessionAggregate:

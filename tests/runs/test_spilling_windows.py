@@ -39,7 +39,7 @@ def small_rows(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 class Side(spilled_windows.Side):
     """The subtasks of tumbling windows."""
 
-    state = "windows"
+    states = ("windows",)
 
     def new_operator(self) -> TumblingAggregate:
         return TumblingAggregate(WINDOW, plan(self.keys))

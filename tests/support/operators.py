@@ -62,6 +62,9 @@ class Counters:
 
         return Counter()
 
+    def gauge(self, name: str, read: Callable[[], float], labels: dict[str, str]) -> None:
+        """Take a gauge, which nobody reads."""
+
 
 def operator_context(
     index: int = 0, parallelism: int = 1, max_parallelism: int = 8, **given: Any

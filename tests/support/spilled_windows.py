@@ -75,8 +75,9 @@ class Output:
 class Side:
     """The subtasks of one operator, which a subclass makes."""
 
-    state: str
-    """The name of the table of windows."""
+    states: tuple[str, ...]
+    """The names of the tables of rows."""
+    output: type[Output] = Output
 
     def new_operator(self) -> Any:
         """Make the operator of a subtask."""
@@ -90,7 +91,7 @@ class Side:
             operator, attempt = self.new_operator(), next(attempts)
             own = directory / f"attempt{attempt}"
             own.mkdir()
-            self.outputs.append(Output())
+            self.outputs.append(self.output())
             operator.output = self.outputs[-1]
             operator.open(
                 operator_context(
@@ -105,18 +106,24 @@ class Side:
             )
             self.operators.append(operator)
 
+    @classmethod
+    def told_apart(cls, table: pa.Table) -> pa.Table:
+        """The columns of a canonical table that do not depend on where the state was; checks its schema."""
+        assert table.schema.remove_metadata() == plan_schema(table)
+        return table
+
     def threads(self, call: Callable[[], None]) -> None:
         if self.calls is None:
             call()
         else:
             self.calls.append(call)
 
-    def process(self, data: pa.RecordBatch, times: Any) -> None:
+    def process(self, data: pa.RecordBatch, times: Any, input_index: int = 0) -> None:
         groups = key_groups_of(hash_columns([data.column(key) for key in self.keys]), 16)
         for index, operator in enumerate(self.operators):
             own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
             rows = np.flatnonzero((groups >= own.first) & (groups <= own.last))
-            operator.process(ColumnBatch(data.take(pa.array(rows)), times[rows]), 0)
+            operator.process(ColumnBatch(data.take(pa.array(rows)), times[rows]), input_index)
 
     def watermark(self, timestamp: int) -> None:
         for operator in self.operators:
@@ -135,26 +142,22 @@ class Side:
         snapshot = operator.snapshot(1)
         states = {info.name: info for info in operator.states()}
         tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
-        if self.state not in snapshot.files:
-            return RestoredState(tables=tables, states=states)
-        cut = snapshot.files[self.state]
-        own = key_group_range(index, self.parallelism, MAX_PARALLELISM)
-        files = {}
-        try:
-            if canonical:
-                made = list(cut.tables())
-                if made:
-                    tables[self.state] = pa.concat_tables(made)
-                return RestoredState(tables=tables, states=states)
-            collected = cut.collect()
-            for file in collected.files:
-                files[file.id] = store / file.id
-                if not files[file.id].exists():
-                    shutil.copy(file.path, files[file.id])
-        finally:
-            cut.release()
-        restored = RestoredFiles(collected.meta, files, own.first, own.last)
-        return RestoredState(tables=tables, files={self.state: [restored]}, states=states)
+        own, files = key_group_range(index, self.parallelism, MAX_PARALLELISM), {}
+        for name, cut in snapshot.files.items():
+            try:
+                if canonical:
+                    if made := list(cut.tables()):
+                        tables[name] = pa.concat_tables(made)
+                    continue
+                collected, held = cut.collect(), {}
+                for file in collected.files:
+                    held[file.id] = store / file.id
+                    if not held[file.id].exists():
+                        shutil.copy(file.path, held[file.id])
+                files[name] = [RestoredFiles(collected.meta, held, own.first, own.last)]
+            finally:
+                cut.release()
+        return RestoredState(tables=tables, files=files, states=states)
 
     def restore(self, parts: list[RestoredState]) -> None:
         for index, operator in enumerate(self.operators):
@@ -198,16 +201,15 @@ def batch(rng: np.random.Generator, at: int) -> tuple[pa.RecordBatch, Any]:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), times
 
 
-def canonical_rows(parts: list[RestoredState], state: str) -> list[str]:
-    """The rows of a table of all subtasks; checks its promised form."""
+def canonical_rows(kind: type[Side], parts: list[RestoredState]) -> list[str]:
+    """The rows of the tables of all subtasks; checks their promised form."""
     rows = []
-    for part in parts:
-        table = part.tables.get(state)
+    for name, part in itertools.product(kind.states, parts):
+        table = part.tables.get(name)
         if table is not None:
-            assert table.schema.remove_metadata() == plan_schema(table)
             groups = table.column("key_group").to_pylist()
             assert groups == sorted(groups)
-            rows += [str(row) for row in table.to_pylist()]
+            rows += [f"{name} {row}" for row in kind.told_apart(table).to_pylist()]
     return sorted(rows)
 
 
@@ -234,7 +236,7 @@ def check_against_memory(
     That holds after checkpoints, restores from files and from canonical tables of either backend, and
     at other parallelisms. Return the most files that there were at a time.
     """
-    chance, state = random.Random(seed), kind.state
+    chance = random.Random(seed)
     disk, memory = kind(directory, keys, 1, **options), kind(directory, keys, 1)
     spilled = fired = 0
     for step, what in events(seed, 40):
@@ -246,7 +248,7 @@ def check_against_memory(
                 side.watermark(what)
         elif step == "checkpoint":
             both = [side.snapshots(directory, canonical=True) for side in (disk, memory)]
-            assert canonical_rows(both[0], state) == canonical_rows(both[1], state)
+            assert canonical_rows(kind, both[0]) == canonical_rows(kind, both[1])
         elif step == "restore":
             before = [disk, memory]
             if disk.parallelism > 1:  # barriers may overtake watermarks
@@ -266,20 +268,20 @@ def check_against_memory(
         found = disk.take()
         assert found == memory.take()
         fired += len(found)
-        spilled = np.maximum(spilled, len(run_files(directory, state)))
+        spilled = np.maximum(spilled, len(run_files(directory, kind)))
     for side in (disk, memory):
         side.watermark(WATERMARK_MAX)
     assert disk.take() == memory.take()
     for side in (disk, memory):
         side.close()
     assert fired > 100
-    assert not run_files(directory, state)
+    assert not run_files(directory, kind)
     return int(spilled)
 
 
-def run_files(directory: Path, state: str) -> list[Path]:
+def run_files(directory: Path, kind: type[Side]) -> list[Path]:
     """The files of all subtasks."""
-    return list(directory.rglob(f"attempt*/{state}/*.arrow"))
+    return [path for name in kind.states for path in directory.rglob(f"attempt*/{name}/*.arrow")]
 
 
 def check_restored_in_a_thread(
@@ -320,6 +322,6 @@ def check_files_fit(kind: type[Side], directory: Path, window: Any = None) -> No
             other.restore(parts)
     damaged = RestoredFiles(b"?", {}, 0, 15)
     with pytest.raises(StateError, match="damaged"):
-        side.restore([RestoredState(files={kind.state: [damaged]})])
+        side.restore([RestoredState(files={kind.states[0]: [damaged]})])
     for one in (side, other):
         one.close()

@@ -10,6 +10,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import json_source, parquet_sink
+from headgate.operators.joins.spilling import SpillingSide
 from headgate.operators.windows.panes.spilling import SpillingPanes
 from headgate.operators.windows.sessions.spilling import SpillingSessions
 from headgate.testing import harness
@@ -44,6 +45,16 @@ def sessions(bids: Any) -> Any:
     return windows.agg(n=hg.count(), total=hg.sum("price"), last=hg.last("price"), name="sums")
 
 
+def joined(bids: Any) -> Any:
+    """Each bid with the bids on the same item of the ten seconds before it, or alone."""
+    keyed = bids.key_by("item")
+    other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
+    pairs = keyed.join(
+        other.key_by("item"), within=("-10s", "-1s"), how="left", suffix="_before", name="sums"
+    )
+    return pairs.select("item", "price", "price_before")
+
+
 def results(make: Any, backend: str, parallelism: int) -> list[str]:
     with harness(job_of(make, backend, parallelism)) as h:
         for step in range(30):
@@ -66,19 +77,22 @@ def results(make: Any, backend: str, parallelism: int) -> list[str]:
         return sorted(map(repr, h.drain("out")))
 
 
-@pytest.mark.parametrize(("make", "kind"), [(sliding, SpillingPanes), (sessions, SpillingSessions)])
-def test_windows_on_disk_survive_crashes_and_rescales(
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(sliding, SpillingPanes), (sessions, SpillingSessions), (joined, SpillingSide)],
+)
+def test_state_on_disk_survives_crashes_and_rescales(
     make: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved, take_over = [], kind.take_over
+    active, snapshot = [], kind.snapshot
 
-    def noted(on_disk: Any, table: Any) -> None:
-        moved.append(on_disk)
-        take_over(on_disk, table)
+    def noted(on_disk: Any, *rest: Any) -> Any:
+        active.append(on_disk)
+        return snapshot(on_disk, *rest)
 
-    monkeypatch.setattr(kind, "take_over", noted)
+    monkeypatch.setattr(kind, "snapshot", noted)
     found = results(make, "rocksdb", 2)
-    assert len(moved) > 2
+    assert len({id(one) for one in active}) > 2
     assert len(found) > 5_000
     assert found == results(make, "hashmap", 1)
 
