@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import JobError, JobNotFound, UsageError
+from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from ..operators.clock import SystemClock
 from .control import registry
 from .control.link import is_local
@@ -106,7 +106,7 @@ async def _on_this_machine(name: str) -> RestClient:
     client = None if record is None else await connect_to_record(record)
     if client is not None:
         return client
-    running = ", ".join(each.name for each in registry.records() if registry.is_alive(each))
+    running = ", ".join(each.name for each in registry.records()[0] if registry.is_alive(each))
     elsewhere = "no job runs here; --storage or --cluster find jobs that run elsewhere"
     raise JobNotFound(
         f"no such job runs on this machine name=`{name}`",
@@ -169,7 +169,12 @@ def found_in_storage(job: StoredJob, where: Where) -> Found:
 def _token(job: StoredJob, addresses: tuple[str, ...], where: Where) -> str:
     if where.token_file:
         return read_token_file(Path(where.token_file))
-    record = registry.find(job.name)
+    try:
+        record = registry.find(job.name)
+    except HeadgateError:
+        if not job.token:
+            raise
+        record = None  # the storage has the token, too
     if record is not None and set(record.addresses) & set(addresses):
         return record.token
     if job.token:

@@ -7,7 +7,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import JobError
+from ...errors import HeadgateError, JobError
 
 if TYPE_CHECKING:
     from ..control.job_client import JobClient
@@ -38,17 +38,21 @@ def request(name: str, verb: str, where: Where | None = None, **arguments: Any) 
     return asyncio.run(ask_once(connect, verb, **arguments))
 
 
-def statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
-    """Return all jobs that run on this machine, each with its status; None: it did not answer."""
+def statuses() -> tuple[list[tuple[JobRecord, dict[str, Any] | None]], list[HeadgateError]]:
+    """Return all jobs that run on this machine, each with its status; None: it did not answer.
+
+    Beside them it returns an error for each job whose record cannot be read.
+    """
     return asyncio.run(_statuses())
 
 
-async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
+async def _statuses() -> tuple[list[tuple[JobRecord, dict[str, Any] | None]], list[HeadgateError]]:
     from ..control import registry
     from ..finding import connect_to_record
 
     found: list[tuple[JobRecord, dict[str, Any] | None]] = []
-    for record in registry.records():
+    records, unread = registry.records()
+    for record in records:
         try:
             client = await connect_to_record(record)
         except JobError:
@@ -56,7 +60,7 @@ async def _statuses() -> list[tuple[JobRecord, dict[str, Any] | None]]:
             continue
         if client is not None:
             found.append((record, await status_of(client)))
-    return found
+    return found, unread
 
 
 async def status_of(client: JobClient) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import typer
 from ...errors import HeadgateError, JobNotFound
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.durations import format_duration
-from .console import make_console, print_table
+from .console import FAILED, make_console, print_table, report
 from .jobs import request, status_of, statuses, statuses_on_cluster
 from .load import JobName, OnCluster, Settings, Storage, TokenFile, where
 
@@ -43,14 +43,18 @@ def list_jobs(
     if place.storage:
         _list_stored(place, as_json=as_json)
         return
-    found = statuses_on_cluster(place) if place.cluster else statuses()
+    found, unread = (statuses_on_cluster(place), []) if place.cluster else statuses()
     rows = [_job_row(record, status) for record, status in found]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
-    elif not rows:
-        typer.echo("no job runs on the cluster" if place.cluster else "no job runs on this machine")
-    else:
+    elif rows:
         _print_jobs(rows)
+    elif not unread:
+        typer.echo("no job runs on the cluster" if place.cluster else "no job runs on this machine")
+    for error in unread:
+        report(error)
+    if unread:
+        raise typer.Exit(FAILED)
 
 
 def _list_stored(place: Where, *, as_json: bool) -> None:

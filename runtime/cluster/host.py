@@ -175,6 +175,15 @@ async def _dismiss(former: registry.JobRecord) -> None:
         _log.info("the coordinator that was taken over: %s", error)
 
 
+def _former_record(job: str) -> registry.JobRecord | None:
+    """Return the record of a coordinator of the job; one that cannot be read is replaced by our own."""
+    try:
+        return registry.find(job)
+    except HeadgateError as error:
+        _log.warning("%s", error)
+        return None
+
+
 async def _serve(
     coordinator: JobCoordinator,
     rest: RestServer,
@@ -184,7 +193,7 @@ async def _serve(
 ) -> JobOutcome:
     spec = coordinator.spec
     pid = os.getpid()
-    before = registry.find(spec.name)
+    before = _former_record(spec.name)
     # One of the same run is dead, though perhaps not for the system yet, or will be fenced.
     same_run = before is not None and before.token == coordinator.server.token
     if before is not None and (same_run or not registry.is_alive(before)):

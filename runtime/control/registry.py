@@ -2,7 +2,8 @@
 
 The files lie in a directory of the user's own (mode 0700) and hold the address and the token of the
 job's coordinator. They are hints: a coordinator that was killed leaves one behind, which the next reader
-finds dead and removes.
+finds dead and removes. Each is sealed (`state/sealed.py`), so that a damaged one is an error with its path:
+it is neither overlooked nor taken for that of a dead coordinator.
 
 The token of a job is random, or the content of a file that every side has.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import tempfile
@@ -19,17 +21,19 @@ from typing import Any, Final
 
 import msgspec
 
-from ...errors import StorageError, UsageError
+from ...errors import CorruptError, HeadgateError, StateError, StorageError, UsageError
 from ...operators.private_directory import private_directory
+from ...state.sealed import Record, SealedFormat
 from ..options.network import CONTROL_TOKEN_FILE
 from ..options.registry import Options
 
 ENDED_MAX: Final = 100
 """The number of jobs whose failures are kept after their end."""
 TOKEN_CHARACTERS_MIN = 16
+_log = logging.getLogger("headgate.registry")
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+class JobRecord(Record, frozen=True, kw_only=True):
     """The record of a running job: where the REST API of its coordinator listens."""
 
     name: str
@@ -38,6 +42,13 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_ms: int
     cluster: str
+
+
+_FORMAT: Final = SealedFormat[JobRecord]("record of a running job", JobRecord)
+_FIX: Final = (
+    "if the job still runs, find it by --storage or --cluster, or end its process; if it does not, delete "
+    "the file"
+)
 
 
 def run_dir() -> Path:
@@ -88,7 +99,7 @@ def register(record: JobRecord) -> None:
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(record))
+        file.write(_FORMAT.encode(record))
     temporary.replace(target)
 
 
@@ -121,8 +132,12 @@ def _ended(name: str) -> Path:
 
 
 def unregister(name: str, pid: int) -> None:
-    """Remove the record of a job, if it is still that of process `pid`."""
-    record = find(name)
+    """Remove the record of a job, if it is still that of process `pid`; one that cannot be read stays."""
+    try:
+        record = find(name)
+    except HeadgateError as error:
+        _log.warning("%s", error)
+        return
     if record is not None and record.pid == pid:
         with contextlib.suppress(FileNotFoundError):
             _file(name).unlink()
@@ -148,25 +163,59 @@ def is_alive(record: JobRecord) -> bool:
     except PermissionError:
         pass  # another user's process
     sockets = [a.removeprefix("unix:") for a in record.addresses if a.startswith("unix:")]
-    return not sockets or any(Path(path).exists() for path in sockets)
+    # Records of older versions have no checksum, so an address may be wrong: `forget` must not remove the
+    # sockets of a coordinator that lives.
+    own = [socket_path(record.name, record.pid), rest_socket_path(record.name, record.pid)]
+    return not sockets or any(Path(path).exists() for path in (*sockets, *own))
 
 
 def find(name: str) -> JobRecord | None:
-    """Return the record of the job."""
+    """Return the record of the job.
+
+    Raises:
+        StateError: it is damaged, or of a newer version.
+        StorageError: it cannot be read.
+    """
     return _read(_file(name))
 
 
-def records() -> list[JobRecord]:
-    """Return all records, by name."""
-    found = [_read(path) for path in run_dir().glob("job-*.json")]
-    return sorted((record for record in found if record is not None), key=lambda r: r.name)
+def records() -> tuple[list[JobRecord], list[HeadgateError]]:
+    """Return all records, by name, and an error for each file that cannot be read."""
+    found: list[JobRecord] = []
+    unread: list[HeadgateError] = []
+    for path in sorted(run_dir().glob("job-*.json")):
+        try:
+            record = _read(path)
+        except HeadgateError as error:
+            unread.append(error)
+            continue
+        if record is not None:
+            found.append(record)
+    return sorted(found, key=lambda record: record.name), unread
 
 
 def _read(path: Path) -> JobRecord | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobRecord)
-    except (FileNotFoundError, msgspec.DecodeError):
+        record = _FORMAT.decode(path.read_bytes(), str(path))
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StorageError(
+            f"a record of a running job cannot be read path=`{path}` "
+            f"cause=`{error.strerror or error}`",
+            fix=_FIX,
+        ) from error
+    except StateError as error:
+        if isinstance(error, CorruptError):
+            error.fix = _FIX
+        raise
+    if _file(record.name).name != path.name:
+        raise CorruptError(
+            f"a record of a running job is damaged name=`{path}` "
+            f"cause=`it is that of another job, {record.name}`",
+            fix=_FIX,
+        )
+    return record
 
 
 def make_token(options: Options) -> str:

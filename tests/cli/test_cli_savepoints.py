@@ -98,10 +98,22 @@ def test_the_record_of_a_job_that_lives_is_not_removed(cli, ticker: str) -> None
     run.wait_for("RUNNING")
     (record,) = (cli.directory / "run").glob("job-*.json")
     text = record.read_text()
-    broken = json.loads(text)
+    # Records of older versions have neither a format nor a checksum.
+    broken = {k: v for k, v in json.loads(text).items() if k not in ("format", "checksum")}
     broken["addresses"] = ["tcp:127.0.0.1:1"]
     record.write_text(json.dumps(broken))
     assert json.loads(cli("list", "--json").stdout)[0]["status"] == "NOT ANSWERING"
+    assert record.exists()
+    broken["addresses"] = ["unix:/run/changed.rest"]
+    record.write_text(json.dumps(broken))
+    assert json.loads(cli("list", "--json").stdout)[0]["status"] == "NOT ANSWERING"
+    assert record.exists()
+    record.write_text(text.replace("unix:", "unix;"))
+    damaged = cli("list")
+    assert damaged.returncode == 1
+    assert "no job runs" not in damaged.stdout
+    assert f"a record of a running job is damaged name=`{record}`" in damaged.stderr
+    assert "its checksum is" in cli("stop", "ticker").stderr
     assert record.exists()
     record.write_text(text)
     assert cli("cancel", "ticker").returncode == 0

@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, numbers
+from headgate.errors import CorruptError, StateError, StorageError
 from headgate.runtime.control import registry
+
+LIVES = registry.JobRecord(
+    name="lives",
+    addresses=["tcp:127.0.0.1:1"],
+    token="secret",
+    pid=os.getpid(),
+    started_ms=1,
+    cluster="local",
+)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a record."""
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
+    registry.register(LIVES)
+    (path,) = tmp_path.glob("job-*.json")
+    return path
+
+
+def test_every_bit_of_a_record_counts(record: Path) -> None:
+    data = record.read_bytes()
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        record.write_bytes(flipped)
+        with pytest.raises(StateError, match=re.escape(f"`{record}`")) as damaged:
+            registry.find("lives")
+        assert damaged.value.fix
+        found, (unread,) = registry.records()
+        assert (found, str(record) in unread.message) == ([], True)
+        registry.forget(LIVES)
+        assert record.exists()
+
+
+def test_a_record_of_an_older_version_is_read(record: Path) -> None:
+    plain = msgspec.json.encode(LIVES)
+    assert plain.startswith(b'{"name":"lives"')
+    record.write_bytes(plain)
+    assert registry.records() == ([LIVES], [])
+    record.write_bytes(plain.replace(b'"lives"', b'"lived"'))
+    with pytest.raises(CorruptError, match="it is that of another job, lived"):
+        registry.find("lives")
+
+
+def test_a_record_that_cannot_be_read_is_named(record: Path) -> None:
+    record.unlink()
+    record.mkdir()
+    with pytest.raises(StorageError, match=re.escape(f"path=`{record}`")):
+        registry.find("lives")
+    assert len(registry.records()[1]) == 1
+
+
+def test_a_changed_address_of_a_coordinator_that_lives_does_not_make_it_dead(record: Path) -> None:
+    changed = msgspec.structs.replace(LIVES, addresses=["unix:/run/changed.rest"])
+    assert not registry.is_alive(changed)
+    Path(registry.rest_socket_path("lives", LIVES.pid)).touch()
+    assert registry.is_alive(changed)
+
+
+def test_a_run_replaces_a_damaged_record_and_says_so(
+    record: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record.write_bytes(record.read_bytes()[:-9])
+    job = hg.Job("lives", parallelism=1)
+    job.read(numbers(10), name="numbers").write(blackhole(), name="out")
+    assert job.run().status == "FINISHED"
+    assert str(record) in caplog.text
+    assert not record.exists()
 
 
 def test_the_sockets_of_a_killed_coordinator_go_when_its_job_runs_again(
