@@ -28,7 +28,14 @@ from ...operators.elements import Batch, Control
 from ..listening import LOOPBACK, Admission, Listener, ListenerLimits
 from .channel import ChannelId, OutputChannel
 from .gate import InputGate
-from .links import AcceptingEnd, DiallingEnd, Hello, SocketOutputChannel, refusal_of
+from .links import (
+    SCRATCH_BYTES,
+    AcceptingEnd,
+    DiallingEnd,
+    Hello,
+    SocketOutputChannel,
+    refusal_of,
+)
 from .settings import ExchangeSettings
 from .wire import WIRE_VERSION
 
@@ -102,6 +109,7 @@ class ExchangeHub:
         self._settings = settings or ExchangeSettings(
             frame_size_max_bytes=limits.frame_size_max_bytes
         )
+        self._scratch = bytearray(SCRATCH_BYTES)
         self._admission = Admission(limits, "data port")
         self._listener = listener or Listener()
         self._servers: list[asyncio.AbstractServer] = []
@@ -322,11 +330,12 @@ class ExchangeHub:
         if end is None:
             hello = Hello(WIRE_VERSION, self._token, self.worker_id, peer_id, own.attempt, region)
             lost = partial(self.connection_lost, region=region)
-            end = own.dialling[peer_id] = DiallingEnd(self._settings, hello, lost)
+            end = own.dialling[peer_id] = DiallingEnd(self._settings, self._scratch, hello, lost)
         return end
 
     def _accept(self) -> AcceptingEnd:
-        end = AcceptingEnd(self._settings, self, self._admission.limits.handshake_timeout_s)
+        handshake_s = self._admission.limits.handshake_timeout_s
+        end = AcceptingEnd(self._settings, self._scratch, self, handshake_s)
         self._accepting[end] = None
         self._admission.enter(end, end.shut_down)
         return end

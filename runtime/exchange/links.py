@@ -5,7 +5,8 @@ accepting end, credits come back. So two workers that send to each other have tw
 
 A connection is cut into frames without needless copies. Payloads of which much is still to come are
 received straight into their own memory; small frames are cut from a scratch buffer that takes many of them
-in one system call.
+in one system call. All connections of a hub share this buffer, since the event loop fills and empties it
+for one of them at a time: only the beginning of a frame, less than `DIRECT_BYTES`, is kept for each.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ BODY_FIRST_BYTES = 4 << 20
 class FrameConnection(asyncio.BufferedProtocol):
     """One end of a connection. Subclasses say what frames mean and what a loss does."""
 
-    def __init__(self, settings: ExchangeSettings) -> None:
+    def __init__(self, settings: ExchangeSettings, scratch: bytearray) -> None:
+        """
+        Args:
+            settings: limits.
+            scratch: `SCRATCH_BYTES` that connections of one event loop share.
+        """
         self._settings = settings
         self._transport: asyncio.Transport | None = None
         self.writable = False
@@ -60,9 +66,11 @@ class FrameConnection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self._payload_bytes_max = GREETING_BYTES_MAX
+        self._scratch = scratch
         self._scratch_bytes = HEADER_BYTES + GREETING_BYTES_MAX
-        self._scratch = bytearray(self._scratch_bytes)
-        self._end = 0  # bytes in the scratch buffer
+        """The part of the scratch buffer that may be used."""
+        self._begun = b""
+        """The beginning of a frame whose rest has not arrived."""
         self._header: Header | None = None  # of the payload that is received into `_body`
         self._body = bytearray()
         self._filled = 0
@@ -157,7 +165,9 @@ class FrameConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> Any:
         if self._header is not None:
             return memoryview(self._body)[self._filled :]
-        return memoryview(self._scratch)[self._end :]
+        begun = len(self._begun)
+        self._scratch[:begun] = self._begun
+        return memoryview(self._scratch)[begun : self._scratch_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
@@ -165,46 +175,42 @@ class FrameConnection(asyncio.BufferedProtocol):
                 self._filled += nbytes
                 self._continue_body(self._header)
             else:
-                self._end += nbytes
-                self._cut_frames()
+                self._cut_frames(len(self._begun) + nbytes)
         except HeadgateError as error:
             self.break_off(error)
         except Exception as error:
             self.break_off(ExchangeError(f"a frame cannot be read error=`{error!r}`"))
 
-    def _cut_frames(self) -> None:
+    def _cut_frames(self, end: int) -> None:
+        """Take the frames out of the first `end` bytes of the scratch buffer."""
         start = 0
-        while not self.broken and self._end - start >= HEADER_BYTES:
+        while not self.broken and end - start >= HEADER_BYTES:
             header = unpack_header(self._scratch, start)
             if header.length > self._payload_bytes_max:
                 raise ExchangeError(
                     f"a frame is too large bytes=`{header.length}` limit=`{self._payload_bytes_max}`"
                 )
             begin = start + HEADER_BYTES
-            missing = header.length - (self._end - begin)
+            missing = header.length - (end - begin)
             if missing <= 0:
                 start = begin + header.length
                 self.frame_received(header, self._scratch[begin:start])
-            elif missing >= DIRECT_BYTES or HEADER_BYTES + header.length > len(self._scratch):
-                self._begin_body(header, begin)
-                start = self._end
+            elif missing >= DIRECT_BYTES or end - start >= DIRECT_BYTES or self._is_long(header):
+                self._begin_body(header, begin, end)
+                start = end
             else:
                 break
-        self._keep_from(start)
+        self._begun = bytes(self._scratch[start:end])
 
-    def _keep_from(self, start: int) -> None:
-        """Move the begun frame to the front, so that the rest of it fits behind."""
-        rest = self._scratch[start : self._end]
-        if self._scratch_bytes != len(self._scratch):
-            self._scratch = bytearray(self._scratch_bytes)
-        self._scratch[: len(rest)] = rest
-        self._end = len(rest)
+    def _is_long(self, header: Header) -> bool:
+        """Return True for a frame that does not fit into the scratch buffer."""
+        return HEADER_BYTES + header.length > self._scratch_bytes
 
-    def _begin_body(self, header: Header, begin: int) -> None:
+    def _begin_body(self, header: Header, begin: int, end: int) -> None:
         self._header = header
         self._body = bytearray(min(header.length, BODY_FIRST_BYTES))
-        self._filled = self._end - begin
-        self._body[: self._filled] = self._scratch[begin : self._end]
+        self._filled = end - begin
+        self._body[: self._filled] = self._scratch[begin:end]
 
     def _continue_body(self, header: Header) -> None:
         if self._filled < len(self._body):
@@ -287,10 +293,11 @@ class DiallingEnd(FrameConnection):
     def __init__(
         self,
         settings: ExchangeSettings,
+        scratch: bytearray,
         hello: Hello,
         on_loss: Callable[[str, ExchangeError], None],
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, scratch)
         self.peer_id = hello.expected_peer
         self._hello = hello
         self._on_loss = on_loss
@@ -447,9 +454,13 @@ class AcceptingEnd(FrameConnection):
     """Our end of a connection we receive on."""
 
     def __init__(
-        self, settings: ExchangeSettings, hub: GateDirectory, handshake_timeout_s: float
+        self,
+        settings: ExchangeSettings,
+        scratch: bytearray,
+        hub: GateDirectory,
+        handshake_timeout_s: float,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, scratch)
         self._handshake_timeout_s = handshake_timeout_s
         self.peer_id = ""
         self.region: int | None = None

@@ -22,7 +22,12 @@ from headgate.operators.elements import (
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel, WorkerAddress
-from headgate.runtime.exchange.links import FrameConnection, Hello
+from headgate.runtime.exchange.links import (
+    DIRECT_BYTES,
+    SCRATCH_BYTES,
+    FrameConnection,
+    Hello,
+)
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
@@ -564,8 +569,8 @@ class _Transport:
 
 
 class _Collector(FrameConnection):
-    def __init__(self, settings):
-        super().__init__(settings)
+    def __init__(self, settings, scratch):
+        super().__init__(settings, scratch)
         self.frames = []
 
     def frame_received(self, header, payload):
@@ -573,8 +578,9 @@ class _Collector(FrameConnection):
 
 
 def test_any_cutting_of_the_stream_gives_the_same_frames(run):
-    """Goal: frames do not depend on how the kernel cuts the stream. Method: the same random frames
-    fed in random pieces, as small as one byte, through the buffers the connection asks for."""
+    """Goal: frames do not depend on how the kernel cuts the stream, nor on other connections of the event
+    loop. Method: the same random frames fed in random pieces, as small as one byte, through the buffers
+    that three connections ask for, in any order; a read that brings nothing is among them."""
 
     async def scenario():
         rng = random.Random(3)
@@ -588,19 +594,42 @@ def test_any_cutting_of_the_stream_gives_the_same_frames(run):
             for part in frame(Kind.OBJECTS, payload, sequence=n)
         )
         for piece_max in (700, 20_000, 600_000):
-            connection = _Collector(ExchangeSettings())
-            connection.connection_made(_Transport())
-            connection.establish()
-            connection._keep_from(0)
-            offset = 0
-            while offset < len(stream):
+            scratch = bytearray(SCRATCH_BYTES)
+            connections = [_Collector(ExchangeSettings(), scratch) for _ in range(3)]
+            for connection in connections:
+                connection.connection_made(_Transport())
+                connection.establish()
+            offsets = dict.fromkeys(connections, 0)
+            while offsets:
+                connection = rng.choice(list(offsets))
+                offset = offsets[connection]
                 buffer = connection.get_buffer(-1)
                 assert len(buffer) > 0
+                if rng.random() < 0.1:
+                    continue  # nothing could be read after all
                 count = min(len(buffer), rng.randint(1, piece_max), len(stream) - offset)
                 buffer[:count] = stream[offset : offset + count]
                 connection.buffer_updated(count)
-                offset += count
-            assert connection.frames == frames
+                assert len(connection._begun) < DIRECT_BYTES
+                offsets[connection] += count
+                if offsets[connection] == len(stream):
+                    del offsets[connection]
+            assert [connection.frames for connection in connections] == [frames] * 3
+
+    run(scenario())
+
+
+def test_connections_share_one_scratch_buffer(run, hubs):
+    async def scenario():
+        pair = await hubs()
+        await pair.link(2)
+        ends = [*pair.a._regions[0].dialling.values(), *pair.b._accepting]
+        assert len(ends) == 2
+        assert ends[0]._scratch is pair.a._scratch
+        assert ends[1]._scratch is pair.b._scratch
+        held = [value for end in ends for value in vars(end).values() if isinstance(value, bytes)]
+        assert sum(map(len, held)) < DIRECT_BYTES
+        await pair.close()
 
     run(scenario())
 
