@@ -449,7 +449,8 @@ class JobCoordinator:
         while True:
             await asyncio.sleep(PROGRESS_S)
             watchdog.look()
-            if context.works:
+            looks = self.on_event is not None or self.clients.followed
+            if looks and context.works:  # the status of a large job takes time to make
                 context.env.publish("progress", "", **describe(context))
 
 
