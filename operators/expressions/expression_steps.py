@@ -229,11 +229,12 @@ class _Select:
         target = steps_schema([step], schema)
         self._columns = [(column.name, column.source) for column in step.columns]
         computed = [column for column in step.columns if column.source is None]
-        self._constants = {
-            column.name: pa.scalar(
-                pl.select(column.expression).to_series().to_arrow()[0].as_py(),
-                target.field(column.name).type,
-            )
+        # Not by way of Python's types: a time may be beyond the years 1 to 9999.
+        self._constants: dict[str, pa.Scalar] = {
+            column.name: pl.select(column.expression)
+            .to_series()
+            .to_arrow()
+            .cast(target.field(column.name).type)[0]
             for column in computed
             if not column.reads
         }

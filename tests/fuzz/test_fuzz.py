@@ -29,6 +29,7 @@ FORMER_FINDINGS = [
     ("expressions", 24285),
     ("manifests", 4809),
     ("manifests", 907),
+    ("expressions", 91602),
 ]
 
 
