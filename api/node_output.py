@@ -101,10 +101,12 @@ class NodeOutput:
             PlanError: the records are Python objects.
         """
         if self.schema is None:
+            is_source = self.node.source is not None
+            how, what_it_is = ("give schema=", "source") if is_source else ("add into=", "step")
             raise PlanError(
                 f"{what} needs columns, but `{self.name}` is a stream of Python objects",
                 where=str(origin),
-                fix=f"add into= with a Struct, dataclass or schema to the step `{self.name}`",
+                fix=f"{how} with a Struct, dataclass or schema to the {what_it_is} `{self.name}`",
             )
         return self.schema
 

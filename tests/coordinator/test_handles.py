@@ -79,6 +79,39 @@ def test_the_block_of_a_handle_stops_the_job(tmp_path: Path) -> None:
     assert handle.wait().status == "SUSPENDED"
 
 
+def test_stop_and_cancel_of_a_job_that_has_ended_return_its_end(tmp_path: Path) -> None:
+    job = hg.Job("short")
+    job.read(from_list([{"n": 1}]), name="numbers").write(blackhole(), name="out")
+    handle = job.start()
+    assert handle.wait().status == "FINISHED"
+    assert handle.stop() == handle.cancel() == handle.wait()
+
+
+def test_stop_and_cancel_of_a_job_that_has_failed_raise_its_error(tmp_path: Path) -> None:
+    handle = broken(tmp_path).start()
+    for end in (handle.wait, handle.stop, handle.cancel):
+        with pytest.raises(HeadgateError, match="ValueError: no"):
+            end()
+
+
+def use_until_it_fails(job: hg.Job, error: Exception | None = None) -> None:
+    with job.start() as handle:
+        while handle.status()["status"] != "FAILED":
+            time.sleep(0.01)
+        if error is not None:
+            raise error
+
+
+def test_the_end_of_the_block_raises_the_error_of_a_job_that_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(HeadgateError, match="ValueError: no"):
+        use_until_it_fails(broken(tmp_path))
+
+
+def test_an_error_of_the_block_wins_over_that_of_the_job(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        use_until_it_fails(broken(tmp_path), KeyError("mine"))
+
+
 def test_cancel_takes_no_checkpoint(tmp_path: Path) -> None:
     handle = endless(tmp_path).start()
     until_running(handle)

@@ -71,6 +71,29 @@ def test_storage_on_s3(without: Callable[..., None]) -> None:
     ]
 
 
+@pytest.mark.parametrize("step", ["reduce", "deduplicate", "process"])
+def test_state_in_rocksdb(without: Callable[..., None], step: str) -> None:
+    class Count(hg.KeyedProcess[Any, Any, Any]):
+        seen = hg.ValueState[int]()
+
+        def on_record(self, record: Any, ctx: Any) -> None:
+            self.seen.value = (self.seen.value or 0) + 1
+
+    job = hg.Job("on-disk", options={"state.backend.type": "rocksdb"})
+    keyed = numbers(job).key_by("n")
+    made = {
+        "reduce": lambda: keyed.reduce(lambda a, b: a, name="kept"),
+        "deduplicate": lambda: keyed.deduplicate(name="kept"),
+        "process": lambda: keyed.process(Count(), name="kept"),
+    }[step]()
+    made.write(blackhole(), name="out")
+    job.validate()
+    without("rocksdict")
+    with pytest.raises(PlanError, match="`kept` with .* needs the package rocksdict") as missing:
+        job.validate()
+    assert missing.value.fix.startswith("run: pip install 'headgate[rocksdb]'")
+
+
 def test_a_batch(without: Callable[..., None]) -> None:
     job = hg.Job("batch", options={"execution.runtime-mode": "BATCH"})
     numbers(job).write(blackhole(), name="out")
