@@ -78,7 +78,7 @@ test-rest: $(STAMP)
 
 test-all: $(STAMP)
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
-	$(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
+	HEADGATE_THOROUGH=1 $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 sim: $(STAMP)
 	@$(BIN)/python -m headgate.tests.sim --seeds $(SEEDS) $(ARGS)

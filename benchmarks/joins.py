@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from headgate.connectors.conformance import make_context
 from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, Batch, ColumnBatch
 from headgate.operators.joins.as_of import AsOfJoin
@@ -30,6 +29,7 @@ from headgate.operators.joins.step import JoinStep
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
 from headgate.operators.windows.kinds import tumbling
+from headgate.testing.connectors import make_context
 
 BATCH_ROWS = 8_192
 ROWS_PER_MS = 10

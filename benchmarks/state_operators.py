@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import headgate as hg
-from headgate.connectors.conformance import make_context
 from headgate.connectors.generator import event_time, generator, random_int
 from headgate.connectors.rows import RowSource
 from headgate.operators.aggregation.aggregates import AggregatePlan
@@ -25,6 +24,7 @@ from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.snapshot import StateSnapshot, TableCut
+from headgate.testing.connectors import make_context
 
 BATCH_ROWS = 65_536
 SMALL_BATCH_ROWS = 1_024

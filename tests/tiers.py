@@ -27,6 +27,8 @@ FAST_ONE_IN: dict[str, int] = {
     "cli/test_cli_takeover.py": 0,
     "cli/test_without_ray.py": 4,
     "compat/test_old_savepoints.py": 6,
+    "connectors/test_conformance.py": 4,
+    "connectors/test_example_connector.py": 4,
     "coordinator/test_regional.py": 4,
     "dead_letters/test_process_functions.py": 4,
     "docs/test_readme.py": 0,

@@ -24,14 +24,6 @@ from headgate.connectors import (
     parquet_sink,
     s3_config,
 )
-from headgate.connectors.conformance import (
-    CheckMetrics,
-    CheckTimers,
-    check_sink,
-    commit,
-    make_context,
-    read_all,
-)
 from headgate.connectors.files import s3_drafts
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.files.sink import FileSink, FileWriter, PartName
@@ -39,6 +31,14 @@ from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import DISCARDED_COUNTER, Guarantee, SinkOperator
 from headgate.state.snapshot import CommitPermit, RestoredState
+from headgate.testing.connectors import (
+    CheckMetrics,
+    CheckTimers,
+    check_sink,
+    commit,
+    make_context,
+    read_all,
+)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 FORMATS = ["parquet", "csv", "json"]
@@ -99,53 +99,9 @@ def without_threads(operator: SinkOperator) -> SinkOperator:
     return operator
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_crash_matrix_local(tmp_path: Path, format: str) -> None:
-    """Each crash point in each format, and each pair of them in one."""
-    out = tmp_path / "out"
-
-    def read() -> list[Any]:
-        source = files_source(str(out), format=format, schema=SCHEMA)
-        reader_rows: list[Any] = []
-        try:
-            splits = source.splits(1)
-        except UsageError:
-            return []
-        for split in splits:
-            reader_rows += _read_split(source, split)
-        return reader_rows
-
-    asyncio.run(
-        check_sink(
-            lambda: files_sink(str(out), format=format, guarantee="exactly_once"),
-            [batch(1, 2), batch(3)],
-            read,
-            lambda: clear(out),
-            crash_twice=format == "parquet",
-        )
-    )
-
-
-def _read_split(source: Any, split: bytes) -> list[Any]:
-    """Records of a split, read without an event loop: we may be inside one."""
-    import msgspec
-
-    from headgate.connectors.files.blocks import FileSplit
-
-    blocks = source.open_split(msgspec.msgpack.decode(split, type=FileSplit), {})
-    rows: list[Any] = []
-    while True:
-        for piece in blocks.next_block():
-            assert not piece.bad
-            rows += piece.batch.to_pylist() if piece.batch is not None else []
-            if piece.last:
-                blocks.close()
-                return rows
-
-
 @pytest.mark.server
 def test_crash_matrix_s3(s3: Any) -> None:
-    """The same on S3. Pending uploads must not be visible, and dead ones must be gone at the end."""
+    """Pending uploads must not be visible on S3, and dead ones must be gone at the end."""
     uri, options = f"s3://{s3.bucket}/out", s3.options
     client = s3_client(options)
 

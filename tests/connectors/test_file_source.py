@@ -28,7 +28,12 @@ from headgate.connectors import (
     parquet_source,
     throttle,
 )
-from headgate.connectors.conformance import (
+from headgate.connectors.files import blocks, locations
+from headgate.connectors.files.blocks import FileSplit
+from headgate.connectors.files.locations import s3_client
+from headgate.errors import BadRecordError, StateError, StorageError, UsageError
+from headgate.operators.source import Source
+from headgate.testing.connectors import (
     CheckMetrics,
     check_source,
     make_context,
@@ -37,11 +42,6 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.connectors.files import blocks, locations
-from headgate.connectors.files.blocks import FileSplit
-from headgate.connectors.files.locations import s3_client
-from headgate.errors import BadRecordError, StateError, StorageError, UsageError
-from headgate.operators.source import Source
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 ROWS = [{"id": i, "name": f"näme {i}" * (i % 4) or None} for i in range(23)]

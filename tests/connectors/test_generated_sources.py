@@ -26,7 +26,10 @@ from headgate.connectors import (
     random_int,
     sequence,
 )
-from headgate.connectors.conformance import (
+from headgate.connectors.nexmark import BASE_TIME_MS, SCHEMAS
+from headgate.errors import UsageError
+from headgate.operators.elements import ColumnBatch
+from headgate.testing.connectors import (
     check_source,
     make_context,
     open_reader,
@@ -34,9 +37,6 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.connectors.nexmark import BASE_TIME_MS, SCHEMAS
-from headgate.errors import UsageError
-from headgate.operators.elements import ColumnBatch
 
 FIELDS: dict[str, Any] = {
     "id": sequence(start=10, step=2),

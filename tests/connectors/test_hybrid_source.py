@@ -21,17 +21,17 @@ from headgate.connectors import (
     sequence,
     throttle,
 )
-from headgate.connectors.conformance import (
+from headgate.errors import PlanError, StateError, UsageError
+from headgate.operators.source import Source, SourceRun
+from headgate.operators.splits import History
+from headgate.runtime.protocol.redistribution import spread_splits
+from headgate.testing.connectors import (
     check_source,
     make_context,
     open_reader,
     read_batches,
     records_of,
 )
-from headgate.errors import PlanError, StateError, UsageError
-from headgate.operators.source import Source, SourceRun
-from headgate.operators.splits import History
-from headgate.runtime.protocol.redistribution import spread_splits
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

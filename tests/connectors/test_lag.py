@@ -18,8 +18,8 @@ from headgate.connectors import (
     parquet_source,
     throttle,
 )
-from headgate.connectors.conformance import make_context, open_reader
 from headgate.operators.source import SourceReader
+from headgate.testing.connectors import make_context, open_reader
 
 
 def opened(source: Any, clock: Any = None) -> SourceReader:

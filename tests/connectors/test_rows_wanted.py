@@ -26,8 +26,8 @@ from headgate.connectors import (
     throttle,
     with_position,
 )
-from headgate.connectors.conformance import make_context, open_reader, read_all, records_of
 from headgate.operators.source import Source
+from headgate.testing.connectors import make_context, open_reader, read_all, records_of
 
 ROWS = 100
 POLLS_MAX = 1000

@@ -23,7 +23,12 @@ from headgate.connectors import (
     print_sink,
 )
 from headgate.connectors.collections import MarkerCrash
-from headgate.connectors.conformance import (
+from headgate.connectors.sinks import PrintWriter
+from headgate.errors import StateError, UsageError
+from headgate.operators.elements import ColumnBatch, ObjectBatch
+from headgate.operators.sink import Sink, SinkOperator
+from headgate.state.snapshot import RestoredState
+from headgate.testing.connectors import (
     check_sink,
     check_source,
     make_context,
@@ -32,11 +37,6 @@ from headgate.connectors.conformance import (
     read_batches,
     records_of,
 )
-from headgate.connectors.sinks import PrintWriter
-from headgate.errors import StateError, UsageError
-from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.operators.sink import Sink, SinkOperator
-from headgate.state.snapshot import RestoredState
 
 ROWS = [{"id": i, "name": f"n{i}"} for i in range(10)]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

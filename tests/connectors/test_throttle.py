@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headgate.connectors import from_list, numbers, throttle
-from headgate.connectors.conformance import make_context, open_reader, read_all
 from headgate.errors import UsageError
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.source import Source, SourceReader
+from headgate.testing.connectors import make_context, open_reader, read_all
 
 
 class FakeClock:

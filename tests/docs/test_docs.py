@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -161,6 +162,12 @@ def test_every_field_of_a_manifest_is_in_its_page(page: str, arguments: list[str
     command = [sys.executable, str(script), *arguments]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert made.stdout.strip() in (ROOT / "docs" / page).read_text()
+
+
+def test_the_page_of_conformance_has_all_checks() -> None:
+    """If not: python docs/conformance.py, and put its output into the page."""
+    made = runpy.run_path(str(ROOT / "docs" / "conformance.py"))["tables"]()
+    assert made in (ROOT / "docs" / "conformance.md").read_text()
 
 
 def test_the_quick_start_stops_and_resumes(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.connectors import collect, from_list, numbers
-from headgate.connectors.conformance import check_source, make_context
 from headgate.connectors.files.source import files_source
 from headgate.connectors.throttle import throttle
 from headgate.operators.elements import WATERMARK_MIN, ObjectBatch
 from headgate.operators.source import Source, SourceReader
 from headgate.operators.splits import WHOLE, SourceSplits
 from headgate.operators.watermarks.strategy import bounded_by
+from headgate.testing.connectors import check_source, make_context
 
 TICK_MS = 200
 

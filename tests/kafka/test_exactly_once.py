@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import from_list, kafka_sink, kafka_source
-from headgate.connectors.conformance import check_sink, make_context, read_all
 from headgate.connectors.kafka.exactly_once import TransactionalWriter
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.transactions import Prepared, TransactionClient
@@ -23,6 +21,7 @@ from headgate.errors import JobError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkWriter
 from headgate.state.snapshot import CommitPermit
+from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 
@@ -69,33 +68,6 @@ def run(scenario: Any) -> Any:
             return await scenario
 
     return asyncio.run(guarded())
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run a coroutine from within a running loop, in a thread with a loop of its own."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(work())))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_every_crash_point(broker: KafkaServer, new_topic: NewTopic, killed: bool) -> None:
-    topics = [""]
-
-    def reset() -> None:
-        topics.append(new_topic())
-
-    run(
-        check_sink(
-            lambda: sink(broker, topics[-1], killed=killed),
-            batches(2),
-            lambda: in_thread(lambda: visible(broker, topics[-1])),
-            reset,
-            crash_twice=False,
-        )
-    )
 
 
 async def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:

@@ -14,11 +14,11 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import from_list, kafka_sink, kafka_source
-from headgate.connectors.conformance import make_context, read_all
 from headgate.errors import JobError, PlanError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun
 from headgate.runtime.manifest import load_job
+from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 

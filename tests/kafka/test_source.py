@@ -13,18 +13,17 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors import kafka_source
-from headgate.connectors.conformance import (
+from headgate.errors import BadRecordError, SourceError, UsageError
+from headgate.operators.drops import DropKind
+from headgate.operators.elements import Batch
+from headgate.testing.connectors import (
     CheckMetrics,
-    check_source,
     make_context,
     open_reader,
     read_all,
     read_batches,
     records_of,
 )
-from headgate.errors import BadRecordError, SourceError, UsageError
-from headgate.operators.drops import DropKind
-from headgate.operators.elements import Batch
 from headgate.testing.servers.kafka import KafkaServer
 
 NewTopic = Callable[..., str]
@@ -58,12 +57,6 @@ def source(broker: KafkaServer, *topics: str, **options: Any) -> Any:
 
 
 # -- reading ------------------------------------------------------------------------------------------
-
-
-def test_it_keeps_the_promises_of_a_source(broker: KafkaServer, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    broker.produce(topic, rows(0, 7))
-    run(check_source(source(broker, topic, batch_rows=1), parallelisms=(2,)))
 
 
 def test_partitions_go_to_subtasks_and_back(broker: KafkaServer, new_topic: NewTopic) -> None:

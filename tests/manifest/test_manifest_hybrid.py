@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.connectors.conformance import open_reader
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
+from headgate.testing.connectors import open_reader
 
 TEXT = """\
 apiVersion: headgate.io/v1alpha1

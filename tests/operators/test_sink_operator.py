@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from headgate.connectors.conformance import make_context
 from headgate.operators.clock import Clock
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.sink import Sink, SinkOperator, SinkWriter
 from headgate.runtime.observe.metrics import MetricsRegistry, Scope
 from headgate.runtime.protocol.redistribution import spread_splits
 from headgate.state.snapshot import CommitPermit, RestoredState
+from headgate.testing.connectors import make_context
 
 
 class _Writer(SinkWriter):

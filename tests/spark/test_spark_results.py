@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.connectors import collect, from_list
-from headgate.connectors.conformance import check_source, open_reader, read_all, read_batches
 from headgate.connectors.files import locations
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.spark.result import Result, ResultFile, delete_results
@@ -43,6 +42,7 @@ from headgate.runtime.manifest import load_job
 from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.local import LocalStore
+from headgate.testing.connectors import check_source, open_reader, read_all, read_batches
 
 SCHEMA = {"id": "long"}
 IDS = "SELECT id FROM range(0, 20, 1, 2)"

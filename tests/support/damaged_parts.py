@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 
 from headgate.connectors import files_sink, files_source
 from headgate.connectors.bad_records import OnBadRecord
-from headgate.connectors.conformance import make_context, read_all
 from headgate.connectors.files.blocks import FileSplit
 from headgate.connectors.spark.result import ResultFiles, describe_result
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkOperator
 from headgate.state.snapshot import RestoredState
+from headgate.testing.connectors import make_context, read_all
 
 from .corruption import damaged, judge
 

@@ -1,0 +1,592 @@
+"""Checks that a sink keeps its promises: `check_sink` for a single one, and those of the kit."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+
+from ...operators.elements import Batch
+from ...operators.sink import GuaranteeLike, Sink, SinkOperator
+from ...state.snapshot import CommitPermit, RestoredState
+from .cases import Checks, Feature, SinkCase
+from .context import expect, expect_same, finished, make_context, records_of
+from .refusals import expect_no_secrets, refused
+
+CHECKS: Final[Checks[SinkCase]] = Checks()
+_CALL_S_MAX: Final = 120.0
+"""A call that has not returned after this many seconds is assumed to hang."""
+_BATCHES: Final = 3
+"""A sink is tried with this many batches, each of which is a checkpoint's."""
+Items = dict[str, list[bytes]]
+"""A sink's part of a checkpoint, by state."""
+
+
+class CrashPoint(Enum):
+    """The point in the life of a checkpoint at which an attempt dies."""
+
+    WHILE_WRITING = "behind the records, before the barrier"
+    BEFORE_PREPARE = "behind the barrier, before the pre-commit"
+    AFTER_PREPARE = "behind the pre-commit, before the checkpoint is complete"
+    BEFORE_COMMIT = "behind the completed checkpoint, before the commit"
+    AFTER_COMMIT = "behind the commit"
+
+
+@dataclass(slots=True)
+class _Log:
+    """The durable state: the last completed checkpoint."""
+
+    checkpoint_id: int = 0
+    epoch: int = 0
+    """The first epoch that the checkpoint does not contain."""
+    items: Items = field(default_factory=dict)
+    attempt: int = 0
+    next_id: int = 0
+
+
+class _SinkJob:
+    """Runs a sink through attempts and checkpoints. Checkpoint i closes epoch i, one batch each."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        batches: Sequence[Batch],
+        options: dict[str, str] | None,
+    ) -> None:
+        self._sink = sink
+        self._batches = batches
+        self._options = options
+        self.log = _Log()
+
+    async def start(self) -> SinkOperator:
+        """Start a new attempt, restored from the last completed checkpoint."""
+        self.log.attempt += 1
+        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
+        operator = SinkOperator(sink)
+        context = make_context(
+            attempt=self.log.attempt,
+            restored_checkpoint=self.log.checkpoint_id,
+            options=self._options,
+        )
+        await finished(operator.open(context))
+        if self.log.checkpoint_id:
+            await finished(operator.restore(RestoredState(items=self.log.items)))
+        return operator
+
+    async def run(
+        self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None, *, close: bool = True
+    ) -> bool:
+        """Run from the last completed checkpoint to the end or to the crash; return True for the crash.
+
+        Closes the operator, unless `close` is False.
+        """
+        try:
+            for epoch in range(self.log.epoch, len(self._batches)):
+                point = crash[1] if crash is not None and crash[0] == epoch else None
+                operator.process(self._batches[epoch], 0)
+                if point is CrashPoint.WHILE_WRITING:
+                    return True
+                if epoch + 1 == len(self._batches):
+                    await finished(operator.finish())
+                if await self.checkpoint(operator, epoch + 1, point):
+                    return True
+            return False
+        finally:
+            if close:
+                operator.close()
+
+    async def checkpoint(
+        self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
+    ) -> bool:
+        """Take a checkpoint; return True if it reached the crash point."""
+        items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
+        if items is None or point is CrashPoint.AFTER_PREPARE:
+            return True
+        self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
+        if point is CrashPoint.BEFORE_COMMIT:
+            return True
+        await commit(operator, self.log.checkpoint_id)
+        return point is CrashPoint.AFTER_COMMIT
+
+    async def prepare(self, operator: SinkOperator, crash: bool = False) -> Items | None:
+        """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
+        self.log.next_id += 1
+        snapshot = operator.snapshot(self.log.next_id)
+        if crash or snapshot is None:
+            return None
+        return {
+            name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+            for name, cut in snapshot.items.items()
+        }
+
+
+async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
+    """Notify a sink that a checkpoint is complete, and wait until it has committed."""
+    await finished(operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id)))
+
+
+ExpectEpochs = Callable[[int, str], None]
+"""Checks that exactly the records of this many epochs are visible; the text says what had happened."""
+
+
+async def check_sink(
+    make: Callable[[], Sink],
+    batches: Sequence[Batch],
+    read: Callable[[], list[Any]],
+    reset: Callable[[], None],
+    options: dict[str, str] | None = None,
+    crash_twice: bool = True,
+) -> None:
+    """Check that a sink is exactly-once.
+
+    * Records appear when their checkpoint is complete and committed, and not before.
+    * After a crash at any point of any checkpoint, and at any two, each record is there once.
+    * An aborted checkpoint loses nothing. Committing twice changes nothing, even if an attempt does it
+      that does not know that it is dead.
+
+    Args:
+        make: returns a new sink with guarantee `exactly_once` that always writes to the same place.
+        batches: the batches to write, one per checkpoint; all records must be different.
+        read: returns the records visible in that place, in any order, in the form of `records_of`.
+        reset: empties the place; it is called before each scenario.
+        options: the options of the job.
+        crash_twice: also try all pairs of crash points; several hundred runs of the sink.
+    """
+    expected = [records_of(batch) for batch in batches]
+
+    def new_job() -> _SinkJob:
+        reset()
+        return _SinkJob(make(), batches, options)
+
+    def expect_epochs(epochs: int, story: str) -> None:
+        wanted = [record for records in expected[:epochs] for record in records]
+        expect_same(read(), wanted, story)
+
+    await _without_crash(new_job(), expect_epochs, len(batches))
+    await _aborted_checkpoint(new_job(), expect_epochs, batches)
+    await _committed_twice(new_job(), expect_epochs, batches)
+    crashes = [(epoch, point) for epoch in range(len(batches)) for point in CrashPoint]
+    for first in crashes:
+        await _with_crashes(new_job(), expect_epochs, len(batches), [first])
+        for second in crashes if crash_twice else []:
+            if second[0] >= first[0]:
+                await _with_crashes(new_job(), expect_epochs, len(batches), [first, second])
+
+
+async def _without_crash(job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int) -> None:
+    await job.run(await job.start(), None)
+    expect_epochs(epochs, "without a crash")
+
+
+async def _with_crashes(
+    job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int, crashes: list[tuple[int, CrashPoint]]
+) -> None:
+    story = ""
+    for epoch, point in crashes:
+        story += f"crash in epoch {epoch}, {point.value}; "
+        committed_by_restore = job.log.epoch
+        operator = await job.start()
+        expect_epochs(committed_by_restore, f"{story}at its start")
+        crashed = await job.run(operator, (epoch, point))
+        uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
+        expect_epochs(job.log.epoch - uncommitted, f"{story}before the restart")
+    operator = await job.start()
+    expect_epochs(job.log.epoch, f"{story}after the restore")
+    await job.run(operator, None)
+    expect_epochs(epochs, f"{story}at the end")
+
+
+async def _aborted_checkpoint(
+    job: _SinkJob, expect_epochs: ExpectEpochs, batches: Sequence[Batch]
+) -> None:
+    """Prepare checkpoint 1 but never complete it; the next one must contain its records."""
+    operator = await job.start()
+    operator.process(batches[0], 0)
+    await job.prepare(operator)
+    operator.on_checkpoint_aborted(job.log.next_id)
+    expect_epochs(0, "a checkpoint was aborted")
+    for batch in batches[1:]:
+        operator.process(batch, 0)
+    await job.checkpoint(operator, len(batches), CrashPoint.BEFORE_COMMIT)
+    operator.close()
+    (await job.start()).close()
+    expect_epochs(len(batches), "a checkpoint was aborted, the next one completed and restored")
+
+
+async def _committed_twice(
+    job: _SinkJob, expect_epochs: ExpectEpochs, batches: Sequence[Batch]
+) -> None:
+    """Let an attempt that does not know that it is dead commit what its successors have committed
+    already.
+    """
+    zombie = await job.start()
+    zombie.process(batches[0], 0)
+    await job.checkpoint(zombie, 1, CrashPoint.BEFORE_COMMIT)
+    (await job.start()).close()
+    expect_epochs(1, "committed by the restore")
+    (await job.start()).close()
+    expect_epochs(1, "committed by a second restore")
+    await commit(zombie, job.log.checkpoint_id)
+    zombie.close()
+    expect_epochs(1, "committed again by a dead attempt")
+
+
+class _Places:
+    """The place of the present scenario; each scenario has one of its own."""
+
+    def __init__(self, case: SinkCase, guarantee: GuaranteeLike) -> None:
+        self._case = case
+        self._guarantee: GuaranteeLike = guarantee
+        self._stack = ExitStack()
+        self._place: Any = None
+
+    def reset(self) -> None:
+        self._stack.close()
+        self._place = self._stack.enter_context(self._case.place())
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def sink(self) -> Sink:
+        return self._case.sink(self._place, self._guarantee)
+
+    def visible(self) -> list[Any]:
+        return self._case.visible(self._place)
+
+    def pending(self) -> list[Any]:
+        return list(self._case.pending(self._place))
+
+
+@contextmanager
+def _places(case: SinkCase, guarantee: GuaranteeLike = "exactly_once") -> Iterator[_Places]:
+    places = _Places(case, guarantee)
+    places.reset()
+    try:
+        yield places
+    finally:
+        places.close()
+
+
+def _batches(case: SinkCase) -> list[Batch]:
+    return case.batches(case.records())[:_BATCHES]
+
+
+def _all_of(batches: Sequence[Batch]) -> list[Any]:
+    return [record for batch in batches for record in records_of(batch)]
+
+
+def _bound(sink: Sink, batches: Sequence[Batch]) -> Sink:
+    """Return the sink as a job's plan has it, for the columns of the batches."""
+    data = getattr(batches[0], "data", None)
+    sink.bind(None if data is None else data.schema)
+    return sink
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE)
+async def once_after_any_crash(case: SinkCase) -> None:
+    """After a crash at any point of any checkpoint, each record is visible exactly once.
+
+    A record appears when its checkpoint is committed, and not before. An aborted checkpoint loses
+    nothing, and committing twice changes nothing, even if a dead attempt does it.
+    """
+    await _crashes(case, twice=False)
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE, thorough=True)
+async def once_after_any_two_crashes(case: SinkCase) -> None:
+    """After any two crashes, in the same attempt or in two, each record is visible exactly once."""
+    await _crashes(case, twice=True)
+
+
+async def _crashes(case: SinkCase, twice: bool) -> None:
+    batches = _batches(case)
+    with _places(case) as places:
+        await check_sink(
+            lambda: _bound(places.sink(), batches),
+            batches,
+            places.visible,
+            places.reset,
+            crash_twice=twice,
+        )
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE)
+async def committed_by_two_at_once(case: SinkCase) -> None:
+    """Two attempts that commit the same checkpoint at the same time make its records visible once.
+
+    One of them may be refused, because it is the older one; then the other one commits.
+    """
+    batches = _batches(case)
+    with _places(case) as places:
+        job = _SinkJob(_bound(places.sink(), batches), batches, None)
+        first = await job.start()
+        first.process(batches[0], 0)
+        await job.checkpoint(first, 1, CrashPoint.BEFORE_COMMIT)
+        outcomes = await asyncio.gather(
+            commit(first, job.log.checkpoint_id), job.start(), return_exceptions=True
+        )
+        refusals = [each for each in outcomes if isinstance(each, BaseException)]
+        expect(len(refusals) < 2, f"neither of two attempts can commit: {refusals}")
+        for each in (first, *outcomes):
+            if isinstance(each, SinkOperator):
+                each.close()
+        (await job.start()).close()
+        expect_same(places.visible(), records_of(batches[0]), "committed by two at once")
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE)
+async def several_checkpoints_under_way(case: SinkCase) -> None:
+    """Three checkpoints may be prepared before one is complete, which commits those before it as well.
+
+    After a crash the records of those that did not complete are not there, until they are written again.
+    """
+    batches = _batches(case)
+    with _places(case) as places:
+        for completed in (1, 2, 3):
+            places.reset()
+            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            operator = await job.start()
+            prepared: list[Items] = []
+            for batch in batches:
+                operator.process(batch, 0)
+                prepared.append(await job.prepare(operator) or {})
+            job.log.checkpoint_id = job.log.epoch = completed
+            job.log.items = prepared[completed - 1]
+            await commit(operator, completed)
+            story = f"three checkpoints were prepared, and the {completed}. is complete"
+            expect_same(places.visible(), _all_of(batches[:completed]), story)
+            operator.close()
+            await job.run(await job.start(), None)
+            expect_same(places.visible(), _all_of(batches), f"{story}; then a restart")
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE)
+async def committables_move_to_other_subtasks(case: SinkCase) -> None:
+    """What three subtasks have pre-committed is committed by one, or by two, after a rescale."""
+    batches = _batches(case)
+    for parallelism in (1, 2):
+        with _places(case) as places:
+            sink = _bound(places.sink(), batches)
+            items: list[Items] = []
+            for subtask, batch in enumerate(batches):
+                writer = await _opened(sink, subtask, len(batches), 1, 0, {})
+                writer.process(batch, 0)
+                items.append(await _cut(writer, 1))
+                # It is killed, so it is not closed.
+            expect_same(places.visible(), [], "three subtasks have pre-committed")
+            await _restored(sink, items, parallelism)
+            story = f"what three subtasks have pre-committed, committed by {parallelism}"
+            expect_same(places.visible(), _all_of(batches), story)
+
+
+async def _opened(
+    sink: Sink, subtask: int, parallelism: int, attempt: int, restored: int, items: Items
+) -> SinkOperator:
+    """Open a subtask of the sink as another process gets it, and restore it."""
+    operator = SinkOperator(cloudpickle.loads(cloudpickle.dumps(sink)))
+    context = make_context(
+        attempt=attempt,
+        subtask_index=subtask,
+        parallelism=parallelism,
+        restored_checkpoint=restored,
+    )
+    await finished(operator.open(context))
+    if restored:
+        await finished(operator.restore(RestoredState(items=items)))
+    return operator
+
+
+async def _cut(operator: SinkOperator, checkpoint_id: int) -> Items:
+    """Take the sink's part of a checkpoint, with the pre-commit in a thread."""
+    snapshot = operator.snapshot(checkpoint_id)
+    if snapshot is None:
+        return {}
+    return {
+        name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+        for name, cut in snapshot.items.items()
+    }
+
+
+async def _restored(sink: Sink, items: Sequence[Items], parallelism: int) -> None:
+    """Restore checkpoint 1 at this parallelism, item by item in turn, and close again."""
+    dealt: list[Items] = [{} for _ in range(parallelism)]
+    for number, each in enumerate(items):
+        for name, values in each.items():
+            dealt[number % parallelism].setdefault(name, []).extend(values)
+    operators = [
+        await _opened(sink, subtask, parallelism, 2, 1, own) for subtask, own in enumerate(dealt)
+    ]
+    for operator in operators:
+        operator.close()
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE)
+async def a_process_may_be_killed(case: SinkCase) -> None:
+    """The records of a process that `kill -9` has ended are visible once, if their checkpoint completes.
+
+    If it does not, the records are written again, and are visible once as well.
+    """
+    batches = _batches(case)
+    for completes in (True, False):
+        with _places(case) as places:
+            sink = _bound(places.sink(), batches)
+            job = _SinkJob(sink, batches, None)
+            items = await _killed_process(sink, batches[0])
+            job.log.attempt = 1
+            job.log.next_id = 1
+            if completes:
+                job.log.checkpoint_id = job.log.epoch = 1
+                job.log.items = items
+            await job.run(await job.start(), None)
+            story = f"killed behind the pre-commit; its checkpoint completes: {completes}"
+            expect_same(places.visible(), _all_of(batches), story)
+
+
+async def _killed_process(sink: Sink, batch: Batch) -> Items:
+    """Write and pre-commit a batch in a process that kills itself; return what it pre-committed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headgate.testing.connectors.child"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    told = cloudpickle.dumps(sys.path) + cloudpickle.dumps((sink, batch))
+    answer, trouble = await asyncio.wait_for(process.communicate(told), _CALL_S_MAX)
+    expect(process.returncode == -9, f"the process ended by itself: {trouble.decode()[-2000:]}")
+    return msgspec.msgpack.decode(answer, type=Items)
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE, Feature.PENDING)
+async def nothing_is_left_open(case: SinkCase) -> None:
+    """At the end of a run nothing waits to be committed, also not what dead attempts have begun."""
+    batches = _batches(case)
+    with _places(case) as places:
+        for point in (None, *CrashPoint):
+            places.reset()
+            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            if point is not None:
+                await job.run(await job.start(), (1, point))
+            await job.run(await job.start(), None)
+            left = places.pending()
+            story = f"after a crash {point.value}" if point else "without a crash"
+            expect(not left, f"{story}: left open: {left[:5]}")
+
+
+class _Moment(Enum):
+    """The call during which the server is away."""
+
+    WRITE = "while records are written"
+    PREPARE = "during the pre-commit"
+    COMMIT = "during the commit"
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE, Feature.SERVER)
+async def once_if_the_server_dies(case: SinkCase) -> None:
+    """When the server is killed while the sink writes, pre-commits or commits, each record is visible once.
+
+    The call may fail, which restarts the job, or wait for the server.
+    """
+    batches = _batches(case)
+    with _places(case) as places:
+        for moment in _Moment:
+            places.reset()
+            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            await _dies(case, job, batches, moment)
+            await job.run(await job.start(), None)
+            story = f"the server died {moment.value}"
+            expect_same(places.visible(), _all_of(batches), story)
+
+
+async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment: _Moment) -> None:
+    """Take a checkpoint, and begin a second one during which the server dies."""
+    server = case.server
+    assert server is not None
+    operator = await job.start()
+    operator.process(batches[0], 0)
+    await job.checkpoint(operator, 1)
+    if moment is not _Moment.WRITE:
+        operator.process(batches[1], 0)
+    if moment is _Moment.COMMIT:
+        await job.checkpoint(operator, 2, CrashPoint.BEFORE_COMMIT)
+    server.kill()
+
+    async def go_on() -> None:
+        if moment is _Moment.WRITE:
+            operator.process(batches[1], 0)
+        if moment is _Moment.COMMIT:
+            await commit(operator, job.log.checkpoint_id)
+        else:
+            await job.checkpoint(operator, 2)
+
+    going = asyncio.ensure_future(go_on())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(server.start)
+    await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
+    await asyncio.wait_for(asyncio.to_thread(operator.close), _CALL_S_MAX)
+
+
+@CHECKS.check(Feature.AT_LEAST_ONCE)
+async def nothing_is_lost(case: SinkCase) -> None:
+    """At least once: the records of a completed checkpoint are visible, whenever a crash comes."""
+    batches = _batches(case)
+    with _places(case, "at_least_once") as places:
+        for crash in [(epoch, point) for epoch in range(len(batches)) for point in CrashPoint]:
+            places.reset()
+            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            killed = await job.start()
+            await job.run(killed, crash, close=False)  # nothing closes what a crash has ended
+            story = f"crash in epoch {crash[0]}, {crash[1].value}"
+            (await job.start()).close()
+            _expect_there(places, batches[: job.log.epoch], f"{story}; restored")
+            await job.run(await job.start(), None)
+            _expect_there(places, batches, f"{story}; at the end")
+            killed.close()
+
+
+def _expect_there(places: _Places, batches: Sequence[Batch], story: str) -> None:
+    there = set(map(repr, places.visible()))
+    lost = [record for record in _all_of(batches) if repr(record) not in there]
+    expect(not lost, f"{story}: {len(lost)} records are lost: {lost[:5]}")
+
+
+@CHECKS.check(Feature.MISTAKES)
+async def says_what_is_wrong(case: SinkCase) -> None:
+    """A wrong address, password or name is an error with the reason, and without the secret.
+
+    It comes before the first checkpoint is complete.
+    """
+    batches = _batches(case)
+    with case.place() as place:
+        for name, (sink, reason) in case.mistakes(place).items():
+            tried = _first_checkpoint(_SinkJob(_bound(sink, batches), batches, None), batches[0])
+            error = await asyncio.wait_for(refused(tried, name), _CALL_S_MAX)
+            expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
+            expect_no_secrets(case, f"{name}: the error", str(error))
+
+
+async def _first_checkpoint(job: _SinkJob, batch: Batch) -> None:
+    operator: SinkOperator | None = None
+    try:
+        operator = await job.start()
+        operator.process(batch, 0)
+        await job.checkpoint(operator, 1)
+    finally:
+        if operator is not None:
+            operator.close()
+
+
+@CHECKS.check()
+async def tells_no_secrets(case: SinkCase) -> None:
+    """Neither `repr` nor the description for `explain` shows a secret."""
+    with case.place() as place:
+        given = Feature.EXACTLY_ONCE in case.features
+        sink = case.sink(place, "exactly_once" if given else "at_least_once")
+        expect_no_secrets(case, "repr", repr(sink))
+        expect_no_secrets(case, "describe", sink.describe())

@@ -1,0 +1,412 @@
+"""Checks that a source keeps its promises: `check_source` for a single one, and those of the kit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import cloudpickle
+
+from ...errors import HeadgateError
+from ...operators.elements import Batch
+from ...operators.source import Source, SourceReader
+from .cases import Checks, Feature, SourceCase
+from .context import (
+    POLLS_MAX,
+    expect,
+    expect_same,
+    make_context,
+    open_reader,
+    read_all,
+    read_batches,
+    records_of,
+)
+from .refusals import expect_no_secrets, refused
+
+CHECKS: Final[Checks[SourceCase]] = Checks()
+_CALL_S_MAX: Final = 60.0
+"""A call that has not returned after this many seconds is assumed to hang."""
+_LOOKS_MAX: Final = 500
+"""What a server has to tell is looked at so often, with a short pause each time."""
+
+
+async def check_source(source: Source, parallelisms: Sequence[int] = (2, 3)) -> None:
+    """Check a bounded source. With one record per batch, every offset is tried as a place to stop.
+
+    * It survives pickling, and can be read again with the same result.
+    * Stopped behind any batch and restored, another reader goes on with exactly the next record.
+    * Taking a snapshot changes nothing; restoring one without reading gives the same positions.
+    * Any parallelism yields the same records.
+    * If the reader reports its splits to event time, it reports all of them: each is opened once and
+      ended once, and every batch belongs to an open one.
+    """
+    expect(source.bounded, "only bounded sources can be checked")
+    source = cloudpickle.loads(cloudpickle.dumps(source))
+    splits = source.splits(1)
+    reader = open_reader(source, splits)
+    batches = await read_batches(reader)
+    reader.close()
+    expected = [record for batch in batches for record in records_of(batch)]
+    expect(reader.snapshot() == [], "a finished reader still has positions")
+    await _check_splits_told(source, splits)
+    again = await read_all(source)
+    expect(again == expected, "a second reading gave other records")
+    for stop in range(len(batches) + 1):
+        await _check_stop(source, splits, stop, expected)
+    for parallelism in parallelisms:
+        found = await read_all(source, parallelism)
+        expect(
+            sorted(map(repr, found)) == sorted(map(repr, expected)),
+            f"other records at parallelism {parallelism}",
+        )
+
+
+class _Told:
+    """The splits that a reader reports."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.any = False
+
+    def split_opened(self, split: str, queued: bool) -> None:
+        expect(split not in self.open, f"split `{split}` was opened twice")
+        self.open.add(split)
+        self.any = True
+
+    def split_ended(self, split: str) -> None:
+        expect(split in self.open, f"split `{split}` ended without being open")
+        self.open.remove(split)
+
+    def limit_announced(self, group: str, limit: int) -> None:
+        return None
+
+
+async def _check_splits_told(source: Source, splits: Sequence[bytes]) -> None:
+    context, told = make_context(), _Told()
+    context.splits.listen(told)
+    reader = open_reader(source, splits, context)
+    for _ in range(POLLS_MAX):
+        batch = reader.poll()
+        split = context.splits.current
+        if batch is not None and told.any:
+            expect(split in told.open, f"a batch is of split `{split}`, which is not open")
+        context.splits.batch_done()
+        if reader.finished:
+            break
+        if batch is None:
+            await reader.wait()
+    reader.close()
+    expect(not told.open, f"splits of a finished reader are open: {sorted(told.open)}")
+
+
+async def _check_stop(
+    source: Source, splits: Sequence[bytes], stop: int, expected: list[Any]
+) -> None:
+    reader = open_reader(source, splits)
+    before = await read_batches(reader, stop)
+    positions = reader.snapshot()
+    expect(reader.snapshot() == positions, f"two snapshots differ behind batch {stop}")
+    reader.close()
+    restored = open_reader(cloudpickle.loads(cloudpickle.dumps(source)), positions)
+    expect(
+        restored.snapshot() == positions,
+        f"restoring and taking a snapshot changed the position behind batch {stop}",
+    )
+    after = await read_batches(restored)
+    restored.close()
+    found = [record for batch in [*before, *after] for record in records_of(batch)]
+    expect(
+        found == expected,
+        f"stopped behind batch {stop} and restored: {len(found)} records instead of {len(expected)}, "
+        f"or others: {found[:20]}",
+    )
+
+
+def _copied(source: Source) -> Source:
+    """Return the source as another process gets it."""
+    copied: Source = cloudpickle.loads(cloudpickle.dumps(source))
+    return copied
+
+
+async def _records(reader: SourceReader, count: int | None = None) -> list[Any]:
+    """Return the records of the next `count` batches, or of all remaining ones."""
+    return [record for batch in await read_batches(reader, count) for record in records_of(batch)]
+
+
+@CHECKS.check()
+async def resumes_behind_every_record(case: SourceCase) -> None:
+    """Stopped anywhere and restored in another process, it goes on with exactly the next record.
+
+    It can be read again with the same result, at any parallelism, and tells all of its splits.
+    """
+    with case.place() as place:
+        case.put(place, case.records())
+        source = case.source(place)
+        expect_same(await read_all(_copied(source)), case.records(), "read from its beginning")
+        await check_source(source)
+
+
+@CHECKS.check()
+async def an_empty_place_ends_at_once(case: SourceCase) -> None:
+    """Without any record a bounded source ends, and leaves no position behind."""
+    with case.place() as place:
+        source = case.source(place)
+        expect(await read_all(source) == [], "records come from an empty place")
+
+
+@CHECKS.check()
+async def splits_move_to_other_subtasks(case: SourceCase) -> None:
+    """Positions that one subtask has written are read on by three, and theirs by one, without a gap."""
+    with case.place() as place:
+        case.put(place, case.records())
+        source = _copied(case.source(place))
+        splits = source.splits(1)
+        found: list[Any] = []
+        for parallelism in (1, 3, 1):
+            splits = await _read_some(source, splits, parallelism, found)
+        last = open_reader(_copied(source), splits)
+        found += await _records(last)
+        last.close()
+        expect_same(found, case.records(), "read by one subtask, by three, and by one again")
+
+
+async def _read_some(
+    source: Source, splits: Sequence[bytes], parallelism: int, found: list[Any]
+) -> list[bytes]:
+    """Read a batch or two in each subtask, of which the last one has the first split.
+
+    Returns:
+        The positions of all of them.
+    """
+    positions: list[bytes] = []
+    for number in range(parallelism):
+        context = make_context(subtask_index=parallelism - 1 - number, parallelism=parallelism)
+        reader = open_reader(_copied(source), splits[number::parallelism], context)
+        found += await _records(reader, 2)
+        positions += reader.snapshot()
+        reader.close()
+    return positions
+
+
+@CHECKS.check(Feature.LIVE)
+async def waits_for_records(case: SourceCase) -> None:
+    """A source without an end returns nothing while nothing is there, and reads what is put later.
+
+    Waiting can be cancelled. It moves no position.
+    """
+    with case.place() as place:
+        source = case.live(place)
+        expect(not source.bounded, "a source without an end says that it is bounded")
+        reader = open_reader(source, source.splits(1))
+        expect(await _polled(reader) is None, "a batch comes from an empty place")
+        expect(not reader.finished, "it is finished although records may come")
+        waiting = asyncio.ensure_future(reader.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        before = reader.snapshot()
+        expect(reader.snapshot() == before, "two snapshots of an idle reader differ")
+        case.put(place, case.records())
+        found = await _at_least(reader, len(case.records()))
+        expect_same(found, case.records(), "put while the reader waited")
+        reader.close()
+
+
+async def _polled(reader: SourceReader) -> Batch | None:
+    """Call `poll` a few times while the loop runs; return the first batch."""
+    for _ in range(20):
+        batch = reader.poll()
+        if batch is not None:
+            return batch
+        await asyncio.sleep(0)
+    return None
+
+
+async def _at_least(reader: SourceReader, count: int) -> list[Any]:
+    """Return records of a source without an end, as soon as it has returned this many."""
+    found: list[Any] = []
+
+    async def read() -> None:
+        while len(found) < count:
+            batch = reader.poll()
+            if batch is None:
+                await reader.wait()
+            else:
+                found.extend(records_of(batch))
+
+    await _in_time(read(), f"{count} records of a live source")
+    return found
+
+
+async def _in_time(waiting: Any, what: str) -> Any:
+    try:
+        return await asyncio.wait_for(waiting, _CALL_S_MAX)
+    except TimeoutError:
+        raise AssertionError(f"{what}: nothing after {_CALL_S_MAX:.0f} s") from None
+
+
+@CHECKS.check(Feature.BAD_RECORDS)
+async def bad_records_follow_their_policy(case: SourceCase) -> None:
+    """A record that cannot be read fails the job, is dropped, or is put aside, and no other one suffers.
+
+    It does not matter whether it is the first, the last, or between others.
+    """
+    records = list(case.records())
+    for at in (0, len(records) // 2, len(records)):
+        with case.place() as place:
+            case.put(place, records[:at])
+            case.put_bad(place)
+            case.put(place, records[at:])
+            story = f"a bad record behind {at} good ones"
+            expect_same(await read_all(case.tolerant(place, "drop")), records, f"{story}, dropped")
+            aside: list[Batch] = []
+            source = case.tolerant(place, "side_output")
+            reader = open_reader(source, source.splits(1), reject=aside.append)
+            expect_same(await _records(reader), records, f"{story}, put aside")
+            expect(sum(map(len, aside)) == 1, f"{story}: {sum(map(len, aside))} were put aside")
+            reader.close()
+            try:
+                await read_all(case.tolerant(place, "fail"))
+            except HeadgateError:
+                continue
+            raise AssertionError(f"{story}: the policy is to fail, and nothing was raised")
+
+
+@CHECKS.check(Feature.LAG)
+async def tells_how_much_is_left(case: SourceCase) -> None:
+    """`lag_records` becomes the number of records that are still to be read, seen from any thread.
+
+    It may take a moment if a server has to tell it.
+    """
+    with case.place() as place:
+        case.put(place, case.records())
+        source = case.source(place)
+        reader = open_reader(source, source.splits(1))
+        left = len(case.records())
+        while not reader.finished:
+            batch = reader.poll()
+            if batch is None:
+                await reader.wait()
+                continue
+            left -= len(batch)
+            await _until_left(reader, left)
+        reader.close()
+
+
+async def _until_left(reader: SourceReader, left: int) -> None:
+    async def told() -> None:
+        lag: Mapping[str, int] | None = None
+        for _ in range(_LOOKS_MAX):
+            lag = await asyncio.to_thread(reader.lag_records)
+            if lag is not None and sum(lag.values()) == left:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{left} records are left, and the lag is {lag}")
+
+    await _in_time(told(), f"a lag of {left} records")
+
+
+@CHECKS.check(Feature.CONFIRMS)
+async def confirms_completed_checkpoints_only(case: SourceCase) -> None:
+    """The outside is told of a position when a checkpoint with it is complete, and not before."""
+    with case.place() as place:
+        case.put(place, case.records())
+        source = case.source(place)
+        reader = open_reader(source, source.splits(1))
+        count = len(await _records(reader, 2))
+        reader.begin_checkpoint(1)
+        reader.snapshot()
+        ahead = len(await _records(reader, 1))
+        expect(case.confirmed(place) == 0, "a position was confirmed before its checkpoint")
+        reader.begin_checkpoint(2)
+        reader.snapshot()
+        reader.on_checkpoint_aborted(2)
+        expect(case.confirmed(place) == 0, "the position of an aborted checkpoint was confirmed")
+        reader.on_checkpoint_complete(1)
+        await _until_confirmed(case, place, count)
+        reader.begin_checkpoint(3)
+        reader.snapshot()
+        reader.on_checkpoint_complete(3)
+        await _until_confirmed(case, place, count + ahead)
+        reader.close()
+
+
+async def _until_confirmed(case: SourceCase, place: Any, count: int) -> None:
+    async def confirmed() -> None:
+        found = 0
+        for _ in range(_LOOKS_MAX):
+            found = await asyncio.to_thread(case.confirmed, place)
+            if found >= count:
+                break
+            await asyncio.sleep(0.01)
+        expect(found == count, f"{found} records are confirmed, and {count} were in the checkpoint")
+
+    await _in_time(confirmed(), f"the confirmation of {count} records")
+
+
+@CHECKS.check(Feature.SERVER)
+async def a_server_may_die(case: SourceCase) -> None:
+    """When its server is killed and started again, each record is read once.
+
+    A reader may fail meanwhile, which restarts the job from its last position; it must not end, and
+    `close` must return while the server is away.
+    """
+    server = case.server
+    assert server is not None
+    with case.place() as place:
+        case.put(place, case.records())
+        source = case.source(place)
+        reader = open_reader(source, source.splits(1))
+        found = await _records(reader, 2)
+        positions = reader.snapshot()
+        server.kill()
+        try:
+            await _in_time(asyncio.to_thread(reader.close), "close while the server is away")
+        finally:
+            server.start()
+        restored = open_reader(_copied(source), positions)
+        found += await _in_time(_records(restored), "the rest after the server has come back")
+        restored.close()
+        expect_same(found, case.records(), "read before and after the death of the server")
+        await _dies_while_reading(case, place)
+
+
+async def _dies_while_reading(case: SourceCase, place: Any) -> None:
+    server = case.server
+    assert server is not None
+    source = case.source(place)
+    reader = open_reader(source, source.splits(1))
+    found = await _records(reader, 1)
+    positions = reader.snapshot()
+    server.kill()
+    rest = asyncio.ensure_future(_records(reader))
+    await asyncio.sleep(0)
+    server.start()
+    try:
+        found += await _in_time(rest, "the rest, of a reader that has seen its server die")
+    except HeadgateError:
+        restored = open_reader(_copied(source), positions)
+        found += await _in_time(_records(restored), "the rest, of a restored reader")
+        restored.close()
+    reader.close()
+    expect_same(found, case.records(), "the server died while the reader read")
+
+
+@CHECKS.check(Feature.MISTAKES)
+async def says_what_is_wrong(case: SourceCase) -> None:
+    """A wrong address, password or name is an error with the reason, and without the secret."""
+    with case.place() as place:
+        for name, (source, reason) in case.mistakes(place).items():
+            error = await _in_time(refused(read_all(source), name), f"the error for {name}")
+            expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
+            expect_no_secrets(case, f"{name}: the error", str(error))
+
+
+@CHECKS.check()
+async def tells_no_secrets(case: SourceCase) -> None:
+    """Neither `repr` nor the description for `explain` shows a secret."""
+    with case.place() as place:
+        source = case.source(place)
+        expect_no_secrets(case, "repr", repr(source))
+        expect_no_secrets(case, "describe", source.describe())

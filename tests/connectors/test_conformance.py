@@ -1,0 +1,25 @@
+"""The connectors of files and memory keep all promises of the conformance kit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate.testing.connectors import Case, Check, SourceCase, sink_checks, source_checks
+from headgate.tests.support.connector_cases import FILES_AND_MEMORY
+
+
+def checks_of(cases: dict[str, type[Case]]) -> list[Any]:
+    return [
+        pytest.param(kind, check, id=f"{name}-{check.name}")
+        for name, kind in cases.items()
+        for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
+        if check.applies_to(kind)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "check"), checks_of(FILES_AND_MEMORY))
+def test_it_keeps_the_promise(kind: type[Any], check: Check[Any]) -> None:
+    asyncio.run(check.run(kind()))

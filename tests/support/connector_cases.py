@@ -1,0 +1,343 @@
+"""The connectors of headgate as cases of its conformance kit."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import itertools
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headgate.connectors import (
+    collect,
+    files_sink,
+    files_source,
+    from_list,
+    kafka_sink,
+    kafka_source,
+)
+from headgate.connectors.kafka.transactions import TransactionClient
+from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
+from headgate.operators.sink import GuaranteeLike, Sink
+from headgate.operators.source import Source
+from headgate.testing.connectors import (
+    Case,
+    Feature,
+    Server,
+    SinkCase,
+    SourceCase,
+    read_all,
+)
+from headgate.testing.servers.kafka import KafkaServer
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+NOWHERE = "127.0.0.1:1"
+"""An address at which nothing listens."""
+_numbers = itertools.count()
+
+
+class Rows:
+    """Records of two columns, in batches of two."""
+
+    def records(self) -> list[dict[str, Any]]:
+        return [{"id": n, "name": f"näme {n}" if n % 3 else None} for n in range(12)]
+
+    def batches(self, records: Sequence[Any]) -> list[Batch]:
+        pairs = [list(records[at : at + 2]) for at in range(0, len(records), 2)]
+        return [ColumnBatch(pa.RecordBatch.from_pylist(pair, schema=SCHEMA)) for pair in pairs]
+
+
+class Directory:
+    """A directory of its own for each check."""
+
+    @contextmanager
+    def place(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as directory:
+            yield Path(directory)
+
+
+class FileSource(Rows, Directory, SourceCase):
+    """Files of one format, each `put` a file of its own."""
+
+    format: ClassVar[str]
+    features = frozenset({Feature.MISTAKES})
+
+    def put(self, place: Path, records: Sequence[Any]) -> None:
+        if records:
+            self.write(place / f"{next(_numbers):06}.{self.format}", records)
+
+    def write(self, path: Path, records: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def source(self, place: Path) -> Source:
+        return self.files(place)
+
+    def files(self, place: Path, **options: Any) -> Source:
+        if not any(place.iterdir()):
+            self.write(place / f"empty.{self.format}", [])
+        given = {"schema": SCHEMA, "batch_rows": 1, **options}
+        return files_source(str(place), format=self.format, **given)
+
+    def mistakes(self, place: Path) -> Mapping[str, tuple[Source, str]]:
+        nowhere = files_source(str(place / "no"), format=self.format, schema=SCHEMA)
+        return {"a directory that does not exist": (nowhere, str(place / "no"))}
+
+
+class TextSource(FileSource):
+    features = frozenset({Feature.MISTAKES, Feature.BAD_RECORDS})
+
+    def source(self, place: Path) -> Source:
+        return self.files(place, split_bytes="50b")
+
+    def put_bad(self, place: Path) -> None:
+        (place / f"{next(_numbers):06}.{self.format}").write_text("id,name\nnone,none\n")
+
+    def tolerant(self, place: Path, on_bad_record: str) -> Source:
+        return self.files(place, on_bad_record=on_bad_record)
+
+
+class CsvSource(TextSource):
+    format = "csv"
+
+    def write(self, path: Path, records: Sequence[Any]) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "name"], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+
+
+class JsonSource(TextSource):
+    format = "json"
+
+    def write(self, path: Path, records: Sequence[Any]) -> None:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def put_bad(self, place: Path) -> None:
+        (place / f"{next(_numbers):06}.json").write_text("{no JSON}\n")
+
+
+class ParquetSource(FileSource):
+    format = "parquet"
+
+    def write(self, path: Path, records: Sequence[Any]) -> None:
+        table = pa.Table.from_pylist(list(records), schema=SCHEMA)
+        pq.write_table(table, path, row_group_size=5)
+
+
+class ListSource(Rows, SourceCase):
+    """Records in the memory of the process that writes the job."""
+
+    features = frozenset({Feature.LAG})
+
+    @contextmanager
+    def place(self) -> Iterator[list[Any]]:
+        yield []
+
+    def put(self, place: list[Any], records: Sequence[Any]) -> None:
+        place.extend(records)
+
+    def source(self, place: list[Any]) -> Source:
+        return from_list(place, schema=SCHEMA, batch_rows=1)
+
+
+class FileSinkCase(Rows, Directory, SinkCase):
+    format: ClassVar[str]
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING})
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        return files_sink(str(place), format=self.format, guarantee=guarantee)
+
+    def visible(self, place: Path) -> list[Any]:
+        files = sorted(place.glob(f"[!.]*.{self.format}"))
+        return [record for file in files for record in self.read(file)]
+
+    def read(self, file: Path) -> list[Any]:
+        raise NotImplementedError
+
+    def pending(self, place: Path) -> Sequence[Any]:
+        return [path for path in place.rglob("*") if path.is_file() and path.parent != place]
+
+
+class CsvSink(FileSinkCase):
+    format = "csv"
+
+    def read(self, file: Path) -> list[Any]:
+        with file.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        return [{"id": int(row["id"]), "name": row["name"] or None} for row in rows]
+
+
+class JsonSink(FileSinkCase):
+    format = "json"
+
+    def read(self, file: Path) -> list[Any]:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+class ParquetSink(FileSinkCase):
+    format = "parquet"
+
+    def read(self, file: Path) -> list[Any]:
+        return list(pq.read_table(file).to_pylist())
+
+
+class CollectSink(Directory, SinkCase):
+    """`collect` with a directory, of Python objects."""
+
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE})
+
+    def records(self) -> list[Any]:
+        return [(n, f"name {n}") for n in range(12)]
+
+    def batches(self, records: Sequence[Any]) -> list[Batch]:
+        return [ObjectBatch(list(records[at : at + 2])) for at in range(0, len(records), 2)]
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        return collect(path=str(place / "rows"), guarantee=guarantee)
+
+    def visible(self, place: Path) -> list[Any]:
+        return list(collect(path=str(place / "rows"), guarantee="exactly_once").rows)
+
+
+# -- Kafka --------------------------------------------------------------------------------------------
+
+
+def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine from within a running loop, in a thread with a loop of its own."""
+    found: list[Any] = []
+
+    async def run() -> None:
+        found.append(await work())
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class Topic:
+    """A topic of its own for each check, on a broker that is killed now and then."""
+
+    partitions = 1
+
+    def __init__(self, broker: KafkaServer) -> None:
+        self.broker = broker
+        self.server: Server | None = broker
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"case-{next(_numbers)}"
+        self.broker.create_topic(name, self.partitions, {})
+        yield name
+
+
+class KafkaSource(Rows, Topic, SourceCase):
+    """JSON in a topic of two partitions."""
+
+    partitions = 2
+    features = frozenset(
+        {
+            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        for partition in range(self.partitions):
+            own = [json.dumps(record).encode() for record in records[partition :: self.partitions]]
+            self.broker.produce(place, own, partition=partition)
+
+    def put_bad(self, place: str) -> None:
+        self.broker.produce(place, [b"{no JSON}"], partition=0)
+
+    def source(self, place: str, **options: Any) -> Source:
+        given = {
+            "bootstrap": self.broker.bootstrap,
+            "schema": SCHEMA,
+            "batch_rows": 1,
+            "stop": "latest",
+            "group": f"group-of-{place}",
+        }
+        return kafka_source(place, **(given | options))
+
+    def live(self, place: str) -> Source:
+        return self.source(place, stop=None)
+
+    def tolerant(self, place: str, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def confirmed(self, place: str) -> int:
+        from confluent_kafka import Consumer, TopicPartition
+
+        group = {"bootstrap.servers": self.broker.bootstrap, "group.id": f"group-of-{place}"}
+        reporter = Consumer({**group, "log_level": 0})
+        try:
+            partitions = [TopicPartition(place, number) for number in range(self.partitions)]
+            found = reporter.committed(partitions, timeout=30)
+        finally:
+            reporter.close()
+        return sum(max(each.offset, 0) for each in found)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        return {
+            "a topic that does not exist": (self.source("no-such-topic"), "no-such-topic"),
+            "no broker": (self.source(place, bootstrap=NOWHERE), NOWHERE),
+        }
+
+
+class KafkaSinkCase(Rows, Topic, SinkCase):
+    """JSON in transactions, or at least once."""
+
+    features = frozenset(
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
+            *(Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return kafka_sink(place, bootstrap=self.broker.bootstrap, guarantee=guarantee)
+
+    def visible(self, place: str) -> list[Any]:
+        source = kafka_source(place, bootstrap=self.broker.bootstrap, schema=SCHEMA, stop="latest")
+        return list(in_thread(lambda: read_all(source)))
+
+    def pending(self, place: str) -> Sequence[Any]:
+        """Return open transactions; one that is being ended is given a moment."""
+        client = TransactionClient(self.broker.bootstrap, {})
+        found: list[str] = []
+        for _ in range(50):
+            found = client.open_ids("hg-")
+            if not found:
+                break
+            time.sleep(0.1)
+        client.close()
+        return found
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        wrong = kafka_sink(
+            "no-such-topic", bootstrap=self.broker.bootstrap, guarantee="exactly_once"
+        )
+        return {"a topic that does not exist": (wrong, "no-such-topic")}
+
+
+FILES_AND_MEMORY: dict[str, type[Case]] = {
+    "csv_source": CsvSource,
+    "json_source": JsonSource,
+    "parquet_source": ParquetSource,
+    "from_list": ListSource,
+    "csv_sink": CsvSink,
+    "json_sink": JsonSink,
+    "parquet_sink": ParquetSink,
+    "collect": CollectSink,
+}
+KAFKA: dict[str, type[Topic]] = {"kafka_source": KafkaSource, "kafka_sink": KafkaSinkCase}

@@ -1,0 +1,100 @@
+"""Goal: the conformance kit finds connectors that break their promises, and passes those that do not.
+
+Method: a connector over a directory has a planted mistake for each check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest import SkipTest
+
+import pytest
+
+from headgate.errors import UsageError
+from headgate.testing.connectors import (
+    Check,
+    Feature,
+    connector_tests,
+    sink_checks,
+    source_checks,
+)
+from headgate.tests.testing.shelf import ShelfSinkCase, ShelfSourceCase
+
+SOURCE_BUGS = {
+    "resumes_behind_every_record": ["one record behind"],
+    "an_empty_place_ends_at_once": ["a record from nowhere"],
+    "splits_move_to_other_subtasks": ["belongs to subtask 0"],
+    "waits_for_records": ["ends when nothing is there"],
+    "bad_records_follow_their_policy": ["drops the neighbour"],
+    "tells_how_much_is_left": ["one too many left"],
+    "confirms_completed_checkpoints_only": ["confirms at the barrier", "confirms what it has read"],
+    "a_server_may_die": ["ends when the server is away"],
+    "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
+    "tells_no_secrets": ["shows the password"],
+}
+SINK_BUGS = {
+    "once_after_any_crash": ["visible at once", "copies again", "writes at the end"],
+    "once_after_any_two_crashes": ["commits the newest only"],
+    "committed_by_two_at_once": ["looks before it copies"],
+    "several_checkpoints_under_way": ["commits the newest only"],
+    "committables_move_to_other_subtasks": ["commits its own only"],
+    "a_process_may_be_killed": ["keeps drafts in memory"],
+    "nothing_is_left_open": ["leaves drafts"],
+    "once_if_the_server_dies": ["does not see that the server is away"],
+    "nothing_is_lost": ["writes at the end"],
+    "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
+    "tells_no_secrets": ["shows the password"],
+}
+
+
+def bugs(checks: list[Any], planted: dict[str, list[str]]) -> list[Any]:
+    return [
+        pytest.param(check, bug, id=f"{check.name}-{bug}")
+        for check in checks
+        for bug in planted[check.name]
+    ]
+
+
+@pytest.mark.parametrize("check", source_checks(), ids=lambda check: check.name)
+def test_a_good_source_passes(check: Check[Any]) -> None:
+    asyncio.run(check.run(ShelfSourceCase()))
+
+
+@pytest.mark.parametrize("check", sink_checks(), ids=lambda check: check.name)
+def test_a_good_sink_passes(check: Check[Any]) -> None:
+    asyncio.run(check.run(ShelfSinkCase()))
+
+
+@pytest.mark.parametrize(("check", "bug"), bugs(source_checks(), SOURCE_BUGS))
+def test_a_mistake_of_a_source_is_found(check: Check[Any], bug: str) -> None:
+    with pytest.raises(AssertionError, match=r".+"):
+        asyncio.run(check.run(ShelfSourceCase(bug)))
+
+
+@pytest.mark.parametrize(("check", "bug"), bugs(sink_checks(), SINK_BUGS))
+def test_a_mistake_of_a_sink_is_found(check: Check[Any], bug: str) -> None:
+    with pytest.raises(AssertionError, match=r".+"):
+        asyncio.run(check.run(ShelfSinkCase(bug)))
+
+
+def test_they_are_functions_of_one_test_each() -> None:
+    made = connector_tests(ShelfSinkCase)
+    assert "test_sink_once_after_any_crash" in made
+    assert "test_sink_once_after_any_two_crashes" not in made
+    assert "test_sink_once_after_any_two_crashes" in connector_tests(ShelfSinkCase, thorough=True)
+    assert (made["test_sink_tells_no_secrets"].__doc__ or "").startswith("Neither `repr` nor")
+    made["test_sink_tells_no_secrets"]()
+
+
+def test_what_a_connector_cannot_do_is_skipped() -> None:
+    class Less(ShelfSourceCase):
+        features = frozenset({Feature.LAG})
+
+    with pytest.raises(SkipTest, match="waits for records"):
+        connector_tests(Less)["test_source_waits_for_records"]()
+
+
+def test_only_cases_have_tests() -> None:
+    with pytest.raises(UsageError, match="takes a case of a source or of a sink"):
+        connector_tests(lambda: ShelfSinkCase())
