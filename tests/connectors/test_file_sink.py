@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import shutil
 import threading
 from base64 import b64decode
 from collections.abc import Callable
@@ -63,11 +62,6 @@ def visible(path: object, format: str, options: dict[str, str] | None = None) ->
         return asyncio.run(read_all(source))
     except UsageError:
         return []
-
-
-def clear(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
 
 
 def ids(rows: list[Any]) -> list[int]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headgate.k8s import objects
 from headgate.k8s.modes import MODES, pod_makers
@@ -22,6 +24,7 @@ from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CRDS
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
+EXAMPLES = sorted((CRDS.parents[1] / "k8s" / "examples").glob("*.yaml"))
 STRICT = ("apply", "--server-side", "--validate=strict", "-f", "-")
 Object = dict[str, Any]
 
@@ -46,6 +49,16 @@ def stream_job(name: str = "flights", **kubernetes: Any) -> Object:
 
 def apply(cluster: Cluster, made: Object, namespace: str, *arguments: str) -> str:
     return cluster.kubectl(*STRICT, "-n", namespace, *arguments, stdin=json.dumps(made))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_taken(api_server: Cluster, namespace: str, path: Path) -> None:
+    taken = api_server.kubectl(*STRICT[:-1], str(path), "--dry-run=server", "-n", namespace)
+    assert "streamjob" in taken
+    for made in yaml.safe_load_all(path.read_text()):
+        if made["kind"] == "StreamJob":
+            identity = {"namespace": namespace, "uid": "u", "generation": 1}
+            assert isinstance(parse_job({**made, "metadata": made["metadata"] | identity}), Job)
 
 
 def test_a_stream_job_is_taken_listed_and_scaled(api_server: Cluster, namespace: str) -> None:
