@@ -1,9 +1,15 @@
 """State larger than memory: read-modify-write of rows of 104 bytes, with all flushes and merges.
 
     python benchmarks/larger_than_memory.py [--keys 8000000] [--seconds 10] [--budget-mib 208]
+    python benchmarks/larger_than_memory.py --sessions hashmap [--keys 8000000]
+    python benchmarks/larger_than_memory.py --sessions rocksdb [--keys 8000000] [--budget-mib 128]
 
 Shows keys per second of random batches, the memory of the process over time, and what the parts alone
 take: the runs without a delta over them (lookups), and a delta that never spills (all in memory).
+
+With `--sessions` it is the operator of session windows: a session per key, which is extended once, and
+then all of them fire. It shows rows per second of processor time, threads included, and memory, with
+either backend.
 """
 
 from __future__ import annotations
@@ -23,12 +29,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import headgate as hg
+from headgate.operators.aggregation.aggregates import AggregatePlan
+from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.windows.kinds import WINDOW_FIELDS
+from headgate.operators.windows.sessions.gaps import FixedGap
+from headgate.operators.windows.sessions.operator import SessionAggregate
 from headgate.state.hashing import hash_columns
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.runs.run_file import FilePool
 from headgate.state.runs.spilling_table import SpillingTable, TableShape
 from headgate.state.settings import MIB, RunSettings
 from headgate.state.slots.table import SlotTable
+from headgate.tests.support.operators import operator_context
 
 FIELDS = 12
 SCHEMA = pa.schema([("key", pa.int64()), *((f"v{number}", pa.int64()) for number in range(FIELDS))])
@@ -187,6 +200,54 @@ def run(name: str, args: argparse.Namespace, settings: RunSettings, submit: Any)
         table.close()
 
 
+class Rows:
+    """An output that counts rows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def emit(self, batch: ColumnBatch) -> None:
+        self.count += len(batch)
+
+    def emit_watermark(self, timestamp: int) -> None:
+        pass
+
+
+def run_sessions(args: argparse.Namespace) -> None:
+    schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+    aggregates = {"n": hg.count(), "total": hg.sum("n")}
+    plan = AggregatePlan(("key",), aggregates, schema, WINDOW_FIELDS)
+    budget = args.budget_mib or 128
+    options = {
+        "state.backend.type": args.sessions,
+        "taskmanager.memory.managed.size": f"{budget}mb",
+    }
+    print(f"{args.keys / 1e6:g} M sessions, {args.sessions}, managed memory {budget} MiB")
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        operator, output = SessionAggregate(FixedGap(1_000_000), 0, plan, "sessions"), Rows()
+        operator.output = output  # type: ignore[assignment]
+        path = Path(directory)
+        operator.open(operator_context(options=options, local_directory=lambda: path))
+        shuffled = np.random.default_rng(1).permutation(args.keys)
+        print(f"  begin: {Memory.now()}")
+        for number, part in enumerate(np.array_split(shuffled, 4) * 2):
+            start = time.process_time()
+            for low in range(0, len(part), 32_768):
+                keys = part[low : low + 32_768]
+                data = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(keys)], schema=schema)
+                operator.process(ColumnBatch(data, np.full(len(keys), number, np.int64)), 0)
+            rate = len(part) / (time.process_time() - start)
+            print(
+                f"  {'new' if number < 4 else 'old'} keys: {rate / 1e6:.2f} M rows/s, {Memory.now()}"
+            )
+        start = time.process_time()
+        operator.on_watermark(WATERMARK_MAX)
+        assert output.count == args.keys
+        rate = args.keys / (time.process_time() - start)
+        print(f"  all fire: {rate / 1e6:.2f} M rows/s, {Memory.now()}")
+        operator.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=2_000_000)
@@ -194,10 +255,14 @@ def main() -> None:
     parser.add_argument("--budget-mib", type=int, default=0, help="0: a quarter of the state")
     parser.add_argument("--mapped-mib", type=int, default=0, help="0: as much as the budget")
     parser.add_argument("--directory", default=None)
+    parser.add_argument("--sessions", choices=("hashmap", "rocksdb"), default=None)
     args = parser.parse_args()
     libc = ctypes.CDLL(None)  # as workers do (runtime/cluster/process.py)
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, 512 << 20)
+    if args.sessions:
+        run_sessions(args)
+        return
     state = args.keys * ROW_BYTES
     budget = args.budget_mib * MIB or state // 4
     print(f"{args.keys / 1e6:g} M keys, state {state >> 20} MiB, budget {budget >> 20} MiB")

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ...errors import CorruptError, StateError
 from ...state.aggregates.accumulators import Mask
-from ...state.hashing import Hashes, hash_columns
+from ...state.hashing import Hashes, distinct, hash_columns
 from ...state.runs.layout import RowLayout
 from ...state.slots.key_index import BatchKeys, KeyIndex, plain_column
 from ...state.slots.table import Slots, SlotTable
@@ -218,7 +218,7 @@ class SpillingSide:
 
         They come as a side whose slots are of the index, and as they are stored.
         """
-        rows = self._rows_of(np.unique(hash_columns(keys)), low, high)
+        rows = self._rows_of(distinct(hash_columns(keys)), low, high)
         if rows is None:
             return None
         rows = rows.take(pa.array(np.argsort(_numbers(rows, ROW_COLUMN), kind="stable")))
@@ -273,7 +273,7 @@ class SpillingSide:
         """
         if self._marks:
             for times, hashes in self._due.due(self._released_before - 1, before - 1):
-                rows = self._rows_of(np.unique(hashes), int(times[0]), int(times[-1]))
+                rows = self._rows_of(distinct(hashes), int(times[0]), int(times[-1]))
                 if rows is None:
                     continue
                 own = hash_columns(self._space.keys_of(rows))

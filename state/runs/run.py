@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..hashing import Hashes
+from ..hashing import Hashes, distinct
 from ..slots.arrays import ranges
 from ..values import Index
 from .layout import PackedRows, Records, RowLayout
@@ -262,7 +262,7 @@ class Run:
 
         A key with many rows has them side by side, so only the ends of its range are searched.
         """
-        asked = hashes[np.unique(self.index.probe(hashes).positions)]
+        asked = distinct(hashes[self.index.probe(hashes).positions])
         found: list[Rows] = []
         for segment, first in zip(self.segments, self._first_rows.tolist(), strict=True):
             own = segment.rows.hashes
@@ -270,6 +270,7 @@ class Run:
             part = asked[low : int(np.searchsorted(asked, own[-1], "right"))]
             if len(part):
                 begins = np.searchsorted(own, part, "left")
+                segment.note_touched(len(part))
                 found.append(ranges(begins + first, np.searchsorted(own, part, "right") - begins))
         rows = np.concatenate(found) if found else np.empty(0, np.int64)
         if not rows.size:

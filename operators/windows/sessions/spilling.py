@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ....state.hashing import Hashes
+from ....state.hashing import Hashes, distinct
 from ....state.runs.layout import RowLayout
 from ....state.slots.key_index import BatchKeys, KeyHasher, plain_column
 from ....state.slots.table import Slots, SlotTable
@@ -193,7 +193,7 @@ class SpillingSessions:
         """Load the sessions of these keys; called before rows of theirs are added."""
         assert keys is not None
         hashes = keys.lanes(None)[0]
-        hashes = np.unique(hashes[self._table.delta.find(hashes, None) < 0])
+        hashes = distinct(hashes[self._table.delta.find(hashes, None) < 0])
         rows = self._open_of(hashes)
         self._table.delta.claim(hashes)
         if rows is not None:
@@ -245,7 +245,7 @@ class SpillingSessions:
 
     def _fired(self, portion: Pairs) -> Iterator[Fired]:
         # Sessions in memory fire there.
-        asked = np.unique(portion[1])
+        asked = distinct(portion[1])
         asked = asked[self._table.delta.find(asked, None) < 0]
         rows = self._open_of(asked)
         if rows is None:
