@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import CorruptError, StateError
 from ...state.aggregates.accumulators import Mask
 from ...state.hashing import Hashes, distinct, hash_columns
+from ...state.runs.cut import decoded_meta
 from ...state.runs.layout import RowLayout
 from ...state.slots.key_index import BatchKeys, KeyIndex, plain_column
 from ...state.slots.table import Slots, SlotTable
@@ -322,7 +322,7 @@ class SpillingSide:
         self.active = True
         runs = []
         for one in restored:
-            meta = _decoded(one.meta)
+            meta = decoded_meta(one.meta, RowsMeta, META_VERSION, "row")
             runs.append(replace(one, meta=meta.runs))
             self._next_row = max(self._next_row, meta.next_row)
         self._table.restore_files(runs)
@@ -338,17 +338,3 @@ class SpillingSide:
 def _numbers(rows: pa.Table, column: str) -> Index:
     numbers: Index = plain_column(rows.column(column)).to_numpy()
     return numbers
-
-
-def _decoded(data: bytes) -> RowsMeta:
-    try:
-        meta = msgspec.msgpack.decode(data, type=RowsMeta)
-    except msgspec.MsgspecError as error:
-        raise CorruptError(f"the list of row files is damaged reason=`{error}`") from error
-    if meta.version != META_VERSION:
-        raise StateError(
-            f"the list of row files has a format this version does not know "
-            f"found=`{meta.version}` expected=`{META_VERSION}`",
-            fix="use the version of headgate that wrote it, or one that is newer",
-        )
-    return meta

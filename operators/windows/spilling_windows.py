@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import CorruptError, StateError
 from ...state.keygroups import KeyGroupRange
+from ...state.runs.cut import decoded_meta
 from ...state.runs.spilling_table import delta_room
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
@@ -190,7 +190,7 @@ def restored_windows(restored: Sequence[RestoredFiles], own: KeyGroupRange) -> R
     small: list[pa.Table] = []
     size_ms = 0
     for one in restored:
-        meta = _decode(one)
+        meta = decoded_meta(one.meta, WindowsMeta, META_VERSION, "window")
         size_ms = meta.size_ms
         for start, runs in meta.windows:
             files = RestoredFiles(runs, one.files, one.first_key_group, one.last_key_group)
@@ -205,20 +205,6 @@ def _owned(table: pa.Table, own: KeyGroupRange) -> pa.Table:
     groups = table.column(KEY_GROUP_COLUMN).to_numpy()
     low, high = np.searchsorted(groups, [own.first, own.last + 1])
     return table.slice(low, high - low)
-
-
-def _decode(one: RestoredFiles) -> WindowsMeta:
-    try:
-        meta = msgspec.msgpack.decode(one.meta, type=WindowsMeta)
-    except msgspec.MsgspecError as error:
-        raise CorruptError(f"the list of window files is damaged reason=`{error}`") from error
-    if meta.version != META_VERSION:
-        raise StateError(
-            f"the list of window files has a format this version does not know "
-            f"found=`{meta.version}` expected=`{META_VERSION}`",
-            fix="use the version of headgate that wrote it, or one that is newer",
-        )
-    return meta
 
 
 _SMALL_PART: Final = 8

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +51,38 @@ class RunsMeta(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     identity: str
     runs: list[list[SegmentMeta]]
+
+
+class FilesMeta(Protocol):
+    """The description of the files of a cut."""
+
+    @property
+    def version(self) -> int:
+        """The version of its format."""
+        ...
+
+
+M = TypeVar("M", bound=FilesMeta)
+
+
+def decoded_meta(data: bytes, kind: type[M], version: int, what: str) -> M:
+    """Decode the description of the files of a cut; `what` they hold is named in errors.
+
+    Raises:
+        CorruptError: it is damaged.
+        StateError: it has another version.
+    """
+    try:
+        meta = msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"the list of {what} files is damaged reason=`{error}`") from error
+    if meta.version != version:
+        raise StateError(
+            f"the list of {what} files has a format this version does not know "
+            f"found=`{meta.version}` expected=`{version}`",
+            fix="use the version of headgate that wrote it, or one that is newer",
+        )
+    return meta
 
 
 def files_cut(
@@ -156,7 +189,7 @@ class RunRestorer:
         by_subtask: list[list[list[Segment]]] = []
         same_identity = True
         for one in restored:
-            meta = self._decode(one)
+            meta = decoded_meta(one.meta, RunsMeta, META_VERSION, "run")
             same_identity &= not self._layout.wide or meta.identity == self._identity
             low, high = hash_range(
                 max(one.first_key_group, self._range[0]),
@@ -173,20 +206,6 @@ class RunRestorer:
             for age in range(ages, 0, -1)
         ]
         return [Run(sorted(run, key=lambda s: s.first)) for run in together if run], same_identity
-
-    @staticmethod
-    def _decode(one: RestoredFiles) -> RunsMeta:
-        try:
-            meta = msgspec.msgpack.decode(one.meta, type=RunsMeta)
-        except msgspec.MsgspecError as error:
-            raise CorruptError(f"the list of run files is damaged reason=`{error}`") from error
-        if meta.version != META_VERSION:
-            raise StateError(
-                f"the list of run files has a format this version does not know "
-                f"found=`{meta.version}` expected=`{META_VERSION}`",
-                fix="use the version of headgate that wrote it, or one that is newer",
-            )
-        return meta
 
     def _segments(
         self, run: Sequence[SegmentMeta], one: RestoredFiles, low: int, high: int

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ....errors import CorruptError, StateError
+from ....state.runs.cut import decoded_meta
 from ....state.runs.layout import Records, RowLayout
 from ....state.slots.key_index import BatchKeys, plain_column
 from ....state.snapshot import CollectedFiles, FilesCut, RestoredFiles
@@ -238,7 +238,7 @@ class SpillingPanes:
         self.active = True
         runs = []
         for one in restored:
-            meta = _decoded(one.meta)
+            meta = decoded_meta(one.meta, PanesMeta, META_VERSION, "pane")
             runs.append(replace(one, meta=meta.runs))
             self._note(number for number in meta.panes if number > self.expiry.limit)
         self._cells.restore_files(runs)
@@ -261,17 +261,3 @@ class SpillingPanes:
         """Release files, memory and threads. Does not raise."""
         self._cells.close()
         self._space.close()
-
-
-def _decoded(data: bytes) -> PanesMeta:
-    try:
-        meta = msgspec.msgpack.decode(data, type=PanesMeta)
-    except msgspec.MsgspecError as error:
-        raise CorruptError(f"the list of pane files is damaged reason=`{error}`") from error
-    if meta.version != META_VERSION:
-        raise StateError(
-            f"the list of pane files has a format this version does not know "
-            f"found=`{meta.version}` expected=`{META_VERSION}`",
-            fix="use the version of headgate that wrote it, or one that is newer",
-        )
-    return meta
