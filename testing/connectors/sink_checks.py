@@ -14,7 +14,7 @@ import cloudpickle
 import msgspec
 
 from ...operators.elements import Batch
-from ...operators.sink import GuaranteeLike, Sink, SinkOperator
+from ...operators.sink import GuaranteeLike, Sink, SinkOperator, SinkRun
 from ...state.snapshot import CommitPermit, RestoredState
 from .cases import Checks, Feature, SinkCase
 from .context import expect, expect_same, finished, make_context, records_of
@@ -565,21 +565,28 @@ async def says_what_is_wrong(case: SinkCase) -> None:
     batches = _batches(case)
     with case.place() as place:
         for name, (sink, reason) in case.mistakes(place).items():
-            tried = _first_checkpoint(_SinkJob(_bound(sink, batches), batches, None), batches[0])
+            tried = _first_checkpoint(_bound(sink, batches), batches)
             error = await asyncio.wait_for(refused(tried, name), _CALL_S_MAX)
             expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
             expect_no_secrets(case, f"{name}: the error", str(error))
 
 
-async def _first_checkpoint(job: _SinkJob, batch: Batch) -> None:
+async def _first_checkpoint(sink: Sink, batches: Sequence[Batch]) -> None:
+    """Do what a job does with a sink up to its first checkpoint."""
+    await asyncio.to_thread(sink.check_output, SinkRun("conformance", "sink", {}, None, _ignore))
+    job = _SinkJob(sink, batches, None)
     operator: SinkOperator | None = None
     try:
         operator = await job.start()
-        operator.process(batch, 0)
+        operator.process(batches[0], 0)
         await job.checkpoint(operator, 1)
     finally:
         if operator is not None:
             operator.close()
+
+
+def _ignore(announcement: str) -> None:
+    return None
 
 
 @CHECKS.check()
