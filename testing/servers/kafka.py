@@ -86,7 +86,8 @@ class KafkaServer:
         self._ports = [HeldPort(), HeldPort()]
         self.bootstrap = f"127.0.0.1:{self._ports[0].number}"
         controller = f"127.0.0.1:{self._ports[1].number}"
-        self._cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        # The first byte is 0, because an id that begins with "-" looks like an option to Kafka's tool.
+        self._cluster = urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         self._properties = directory / "server.properties"
         directory.mkdir(parents=True)
         settings = {
