@@ -14,11 +14,11 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import kafka_source, parquet_sink
-from headgate.connectors.conformance import open_reader, read_batches, records_of
 from headgate.connectors.kafka.model import decoded
 from headgate.errors import HeadgateError, UsageError
 from headgate.operators.source import SourceReader
 from headgate.runtime.manifest import load_job
+from headgate.testing.connectors import open_reader, read_batches, records_of
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.test_jobs import SCHEMA, Fails, fill_partition, written
 

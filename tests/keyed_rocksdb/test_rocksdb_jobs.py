@@ -13,7 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import Pause, collect, from_list
-from headgate.errors import OptionError
+from headgate.errors import PlanError
 from headgate.operators import extras, keyed_backend
 from headgate.state.rocksdb.database import shared_memory
 from headgate.state.settings import RocksDBSettings
@@ -80,7 +80,7 @@ def test_without_the_package_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> 
     rows.key_with(_first).process(Count(""), name="count").write(
         collect(guarantee="none"), name="out"
     )
-    with pytest.raises(OptionError, match=r"pip install 'headgate\[rocksdb\]'"):
+    with pytest.raises(PlanError, match=r"pip install 'headgate\[rocksdb\]'"):
         job.run()
 
 
