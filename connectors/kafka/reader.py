@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError
+from ...errors import SourceError, StateError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
@@ -121,6 +121,8 @@ class KafkaReader(SourceReader):
             self._partitions[partition.name] = partition
             self._positions[partition.name] = msgspec.structs.replace(partition)
             if partition.stop is not None:
+                if self._settings.stop is None:
+                    raise _no_stop_any_more(partition)
                 self._stops[partition.name] = partition.stop
             self.context.splits.opened(partition.name)
         if self._consumer is None:
@@ -543,3 +545,11 @@ def _headers_of(message: Any) -> list[dict[str, Any]] | None:
     if headers is None:
         return None
     return [{"name": name, "value": value} for name, value in headers]
+
+
+def _no_stop_any_more(partition: Partition) -> StateError:
+    return StateError(
+        f"partition {partition.name} is restored with an end, offset {partition.stop}, and the source has "
+        "no stop= any more: partitions that have ended already would not be read on",
+        fix="keep stop=; or give the source another name, with start= at the offsets to go on from",
+    )

@@ -7,6 +7,7 @@ only. Offsets are written to a group on request, for tools that show the lag.
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, S
 from .reader import KafkaReader
 
 BUFFER: Final = "32mb"
+_log = logging.getLogger("headgate.connectors.kafka")
 
 
 class KafkaSource(Source[Record_co]):
@@ -51,7 +53,9 @@ class KafkaSource(Source[Record_co]):
         self.values = values
         """The columns made of the values of records."""
         self.bounded = settings.bounded
-        self.discovers = not settings.bounded
+        self.discovers = (
+            True  # bounded ones look for nothing, but remember which partitions have ended
+        )
         self.row_type = row_type
         self._columns: tuple[str, ...] | None = None
 
@@ -138,18 +142,22 @@ def _discovered(
     """Ask the cluster for partitions, and for the first offsets of those that are not known."""
     from confluent_kafka import KafkaException
 
-    splits, new = [], []
+    splits: list[bytes] = []
+    new: dict[tuple[str, int], int] = {}
     try:
         for topic, number in _find_places(consumer, settings, errors):
             split = known.get(f"{topic}/{number}")
             if split is not None:
                 splits.append(split)
-            else:
-                new.append((topic, number))
-        starts = _offsets(consumer, "earliest", new, at_start=True)
+                continue
+            try:
+                new |= _offsets(consumer, "earliest", [(topic, number)], at_start=True)
+            except (KafkaException, SourceError) as error:
+                # It may have no leader yet. The others do not wait for it, and it is looked at again.
+                _log.warning("partition %s/%d cannot be read yet: %s", topic, number, error)
     except KafkaException as error:
         raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
-    return [*splits, *(msgspec.msgpack.encode(Partition(*place, starts[place])) for place in new)]
+    return [*splits, *(msgspec.msgpack.encode(Partition(*place, at)) for place, at in new.items())]
 
 
 def _find_places(

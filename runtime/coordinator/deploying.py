@@ -27,7 +27,7 @@ from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
 from .context import JobContext
-from .discovery import ledger_start
+from .discovery import going_on, ledger_start
 from .environment import JobEnvironment
 from .events import AttemptFailed, ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
 from .failures import Failure, failure_from, failure_of_subtask, failure_of_worker
@@ -291,11 +291,14 @@ async def _assignments_from(
     known = {operator.name for operator in manifest.operators} if manifest else set()
     assignments: dict[SubtaskId, SubtaskAssignment] = {}
     vertices = {subtask.vertex for subtask in wanted}
+    endless = going_on(job.env, plan)
     for vertex in plan.vertices:
         if vertex.id not in vertices:
             continue
         states = await assign_state(manifest, plan, vertex, read) if manifest else None
-        finished = finished_subtasks(manifest, vertex) if manifest else frozenset()
+        finished: frozenset[int] = frozenset()
+        if manifest and vertex.id not in endless:
+            finished = finished_subtasks(manifest, vertex)
         in_flight = None
         if manifest and _with_channel_state(job.env, manifest):
             in_flight = assign_in_flight(manifest, plan, vertex)
@@ -308,7 +311,7 @@ async def _assignments_from(
             if begun is None:
                 assert manifest is not None  # otherwise the source has just been cut
                 begun = await split_positions(manifest, vertex.head.name, read)
-            ledger = ledger_start(job.env, vertex, begun, finished)
+            ledger = ledger_start(job.env, vertex, begun)
         for index in range(vertex.parallelism):
             subtask = SubtaskId(vertex.id, index)
             if subtask not in wanted:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from ...errors import HeadgateError, InternalError, SourceError
@@ -24,16 +24,36 @@ _NAMED_MAX = 5
 """The most new splits that a message names."""
 
 
-def ledger_start(
-    env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes], finished: Collection[int]
-) -> LedgerStart:
+def going_on(env: JobEnvironment, plan: PhysicalPlan) -> frozenset[int]:
+    """Return the vertices that new splits may give records at any time.
+
+    None of their subtasks is finished for good, not even those that had been at a restored checkpoint: a
+    source that was bounded, or looked for no splits, may have become one that does.
+    """
+    if not env.options.get(DISCOVERY_INTERVAL):
+        return frozenset()
+    found: set[int] = set()
+    todo = [vertex for vertex in plan.vertices if _discovers(vertex)]
+    while todo:
+        vertex = todo.pop()
+        if vertex.id not in found:
+            found.add(vertex.id)
+            todo += [plan.vertices[edge.target] for edge in plan.outputs_of(vertex)]
+    return frozenset(found)
+
+
+def _discovers(vertex: Vertex) -> bool:
+    source = vertex.head.source
+    return source is not None and source.discovers and not source.bounded
+
+
+def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) -> LedgerStart:
     """Return what the ledgers of a source that discovers splits begin with.
 
     Args:
         env: the job.
         vertex: its source is the head.
         begun: the splits that the attempt begins with, those of all subtasks.
-        finished: the subtasks that had reached the end of their data, and read nothing any more.
     """
     source = vertex.head.source
     if source is None:
@@ -45,8 +65,7 @@ def ledger_start(
     except Exception as error:
         what = f"source `{vertex.head.name}` cannot name its splits"
         raise as_headgate_error(error, what, str(vertex.head.origin)) from error
-    readers = tuple(index for index in range(vertex.parallelism) if index not in finished)
-    return LedgerStart(known, readers, enabled=env.options.get(DISCOVERY_INTERVAL) > 0)
+    return LedgerStart(known, vertex.parallelism, enabled=env.options.get(DISCOVERY_INTERVAL) > 0)
 
 
 @final
@@ -59,6 +78,8 @@ class SplitDiscovery:
         """The splits of the last look, by source and key."""
         self._problems: dict[str, str] = {}
         """What was wrong with the last look, by source."""
+        self._calls: dict[str, asyncio.Task[dict[str, bytes]]] = {}
+        """The last call of each source; it may be under way although nobody looks any more."""
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted: list[asyncio.Event] = []
         """Set where a look is wanted at once; one for each source."""
@@ -74,7 +95,7 @@ class SplitDiscovery:
             return
         for vertex in plan.vertices:
             source = vertex.head.source
-            if source is not None and source.discovers and not source.bounded:
+            if source is not None and _discovers(vertex):
                 wanted = asyncio.Event()
                 self._wanted.append(wanted)
                 look = self._look_again_and_again(vertex, source, send, wanted)
@@ -87,7 +108,7 @@ class SplitDiscovery:
             wanted.set()
 
     async def stop(self) -> None:
-        """Look no more. A call of a source that is under way is not waited for."""
+        """Look no more. A call of a source that is under way is not waited for, but the next look waits."""
         tasks, self._tasks, self._wanted = self._tasks, [], []
         for task in tasks:
             task.cancel()
@@ -124,10 +145,15 @@ class SplitDiscovery:
             splits = configured.discover(dict(before or {}))
             return {configured.split_key(split): split for split in splits}
 
-        calling = asyncio.get_running_loop().create_task(
-            asyncio.to_thread(call), name=f"look for splits of {name}"
-        )
         try:
+            if (
+                name in self._calls
+            ):  # one of a look that was stopped, as a source is called once at a time
+                await asyncio.wait({self._calls[name]})
+            calling = asyncio.get_running_loop().create_task(
+                asyncio.to_thread(call), name=f"look for splits of {name}"
+            )
+            self._calls[name] = calling
             done, _ = await asyncio.wait({calling}, timeout=timeout_s)
             if not done:
                 self._problem(name, f"this takes longer than {timeout_s:g} s")

@@ -4,8 +4,9 @@ The coordinator looks for splits at intervals and *offers* all that exist to all
 stores nothing, and offers may be late, repeated, lost, incomplete, or those of a coordinator that has been
 replaced. Each subtask has a *ledger* that takes a split from an offer if two things hold:
 
-* **The subtask is its owner.** The owner follows from the key of the split and the list of subtasks that
-  read, which is the same for all ledgers of an attempt. So no two subtasks take one split.
+* **The subtask is its owner.** The owner follows from the key of the split and the parallelism, so it is
+  the same for all ledgers of an attempt, whichever checkpoint they began with: the subtasks of a region
+  that was restarted alone begin with a newer one. So no two subtasks take one split.
 * **No subtask of the job has ever taken it.** The owner knows that, because the ledgers of all subtasks
   together have the key of every split, also of those that have ended. After a restore each ledger begins
   with the keys of all of them, at any parallelism, and keeps those that its subtask owns.
@@ -32,12 +33,12 @@ class LedgerStart(msgspec.Struct, frozen=True):
 
     Attributes:
         known: the keys of all splits that any subtask of the source begins with.
-        readers: the subtasks that read, by index: all that had not finished at the restored checkpoint.
+        parallelism: the number of subtasks, each of which owns splits.
         enabled: splits are looked for, so a subtask without splits waits for some.
     """
 
     known: tuple[str, ...]
-    readers: tuple[int, ...]
+    parallelism: int
     enabled: bool = True
 
 
@@ -54,19 +55,18 @@ class SplitLedger:
 
         Args:
             index: the index of the subtask.
-            start: the known splits, and the subtasks among which the owner is chosen.
+            start: the known splits, and the number of subtasks among which the owner is chosen.
             share: returns a number that decides the owner, always the same one for a key.
         """
         self._index = index
-        self._readers = start.readers
+        self._parallelism = start.parallelism
         self._share = share
         self._known: dict[str, None] = {}
         self.add_known(start.known)
 
     def owns(self, key: str) -> bool:
         """Return True if this subtask is the owner of a split."""
-        readers = self._readers
-        return bool(readers) and readers[self._share(key) % len(readers)] == self._index
+        return self._share(key) % self._parallelism == self._index
 
     def add_known(self, keys: Iterable[str]) -> None:
         """Add splits that are known already; call this before the first offer."""

@@ -15,7 +15,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import kafka_source, parquet_sink
 from headgate.connectors.kafka.model import decoded
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import HeadgateError, StateError, UsageError
 from headgate.operators.source import SourceReader
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader, read_batches, records_of
@@ -142,10 +142,27 @@ def test_what_is_known_is_not_asked_for_again(broker: KafkaServer, new_topic: Ne
     assert sorted(shares) == [0, 1, 2, 3]
 
 
+def test_a_source_that_had_an_end_is_not_read_on_without_one(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    fill_partition(broker, topic, 0, range(3))
+    ending = kafka_source(topic, bootstrap=broker.bootstrap, schema=SCHEMA, stop="latest")
+    splits = ending.splits(1)
+    endless = kafka_source(topic, bootstrap=broker.bootstrap, schema=SCHEMA)
+
+    async def restored() -> None:
+        open_reader(endless, splits)
+
+    with pytest.raises(
+        StateError, match=r"restored with an end, offset 3, and the source has no stop="
+    ):
+        asyncio.run(restored())
+
+
 def test_what_ends_does_not_look_for_more(broker: KafkaServer) -> None:
     ends = kafka_source(pattern="no-.*", bootstrap=broker.bootstrap, schema=SCHEMA, stop="latest")
     assert ends.bounded
-    assert not ends.discovers
     assert ends.splits(1) == []
 
 
