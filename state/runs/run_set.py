@@ -2,7 +2,8 @@
 
 A version is an immutable list of runs. Long reads pin a version; a file is deleted when no current or
 pinned version has it. Lookups run in one thread, the mailbox; new runs and merges come from others. Only
-new runs change the rows of the current version, merges do not.
+new runs change the rows that lookups find. A merge drops those that have expired by now, so the cut of a
+checkpoint has to have the runs that were current at its barrier, and not merges that end later.
 """
 
 from __future__ import annotations
@@ -191,14 +192,29 @@ class RunSet:
 
     # --- writing, in threads -------------------------------------------------------------------
 
-    def add(self, pieces: Iterator[PackedRows]) -> Version:
+    def add(self, pieces: Iterator[PackedRows], onto: Version | None = None) -> Version:
         """Write the newest run, and return the pinned version that begins with it. Only one call at a
         time.
+
+        Args:
+            pieces: the rows of the run.
+            onto: the older runs of the version that is returned, pinned for it; None: those that are
+                current when the run has been written.
         """
-        run = self._flush_writer.write(pieces)
+        try:
+            run = self._flush_writer.write(pieces)
+        except BaseException:
+            if onto is not None:
+                onto.unpin()
+            raise
         if run is None:
-            return self.pin()
-        return self._install(lambda runs: (run, *runs), pin=True, born=run)
+            return self.pin() if onto is None else onto
+        if onto is None:
+            return self._install(lambda runs: (run, *runs), pin=True, born=run)
+        self._install(lambda runs: (run, *runs))
+        return Version(
+            (run, *onto.runs)
+        )  # its writer has pinned the run, and the caller the others
 
     def adopt(self, runs: Sequence[Run]) -> None:
         """Take over runs, newest first, into an empty set. Their files must have been pinned once."""

@@ -321,15 +321,17 @@ class SpillingTable(Generic[D]):
             self._merge.result()
             self._reap()
         frozen = self.delta
-        version: Future[Version] = self._submit(lambda: self._write(frozen))
+        # The runs of this moment: a merge that ends before the flush may drop what expires meanwhile.
+        onto = self._runs.pin() if owned_by_cut else None
+        version: Future[Version] = self._submit(lambda: self._write(frozen, onto))
         self._frozen, self._flush = frozen, _Flush(version, owned_by_cut)
         self.delta = self._spare if self._spare is not None else self._new_delta()
         self._spare = None
         return version
 
-    def _write(self, frozen: D) -> Version:
-        """Write the rows of a delta as the newest run; runs in a thread."""
-        return self._runs.add(self._sorted_rows(frozen))
+    def _write(self, frozen: D, onto: Version | None) -> Version:
+        """Write the rows of a delta as the newest run; runs in a thread. See `RunSet.add`."""
+        return self._runs.add(self._sorted_rows(frozen), onto)
 
     def _sorted_rows(self, frozen: D) -> Iterator[PackedRows]:
         hashes, checks = frozen.lanes()

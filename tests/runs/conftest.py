@@ -142,7 +142,10 @@ class Names:
 
 
 def shape(
-    key_groups: KeyGroupRange | None = None, identity: str = "1", identify: Any = identify
+    key_groups: KeyGroupRange | None = None,
+    identity: str = "1",
+    identify: Any = identify,
+    expired: Any = None,
 ) -> TableShape:
     return TableShape(
         schema=SCHEMA,
@@ -152,6 +155,7 @@ def shape(
         identify=identify,
         key_groups=key_groups or KeyGroupRange(0, MAX_PARALLELISM - 1),
         max_parallelism=MAX_PARALLELISM,
+        expired=expired,
     )
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from headgate.errors import StateError, StorageError
@@ -226,6 +227,38 @@ def test_keys_are_found_while_they_are_being_written(runs: SimpleNamespace, tmp_
     rows = {row["name"]: row["small"] for row in table.delta.rows}
     assert rows == {"k3": 3, "new": 1, "k4": 2}
     table.close()
+
+
+def test_a_merge_that_ends_before_the_flush_takes_nothing_from_a_cut(
+    runs: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What expires behind the barrier is dropped by a merge, and a restore of the barrier needs it."""
+    late = False
+
+    def expired(records: Any) -> Any:
+        return np.full(len(records), late)
+
+    held = Held()
+    table = runs.new_table(tmp_path / "table", "a", submit=held, expired=expired)
+    model = Model(runs, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_set.RunSet, "wants_merge", False)
+        for _ in range(8):
+            model.step(table)
+            held.let_go()
+        table.wait_for_flush()
+        runs.upsert(table, ["in the delta"], 1)
+    rows = {**model.rows, "in the delta": {**runs.row("in the delta", 1), "small": 1}}
+    cut = table.snapshot(expired=lambda records: np.zeros(len(records), np.bool_))
+    late = True
+    table.poll()  # which begins a merge
+    assert len(held.calls) == 2
+    held.calls.reverse()  # the merge ends first
+    held.let_go()
+    assert runs.content(cut.tables()) == rows
+    cut.release()
+    table.close()
+    assert not files_in(tmp_path / "table")
 
 
 class OnDemand(Future[Any]):
