@@ -10,7 +10,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, generator, sequence
-from headgate.errors import OptionError
+from headgate.errors import PlanError
 from headgate.operators import extras
 from headgate.operators.clock import SystemClock
 from headgate.runtime.job import runnable
@@ -154,5 +154,5 @@ def test_only_state_by_single_keys_needs_the_package(
 
     rows = job.read(generator(function=int, rows=10), name="more")
     rows.key_with(str).process(Count(), name="count").write(collect(), name="counts")
-    with pytest.raises(OptionError, match="rocksdict"):
+    with pytest.raises(PlanError, match="rocksdict"):
         runnable(job).spec()
