@@ -30,10 +30,10 @@ def going_on(env: JobEnvironment, plan: PhysicalPlan) -> frozenset[int]:
     None of their subtasks is finished for good, not even those that had been at a restored checkpoint: a
     source that was bounded, or looked for no splits, may have become one that does.
     """
-    if not env.options.get(DISCOVERY_INTERVAL):
-        return frozenset()
     found: set[int] = set()
     todo = [vertex for vertex in plan.vertices if _discovers(vertex)]
+    if not todo or not env.options.get(DISCOVERY_INTERVAL):
+        return frozenset()
     while todo:
         vertex = todo.pop()
         if vertex.id not in found:

@@ -235,7 +235,7 @@ def test_a_subtask_without_splits_is_idle_until_it_is_given_some(tmp_path):
         await subtask._mails.popleft()()
         assert ended == [True]
 
-    with_subtask(Found(), story, tmp_path, LedgerStart((), (0,)))
+    with_subtask(Found(), story, tmp_path, LedgerStart((), 1))
 
 
 def test_a_subtask_ends_if_nobody_looks_for_splits(tmp_path):
@@ -243,4 +243,4 @@ def test_a_subtask_ends_if_nobody_looks_for_splits(tmp_path):
         assert await subtask.step()
         assert ended == [True]
 
-    with_subtask(Found(), story, tmp_path, LedgerStart((), (0,), enabled=False))
+    with_subtask(Found(), story, tmp_path, LedgerStart((), 1, enabled=False))
