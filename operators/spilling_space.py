@@ -228,7 +228,7 @@ class DueRows:
     Pairs are ordered by time and then by hash, so that the horizon can lie between rows of the same
     time. Pairs that are added together are one run, in order. Each run is at least as long as the next
     one was, or else they are merged. A row may have changed since its pair was added, or be in memory:
-    whoever looks up the rows of a pair checks their times.
+    a caller that looks up the rows of a pair checks their times.
 
     Args:
         table: the rows.

@@ -68,6 +68,12 @@ def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) ->
     return LedgerStart(known, vertex.parallelism, enabled=env.options.get(DISCOVERY_INTERVAL) > 0)
 
 
+def _heard(call: asyncio.Task[dict[str, bytes]]) -> None:
+    """Take note of the error of a call, for which nobody may wait any more."""
+    if not call.cancelled():
+        call.exception()
+
+
 @final
 class SplitDiscovery:
     """Looks for splits while a job runs. One that hangs, or fails, does the job no harm."""
@@ -146,18 +152,17 @@ class SplitDiscovery:
             return {configured.split_key(split): split for split in splits}
 
         try:
-            if (
-                name in self._calls
-            ):  # one of a look that was stopped, as a source is called once at a time
+            if name in self._calls:
+                # The look that made this call may have been stopped. A source is called once at a time.
                 await asyncio.wait({self._calls[name]})
-            calling = asyncio.get_running_loop().create_task(
+            calling = self._calls[name] = asyncio.get_running_loop().create_task(
                 asyncio.to_thread(call), name=f"look for splits of {name}"
             )
-            self._calls[name] = calling
+            calling.add_done_callback(_heard)
             done, _ = await asyncio.wait({calling}, timeout=timeout_s)
             if not done:
                 self._problem(name, f"this takes longer than {timeout_s:g} s")
-            found = await calling
+            found = await asyncio.shield(calling)
             if len(found) > most:
                 raise SourceError(
                     f"there are {len(found):,} splits, and {most:,} are allowed",
@@ -166,8 +171,6 @@ class SplitDiscovery:
         except Exception as error:  # whatever a source raises, the splits that are known are read
             self._problem(name, f"{type(error).__name__}: {error}")
             return {}
-        finally:
-            calling.cancel()
         self._problems.pop(name, None)
         self._found[name] = found
         if before is not None:

@@ -146,6 +146,35 @@ def test_a_slow_look_is_named_and_not_begun_a_second_time() -> None:
     run(scenario())
 
 
+def test_a_look_after_a_restart_waits_for_the_call_that_hangs() -> None:
+    async def scenario() -> None:
+        goes_on = threading.Event()
+        calls: list[bool] = []
+
+        def slow() -> list[bytes]:
+            calls.append(goes_on.is_set())
+            goes_on.wait()
+            return [b"a"]
+
+        looking = Looking(Listed(slow), discovery_timeout="5ms")
+        try:
+            for looks in (1, 2, 3):
+                looking.start()
+                if looks == 1:
+                    await looking.until(lambda: bool(looking.said))
+                await asyncio.sleep(0.02)
+                await looking.discovery.stop()
+            assert calls == [False]
+            looking.start()
+        finally:
+            goes_on.set()
+        await looking.until(lambda: bool(looking.sent))
+        assert calls[:2] == [False, True]
+        await looking.discovery.stop()
+
+    run(scenario())
+
+
 def test_nothing_is_looked_for_where_that_is_off_or_the_source_ends() -> None:
     async def scenario() -> None:
         ends = Listed(lambda: [b"a"])

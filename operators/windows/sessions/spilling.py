@@ -6,9 +6,10 @@ keys from the runs, and then goes on as in memory: sessions are found, extended 
 
 **Superseded rows.** A row is identified by its key and the start of its session. When a session gets an
 earlier start, or becomes part of another one, its old row stays in the runs. It lies within the row of
-the session that it became part of, and open sessions of a key never touch. So whoever reads all rows of
-a key knows which of them are superseded. Since sessions only grow, a superseded row expires no later
-than the one that supersedes it, so merges can leave out what has expired without looking further.
+the session that it became part of, and open sessions of a key never touch. So a lookup that
+reads all rows of a key knows which of them are superseded. Since sessions only grow, a superseded row
+expires no later than the one that supersedes it, so merges can leave out what has expired without
+looking further.
 
 **Whole hashes.** For this to work, sessions are fetched by the hash of their key, the first lane of
 their identity, and the delta has all sessions of a hash or none of them. `SessionDelta.find` therefore
