@@ -18,7 +18,7 @@ from headgate.tests.support.kube import control_plane
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
 Object = dict[str, Any]
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 120.0
 
 
 class Operator:
