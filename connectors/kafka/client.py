@@ -52,7 +52,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {str(name): str(value) for name, value in properties.items()}
 
 
-def shown(properties: Mapping[str, str]) -> dict[str, str]:
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
     """Return properties for messages: without secrets."""
     return {name: "***" if _SECRET.search(name) else value for name, value in properties.items()}
 

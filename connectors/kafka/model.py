@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...errors import StateError
 from ..bad_records import OnBadRecord
 from ..payloads import PayloadFormat
-from .client import shown
+from .client import without_secrets
 
 REJECTED_SCHEMA: Final = pa.schema(
     [
@@ -103,4 +103,4 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return f"KafkaSettings({self.read} of {self.bootstrap}, {shown(self.properties)})"
+        return f"KafkaSettings({self.read} of {self.bootstrap}, {without_secrets(self.properties)})"

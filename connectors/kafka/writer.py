@@ -19,7 +19,7 @@ from ...operators.event_time import milliseconds
 from ...operators.sink import SinkWriter
 from ...state.snapshot import CommitPermit
 from ..files.formats import check_times
-from .client import ErrorListener, make_producer, shown
+from .client import ErrorListener, make_producer, without_secrets
 
 SERVE_MS: Final = 500
 """Reports of delivery are looked at this often while no record comes."""
@@ -44,7 +44,7 @@ class SinkSettings:
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return f"SinkSettings({self.topic} of {self.bootstrap}, {shown(self.properties)})"
+        return f"SinkSettings({self.topic} of {self.bootstrap}, {without_secrets(self.properties)})"
 
 
 class _Epoch:

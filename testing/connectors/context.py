@@ -172,12 +172,12 @@ def expect(condition: object, message: str) -> None:
         raise AssertionError(message)
 
 
-def expect_same(found: Sequence[Any], wanted: Sequence[Any], story: str) -> None:
+def expect_same(found: Sequence[Any], wanted: Sequence[Any], situation: str) -> None:
     """Raise AssertionError unless both have the same records, in any order."""
     counts = Counted(map(repr, found)), Counted(map(repr, wanted))
     lost, more = counts[1] - counts[0], counts[0] - counts[1]
     expect(
         not lost and not more,
-        f"{story}: {len(found)} records instead of {len(wanted)}; "
+        f"{situation}: {len(found)} records instead of {len(wanted)}; "
         f"lost: {list(lost)[:5]}; too many: {list(more)[:5]}",
     )

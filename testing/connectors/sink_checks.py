@@ -165,9 +165,9 @@ async def check_sink(
         reset()
         return _SinkJob(make(), batches, options)
 
-    def expect_epochs(epochs: int, story: str) -> None:
+    def expect_epochs(epochs: int, situation: str) -> None:
         wanted = [record for records in expected[:epochs] for record in records]
-        expect_same(read(), wanted, story)
+        expect_same(read(), wanted, situation)
 
     await _without_crash(new_job(), expect_epochs, len(batches))
     await _aborted_checkpoint(new_job(), expect_epochs, batches)
@@ -188,19 +188,19 @@ async def _without_crash(job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int
 async def _with_crashes(
     job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int, crashes: list[tuple[int, CrashPoint]]
 ) -> None:
-    story = ""
+    situation = ""
     for epoch, point in crashes:
-        story += f"crash in epoch {epoch}, {point.value}; "
+        situation += f"crash in epoch {epoch}, {point.value}; "
         committed_by_restore = job.log.epoch
         operator = await job.start()
-        expect_epochs(committed_by_restore, f"{story}at its start")
+        expect_epochs(committed_by_restore, f"{situation}at its start")
         crashed = await job.run(operator, (epoch, point))
         uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
-        expect_epochs(job.log.epoch - uncommitted, f"{story}before the restart")
+        expect_epochs(job.log.epoch - uncommitted, f"{situation}before the restart")
     operator = await job.start()
-    expect_epochs(job.log.epoch, f"{story}after the restore")
+    expect_epochs(job.log.epoch, f"{situation}after the restore")
     await job.run(operator, None)
-    expect_epochs(epochs, f"{story}at the end")
+    expect_epochs(epochs, f"{situation}at the end")
 
 
 async def _aborted_checkpoint(
@@ -360,11 +360,11 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
             job.log.checkpoint_id = job.log.epoch = completed
             job.log.items = prepared[completed - 1]
             await commit(operator, completed)
-            story = f"three checkpoints were prepared, and the {completed}. is complete"
-            expect_same(places.visible(), _all_of(batches[:completed]), story)
+            situation = f"three checkpoints were prepared, and the {completed}. is complete"
+            expect_same(places.visible(), _all_of(batches[:completed]), situation)
             operator.close()
             await job.run(await job.start(), None)
-            expect_same(places.visible(), _all_of(batches), f"{story}; then a restart")
+            expect_same(places.visible(), _all_of(batches), f"{situation}; then a restart")
 
 
 @CHECKS.check(Feature.EXACTLY_ONCE)
@@ -382,8 +382,8 @@ async def committables_move_to_other_subtasks(case: SinkCase) -> None:
                 # It is killed, so it is not closed.
             expect_same(places.visible(), [], "three subtasks have pre-committed")
             await _restored(sink, items, parallelism)
-            story = f"what three subtasks have pre-committed, committed by {parallelism}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"what three subtasks have pre-committed, committed by {parallelism}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _opened(
@@ -445,8 +445,8 @@ async def a_process_may_be_killed(case: SinkCase) -> None:
                 job.log.checkpoint_id = job.log.epoch = 1
                 job.log.items = items
             await job.run(await job.start(), None)
-            story = f"killed behind the pre-commit; its checkpoint completes: {completes}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"killed behind the pre-commit; its checkpoint completes: {completes}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _killed_process(sink: Sink, batch: Batch) -> Items:
@@ -475,8 +475,8 @@ async def nothing_is_left_open(case: SinkCase) -> None:
                 await job.run(await job.start(), (1, point))
             await job.run(await job.start(), None)
             left = places.pending()
-            story = f"after a crash {point.value}" if point else "without a crash"
-            expect(not left, f"{story}: left open: {left[:5]}")
+            situation = f"after a crash {point.value}" if point else "without a crash"
+            expect(not left, f"{situation}: left open: {left[:5]}")
 
 
 class _Moment(Enum):
@@ -500,8 +500,8 @@ async def once_if_the_server_dies(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             await _dies(case, job, batches, moment)
             await job.run(await job.start(), None)
-            story = f"the server died {moment.value}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"the server died {moment.value}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment: _Moment) -> None:
@@ -517,7 +517,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         await job.checkpoint(operator, 2, CrashPoint.BEFORE_COMMIT)
     server.kill()
 
-    async def go_on() -> None:
+    async def continue_writing() -> None:
         if moment is _Moment.WRITE:
             operator.process(batches[1], 0)
         if moment is _Moment.COMMIT:
@@ -525,7 +525,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         else:
             await job.checkpoint(operator, 2)
 
-    going = asyncio.ensure_future(go_on())
+    going = asyncio.ensure_future(continue_writing())
     await asyncio.sleep(0)
     await asyncio.to_thread(server.start)
     await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
@@ -542,18 +542,18 @@ async def nothing_is_lost(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             killed = await job.start()
             await job.run(killed, crash, close=False)  # nothing closes what a crash has ended
-            story = f"crash in epoch {crash[0]}, {crash[1].value}"
+            situation = f"crash in epoch {crash[0]}, {crash[1].value}"
             (await job.start()).close()
-            _expect_there(places, batches[: job.log.epoch], f"{story}; restored")
+            _expect_there(places, batches[: job.log.epoch], f"{situation}; restored")
             await job.run(await job.start(), None)
-            _expect_there(places, batches, f"{story}; at the end")
+            _expect_there(places, batches, f"{situation}; at the end")
             killed.close()
 
 
-def _expect_there(places: _Places, batches: Sequence[Batch], story: str) -> None:
+def _expect_there(places: _Places, batches: Sequence[Batch], situation: str) -> None:
     there = set(map(repr, places.visible()))
     lost = [record for record in _all_of(batches) if repr(record) not in there]
-    expect(not lost, f"{story}: {len(lost)} records are lost: {lost[:5]}")
+    expect(not lost, f"{situation}: {len(lost)} records are lost: {lost[:5]}")
 
 
 @CHECKS.check(Feature.MISTAKES)

@@ -81,7 +81,7 @@ class User:
         )
 
     async def live(self) -> None:
-        """The story of some jobs."""
+        """Take three jobs through changes, a suspension and a mistake."""
         await self.apply(job("a"), job("b"), job("c"), snapshot("s", "b"))
         for name in "abc":
             await self.until(f"sj/{name}", phase="Deploying", run__number=1)
@@ -175,7 +175,7 @@ async def lived(
     patch: pytest.MonkeyPatch,
     expected: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the objects at the end of the story, with an operator behind a proxy.
+    """Return the objects at the end of `User.live`, with an operator behind a proxy.
 
     The end is reached when the objects are the expected ones and stay so; without any, when they do not
     change any more. Looks that equal each other do not suffice after faults, because a watch or a
