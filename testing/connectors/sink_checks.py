@@ -15,9 +15,18 @@ import msgspec
 
 from ...operators.elements import Batch
 from ...operators.sink import GuaranteeLike, Sink, SinkOperator, SinkRun
-from ...state.snapshot import CommitPermit, RestoredState
+from ...state.snapshot import CommitPermit
 from .cases import Checks, Feature, SinkCase
-from .context import expect, expect_same, finished, make_context, records_of
+from .context import (
+    Items,
+    expect,
+    expect_same,
+    finished,
+    make_context,
+    open_sink,
+    pre_commit,
+    records_of,
+)
 from .refusals import expect_no_secrets, refused
 
 CHECKS: Final[Checks[SinkCase]] = Checks()
@@ -25,8 +34,6 @@ _CALL_S_MAX: Final = 120.0
 """A call that has not returned after this many seconds is assumed to hang."""
 _BATCHES: Final = 3
 """A sink is tried with this many batches, each of which is a checkpoint's."""
-Items = dict[str, list[bytes]]
-"""A sink's part of a checkpoint, by state."""
 
 
 class CrashPoint(Enum):
@@ -68,17 +75,13 @@ class _SinkJob:
     async def start(self) -> SinkOperator:
         """Start a new attempt, restored from the last completed checkpoint."""
         self.log.attempt += 1
-        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
-        operator = SinkOperator(sink)
         context = make_context(
             attempt=self.log.attempt,
             restored_checkpoint=self.log.checkpoint_id,
             options=self._options,
         )
-        await finished(operator.open(context))
-        if self.log.checkpoint_id:
-            await finished(operator.restore(RestoredState(items=self.log.items)))
-        return operator
+        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
+        return await open_sink(sink, context, self.log.items if self.log.checkpoint_id else None)
 
     async def run(
         self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None, *, close: bool = True
@@ -106,7 +109,11 @@ class _SinkJob:
         self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
     ) -> bool:
         """Take a checkpoint; return True if it reached the crash point."""
-        items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
+        if point is CrashPoint.BEFORE_PREPARE:
+            self.log.next_id += 1
+            operator.snapshot(self.log.next_id)
+            return True
+        items = await self.prepare(operator)
         if items is None or point is CrashPoint.AFTER_PREPARE:
             return True
         self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
@@ -115,16 +122,10 @@ class _SinkJob:
         await commit(operator, self.log.checkpoint_id)
         return point is CrashPoint.AFTER_COMMIT
 
-    async def prepare(self, operator: SinkOperator, crash: bool = False) -> Items | None:
-        """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
+    async def prepare(self, operator: SinkOperator) -> Items | None:
+        """Return the sink's part of the next checkpoint, with the pre-commit done."""
         self.log.next_id += 1
-        snapshot = operator.snapshot(self.log.next_id)
-        if crash or snapshot is None:
-            return None
-        return {
-            name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
-            for name, cut in snapshot.items.items()
-        }
+        return await pre_commit(operator, self.log.next_id)
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
@@ -378,7 +379,7 @@ async def committables_move_to_other_subtasks(case: SinkCase) -> None:
             for subtask, batch in enumerate(batches):
                 writer = await _opened(sink, subtask, len(batches), 1, 0, {})
                 writer.process(batch, 0)
-                items.append(await _cut(writer, 1))
+                items.append(await pre_commit(writer, 1) or {})
                 # It is killed, so it is not closed.
             expect_same(places.visible(), [], "three subtasks have pre-committed")
             await _restored(sink, items, parallelism)
@@ -390,28 +391,14 @@ async def _opened(
     sink: Sink, subtask: int, parallelism: int, attempt: int, restored: int, items: Items
 ) -> SinkOperator:
     """Open a subtask of the sink as another process gets it, and restore it."""
-    operator = SinkOperator(cloudpickle.loads(cloudpickle.dumps(sink)))
     context = make_context(
         attempt=attempt,
         subtask_index=subtask,
         parallelism=parallelism,
         restored_checkpoint=restored,
     )
-    await finished(operator.open(context))
-    if restored:
-        await finished(operator.restore(RestoredState(items=items)))
-    return operator
-
-
-async def _cut(operator: SinkOperator, checkpoint_id: int) -> Items:
-    """Take the sink's part of a checkpoint, with the pre-commit in a thread."""
-    snapshot = operator.snapshot(checkpoint_id)
-    if snapshot is None:
-        return {}
-    return {
-        name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
-        for name, cut in snapshot.items.items()
-    }
+    copy: Sink = cloudpickle.loads(cloudpickle.dumps(sink))
+    return await open_sink(copy, context, items if restored else None)
 
 
 async def _restored(sink: Sink, items: Sequence[Items], parallelism: int) -> None:
