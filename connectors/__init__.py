@@ -22,6 +22,7 @@ from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .position_column import with_position
+from .postgres.sink import postgres_sink
 from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -51,6 +52,7 @@ __all__ = [
     "parquet_sink",
     "parquet_source",
     "pattern",
+    "postgres_sink",
     "print_sink",
     "random_float",
     "random_int",

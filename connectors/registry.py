@@ -42,6 +42,7 @@ from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
+from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -373,6 +374,21 @@ _OUTPUT_FILES = {
 }
 
 
+_DATABASE = {
+    "dsn": Field(
+        Text(),
+        "the database, `postgresql://user@host:5432/database`; or `file:/path` or `env:NAME`, read on "
+        "each machine",
+        required=True,
+    ),
+    "password": Field(Text(), "the password, or `file:/path` or `env:NAME`, read on each machine"),
+}
+
+
+def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
+    return postgres_sink(dsn, table, **arguments)
+
+
 def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
     return kafka_sink(topic, **arguments)
 
@@ -419,5 +435,35 @@ SINKS: dict[str, SinkConnector] = {
         ),
         _sink(_kafka_sink),
         KafkaSink.guarantees,
+    ),
+    "postgres": SinkConnector(
+        Section(
+            "postgres",
+            {
+                **_DATABASE,
+                "table": Field(
+                    Text(), "the table as SQL names it: `orders`, `shop.orders`", required=True
+                ),
+                "mode": Field(
+                    Choice(MODES), "insert each record, or replace the row with its key; append"
+                ),
+                "key": Field(
+                    ListOf(Text()), "with upsert: the columns of a unique index of the table"
+                ),
+                "op": Field(
+                    Text(), "with upsert: a column that is not written; `delete` deletes the row"
+                ),
+                "create": Field(Choice(CREATE), "whether to create the table; never"),
+                "stagingSchema": Field(
+                    Text(), "with exactly_once: the schema of staged rows; that of the table"
+                ),
+                "onLost": Field(
+                    Choice(ON_LOST), "staged rows of a checkpoint are missing in the database; fail"
+                ),
+                "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+            },
+        ),
+        _sink(_postgres_sink),
+        PostgresSink.guarantees,
     ),
 }

@@ -63,6 +63,11 @@ class ServerProcess:
         self.kill()
         raise RuntimeError(f"{self._name} did not start: {self.log_end()}")
 
+    @property
+    def pid(self) -> int | None:
+        """The process while it has not been ended, else None."""
+        return None if self._process is None else self._process.pid
+
     def log_end(self) -> str:
         """Return the last part of what it has written."""
         return self._log.read_text(errors="replace")[-2000:]
