@@ -6,6 +6,7 @@ from .collect import collect
 from .collections import Crash, Pause, from_list
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
+from .formats.avro import avro_format
 from .generator import (
     choice,
     constant,
@@ -30,6 +31,7 @@ from .throttle import throttle
 __all__ = [
     "Crash",
     "Pause",
+    "avro_format",
     "blackhole",
     "choice",
     "collect",

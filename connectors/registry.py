@@ -31,9 +31,10 @@ from ..api.manifest.registry import SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
-from . import payloads
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
+from .formats.fields import format_field, read_format
+from .formats.text import FORMATS
 from .generator import generator
 from .hybrid import hybrid_source
 from .kafka.model import METADATA
@@ -283,6 +284,8 @@ def _kafka(**arguments: Any) -> Source:
     for name in ("start", "stop"):
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = _kafka_position(name, arguments[name])
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
     return kafka_source(arguments.pop("topics", ()), **arguments)
 
 
@@ -317,7 +320,7 @@ SOURCES["kafka"] = SourceConnector(
                 "a regular expression for the names of topics, also of later ones, `orders-.*`",
             ),
             "bootstrap": _BOOTSTRAP,
-            "format": Field(Choice(payloads.FORMATS), "of the values; json"),
+            "format": format_field(FORMATS),
             "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),
             "metadata": Field(
                 Items(Text(), Text("|".join(METADATA), f"one of {', '.join(METADATA)}")),
@@ -390,6 +393,8 @@ def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
 
 
 def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
     return kafka_sink(topic, **arguments)
 
 
@@ -417,7 +422,7 @@ SINKS: dict[str, SinkConnector] = {
             {
                 "topic": Field(Text(), "the topic, which must exist", required=True),
                 "bootstrap": _BOOTSTRAP,
-                "format": Field(Choice(KAFKA_FORMATS), "of the values; json"),
+                "format": format_field(KAFKA_FORMATS),
                 "metadata": Field(
                     Items(Text(), Text("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")),
                     "columns that become a part of the record beside its value, `{key: user}`",

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..bad_records import OnBadRecord
-from ..payloads import PayloadFormat
+from ..formats.format import Format
 from .client import without_secrets
 
 REJECTED_SCHEMA: Final = pa.schema(
@@ -78,8 +78,7 @@ class KafkaSettings:
     topics: tuple[str, ...]
     pattern: str | None
     bootstrap: str
-    format: PayloadFormat
-    delimiter: str
+    format: Format
     metadata: Mapping[str, str]
     start: Start
     stop: Stop | None
