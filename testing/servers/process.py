@@ -95,7 +95,8 @@ class HeldPort:
     """A port of the loopback address that the operating system has handed out, kept for one server.
 
     The socket stays bound without listening, so nothing else gets the port before the server listens,
-    and between two starts of it. Servers may share it because they set SO_REUSEADDR, as Java and Go do.
+    and between two starts of it. Servers may share it because they set SO_REUSEADDR, as asyncio, Java and
+    Go do. In a `with` statement it is the number of the port, which is held for the time of the block.
     """
 
     def __init__(self) -> None:
@@ -107,3 +108,9 @@ class HeldPort:
     def release(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

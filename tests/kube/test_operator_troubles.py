@@ -30,10 +30,11 @@ from headgate.k8s.operator.kinds import STREAM_JOB, Kind
 from headgate.k8s.operator.lease import LEASE_S
 from headgate.k8s.operator.metrics import Metrics
 from headgate.operators.clock import SystemClock
+from headgate.testing.servers.process import HeldPort
 from headgate.tests.kube.operators import (
     WAIT_S_MAX,
     Object,
-    Operator,
+    Start,
     holder,
     phase,
     stream_job,
@@ -93,9 +94,9 @@ async def until(what: str, seen: Callable[[], Any]) -> None:
 
 
 def test_a_leader_that_is_killed_is_replaced_after_the_lease_duration(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+    api_server: Cluster, namespace: str, start: Start
 ) -> None:
-    first = start("one")
+    first = start("one", real_lease=True)
     first.until("the Lease", lambda: holder(api_server, namespace) == "one")
     last: list[Object] = []
 
@@ -105,7 +106,7 @@ def test_a_leader_that_is_killed_is_replaced_after_the_lease_duration(
 
     # The first look comes before the kill, because a slow test may see the lease only after its takeover.
     assert not taken()
-    second = start("two")
+    second = start("two", real_lease=True)
     first.process.kill()
     second.until("the takeover", taken)
     renewed = [each["renewTime"] for each in last if each["holderIdentity"] == "one"][-1]
@@ -167,8 +168,8 @@ def test_a_connection_that_is_half_dead_is_noticed_and_given_up(
 
     async def main() -> None:
         wire = Wire(api_server.plane.port)
-        health, metrics = control_plane._free_ports(2)
         async with contextlib.AsyncExitStack() as stack:
+            health, metrics = (stack.enter_context(HeldPort()) for _ in range(2))
             await stack.enter_async_context(wire.open())
             at(f"https://127.0.0.1:{wire.port}", api_server, tmp_path, monkeypatch)
             api = await stack.enter_async_context(await Api.from_environment(SHORT))
