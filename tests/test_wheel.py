@@ -66,11 +66,13 @@ def test_the_wheel_is_the_package(wheel: Path) -> None:
         if name.endswith(".py") and name.split("/")[0] in (*ROOMS, "__init__.py", "errors.py")
     }
     assert len(modules) > 100
+    pages = {f"headgate/{name}" for name in tracked() if name.startswith("runtime/rest/ui/")}
+    assert "headgate/runtime/rest/ui/index.html" in pages
     info = f"headgate-{headgate.__version__}.dist-info"
     metadata = {name for name in names if name.startswith(f"{info}/")}
     assert {f"{info}/METADATA", f"{info}/entry_points.txt"} <= metadata
     assert f"{info}/licenses/LICENSE" in metadata
-    assert names - metadata == modules | {"headgate/py.typed"}
+    assert names - metadata == modules | pages | {"headgate/py.typed"}
 
 
 def test_what_is_installed_imports_and_is_light(wheel: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
-from .client import without_secrets
+from ..payloads import PayloadFormat
+from .client import shown
 
 REJECTED_SCHEMA: Final = pa.schema(
     [
@@ -78,7 +78,8 @@ class KafkaSettings:
     topics: tuple[str, ...]
     pattern: str | None
     bootstrap: str
-    format: Format
+    format: PayloadFormat
+    delimiter: str
     metadata: Mapping[str, str]
     start: Start
     stop: Stop | None
@@ -102,4 +103,4 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return f"KafkaSettings({self.read} of {self.bootstrap}, {without_secrets(self.properties)})"
+        return f"KafkaSettings({self.read} of {self.bootstrap}, {shown(self.properties)})"

@@ -7,7 +7,7 @@ that concern an attempt carry its number; a message of another attempt is ignore
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -35,6 +35,14 @@ class StepTime(msgspec.Struct, frozen=True):
     idle_splits: int
     queued_splits: int
     paused_splits: int
+
+
+class Sent(NamedTuple):
+    """The number of records and bytes that a subtask has sent over an exchange of the plan."""
+
+    edge: int
+    records: int
+    bytes: int
 
 
 class SubtaskStatistics(msgspec.Struct, frozen=True):
@@ -66,6 +74,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Whether it had as many calls under way as it may."""
     committed: int = 0
     """The newest checkpoint whose output of this subtask is visible."""
+    sent: tuple[Sent, ...] = ()
+    """What it has sent, by exchange."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):

@@ -12,7 +12,9 @@ from ...operators.clock import Clock
 from ..control.messages import Messages
 from ..job_spec import checkpoint_rules
 from ..observe.figures import JobFigures
+from ..options.network import REST_CURVES
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator
+from ..protocol.curves import Curves
 from .attempt import Attempt
 from .checkpointing import CheckpointDriver
 from .discovery import SplitDiscovery
@@ -102,6 +104,8 @@ class JobContext:
         self.affinity = SlotAffinity()
         self.observed = JobFigures()
         """For metrics."""
+        self.curves = Curves(env.options.get(REST_CURVES) // 1000)
+        """For the web UI."""
         self._tick: asyncio.TimerHandle | None = None
         self._claims = env.spec.claim
         """Whether the savepoint that the run began with is still to be deleted."""

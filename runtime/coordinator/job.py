@@ -81,7 +81,7 @@ from .states import (
     ToRunning,
     Transition,
 )
-from .status import describe
+from .status import describe, describe_curves, sample_curves
 from .views import (
     checkpoint_directory,
     describe_checkpoints,
@@ -202,6 +202,7 @@ class JobCoordinator:
                 "checkpoints": lambda given: self._describe_checkpoints(given.get("id")),
                 "subtasks": lambda given: describe_subtasks(self._begun().attempt, given["vertex"]),
                 "config": lambda _: describe_config(self._begun().env),
+                "curves": lambda given: describe_curves(self._begun(), given["since_ms"]),
                 "plan": lambda _: describe_plan(self.spec, self._begun().attempt),
                 "metrics": lambda _: describe_metrics(
                     self._registry, self._describe().get("metrics", [])
@@ -449,6 +450,8 @@ class JobCoordinator:
         while True:
             await asyncio.sleep(PROGRESS_S)
             watchdog.look()
+            if context.works:
+                sample_curves(context)
             looks = self.on_event is not None or self.clients.followed
             if looks and context.works:  # the status of a large job takes time to make
                 context.env.publish("progress", "", **describe(context))

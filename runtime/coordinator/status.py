@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...operators.drops import dropped_text, how_to_keep
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History
 from ..control.messages import StepTime, SubtaskStatistics
+from ..explain import describe_partitioning
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.backpressure import (
     Exchange,
@@ -21,6 +24,7 @@ from ..protocol.backpressure import (
     find_causes,
     level_of,
 )
+from ..protocol.curves import EdgeSample, VertexSample, rates
 from ..protocol.failure_history import FailureRecord
 from .context import JobContext
 from .workers import busy_steps
@@ -66,10 +70,17 @@ def describe(job: JobContext) -> dict[str, Any]:
         "workers": job.pool.describe(),
         "metrics": metrics_endpoints(job),
         "vertices": [_describe_vertex(job, vertex) for vertex in attempt.plan.vertices],
+        "edges": _describe_edges(job),
         "event_time": describe_event_time(attempt.plan, attempt.statistics, env.clock.now_ms()),
         "backpressure": backpressure,
         "dropped": [
-            {"step": each.step, "kind": each.kind, "count": each.count}
+            {
+                "step": each.step,
+                "kind": each.kind,
+                "count": each.count,
+                "text": dropped_text(each.kind, each.count),
+                "fix": how_to_keep(each.kind),
+            }
             for each in attempt.dropped.totals
         ],
         "busy_steps": busy_steps(job.pool.live.values()),
@@ -95,11 +106,95 @@ def metrics_endpoints(job: JobContext) -> list[dict[str, str]]:
     return [{"process": process, "url": url} for process, url in found if url]
 
 
+def _describe_edges(job: JobContext) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for edge in job.attempt.plan.edges:
+        records, size = job.curves.edge_rates(edge.id)
+        found.append(
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "partitioning": describe_partitioning(edge.partitioning),
+                "side": edge.side,
+                "records_per_second": round(records, 1),
+                "bytes_per_second": round(size),
+            }
+        )
+    for loop in job.attempt.plan.loops:
+        found.append(
+            {
+                "source": loop.tail,
+                "target": loop.head,
+                "partitioning": "forward",
+                "side": f"back to the begin of {loop.name}",
+                "records_per_second": None,
+                "bytes_per_second": None,
+            }
+        )
+    return found
+
+
+def sample_curves(job: JobContext) -> None:
+    """Add the present figures of all vertices and exchanges to the curves."""
+    attempt = job.attempt
+    sent: dict[int, EdgeSample] = {}
+    for subtask in attempt.statistics.values():
+        for edge, records, size in subtask.sent:
+            before = sent.get(edge, EdgeSample(0, 0))
+            sent[edge] = EdgeSample(before.records + records, before.bytes + size)
+    vertices = {}
+    for vertex in attempt.plan.vertices:
+        known = _reported(job, vertex)
+        vertices[vertex.id] = VertexSample(
+            records_in=sum(subtask.records_in for subtask in known),
+            records_out=sum(subtask.records_out for subtask in known),
+            busy=_mean(subtask.busy_ms_per_second for subtask in known),
+            backpressured=_mean(subtask.backpressured_ms_per_second for subtask in known),
+            idle=_mean(subtask.idle_ms_per_second for subtask in known),
+        )
+    job.curves.sample(job.env.clock.now_ms(), vertices, sent)
+
+
+def describe_curves(job: JobContext, since_ms: int) -> dict[str, Any]:
+    """Return the curves of all vertices, as far as their points are later than `since_ms`."""
+    curves = job.curves
+    at_ms = curves.at_ms
+    first = bisect_right(at_ms, since_ms)
+    found = []
+    for vertex in job.attempt.plan.vertices:
+        samples = curves.of(vertex.id)
+        taken, given = (
+            rates([sample[field] for sample in samples], at_ms)[first:] for field in (0, 1)
+        )
+        found.append(
+            {
+                "vertex": vertex.id,
+                "name": vertex.name,
+                "records_in_per_second": taken,
+                "records_out_per_second": given,
+                "busy": [sample.busy for sample in samples[first:]],
+                "backpressured": [sample.backpressured for sample in samples[first:]],
+                "idle": [sample.idle for sample in samples[first:]],
+            }
+        )
+    return {"at_ms": at_ms[first:], "vertices": found}
+
+
+def _mean(values: Iterable[int]) -> int:
+    found = list(values)
+    return round(sum(found) / len(found)) if found else 0
+
+
+def _reported(job: JobContext, vertex: Vertex) -> list[SubtaskStatistics]:
+    """Return the last report of each subtask of a vertex that has reported."""
+    statistics = job.attempt.statistics
+    found = (statistics.get((vertex.id, index)) for index in range(vertex.parallelism))
+    return [subtask for subtask in found if subtask is not None]
+
+
 def _describe_vertex(job: JobContext, vertex: Vertex) -> dict[str, Any]:
-    subtasks = [
-        job.attempt.statistics.get((vertex.id, index)) for index in range(vertex.parallelism)
-    ]
-    known = [subtask for subtask in subtasks if subtask is not None]
+    known = _reported(job, vertex)
+    taken, given = job.curves.vertex_rates(vertex.id)
     records_in = sum(subtask.records_in for subtask in known)
     pressure = max((subtask.backpressured_ms_per_second for subtask in known), default=0)
     return {
@@ -114,6 +209,11 @@ def _describe_vertex(job: JobContext, vertex: Vertex) -> dict[str, Any]:
         "full": max((subtask.full_ms_per_second for subtask in known), default=0),
         "idle": min((subtask.idle_ms_per_second for subtask in known), default=0),
         "backpressured": pressure,
+        "busy_mean": _mean(subtask.busy_ms_per_second for subtask in known),
+        "idle_mean": _mean(subtask.idle_ms_per_second for subtask in known),
+        "backpressured_mean": _mean(subtask.backpressured_ms_per_second for subtask in known),
+        "records_in_per_second": round(taken, 1),
+        "records_out_per_second": round(given, 1),
         "backpressure_level": level_of(pressure).value,
         "watermark": min((subtask.watermark for subtask in known), default=None),
         "backlog": any(subtask.history is History.BEING_READ for subtask in known),

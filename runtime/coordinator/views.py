@@ -215,6 +215,24 @@ def _row(record: CheckpointRecord) -> dict[str, Any]:
         "external_path": record.path,
         "failure": record.failure,
         "explanation": explain(record),
+        "slowest": _slowest(record),
+    }
+
+
+def _slowest(record: CheckpointRecord) -> dict[str, Any] | None:
+    """Return the phases of the subtask that acknowledged last; None if none has."""
+    last = record.last
+    if last is None:
+        return None
+    publishing_ms = 0 if record.duration_ms is None else record.duration_ms - last.ack_ms
+    return {
+        "task": last.task,
+        "index": last.index,
+        "start_delay": round(last.start_delay_ms),
+        "alignment": round(last.alignment_ms),
+        "sync": round(last.sync_ms),
+        "async": round(last.async_ms),
+        "publishing": max(0, round(publishing_ms)) if record.status == "COMPLETED" else 0,
     }
 
 

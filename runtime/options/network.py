@@ -166,6 +166,13 @@ REST_WATCHERS = Option[int](
     32,
     "How many clients of the REST API may follow the events of the job at once; more are refused (503).",
 )
+REST_CURVES = Option[int](
+    "headgate.rest.curves-span",
+    Duration(),
+    900_000,
+    "How far back the curves of the web UI and of `/v1/job/curves` reach, with one point per second while "
+    "the job runs. The coordinator keeps them in memory: 40 bytes per step and point. 0: there are none.",
+)
 REST_EVENTS = Option[int](
     "headgate.rest.events-waiting-max",
     Integer(at_least=1, at_most=1_000_000, unit="events"),

@@ -154,6 +154,10 @@ class DroppedAnswer(Answer, frozen=True):
     step: str
     kind: str
     count: int
+    text: str = ""
+    """The number and the kind, in words."""
+    fix: str = ""
+    """How to keep such records."""
 
 
 class JobAnswer(Answer, frozen=True):
@@ -215,6 +219,24 @@ class VertexAnswer(Answer, frozen=True):
     backpressure_level: str
     watermark: Watermark
     backlog: bool
+    busy_mean: Rate = 0
+    """The mean of its subtasks, as for the next two."""
+    idle_mean: Rate = 0
+    backpressured_mean: Rate = 0
+    records_in_per_second: float = 0
+    """Over the last seconds, as the next one."""
+    records_out_per_second: float = 0
+
+
+class EdgeAnswer(Answer, frozen=True):
+    """An exchange between two vertices, by their ids, and what it carries; null: that is not counted."""
+
+    source: int
+    target: int
+    partitioning: str
+    side: str | None
+    records_per_second: float | None
+    bytes_per_second: float | None
 
 
 class VerticesAnswer(Answer, frozen=True):
@@ -274,6 +296,19 @@ class CheckpointSubtask(Answer, frozen=True):
     finished: bool
 
 
+class SlowestSubtask(Answer, frozen=True):
+    """The phases of the subtask that acknowledged a checkpoint last, in ms, one after the other."""
+
+    task: str
+    index: int
+    start_delay: int
+    alignment: int
+    sync: int
+    async_: int = msgspec.field(name="async")
+    publishing: int
+    """The time that the coordinator took after that."""
+
+
 class CheckpointAnswer(Answer, frozen=True):
     """A checkpoint or savepoint; times in ms, sizes in bytes."""
 
@@ -293,6 +328,8 @@ class CheckpointAnswer(Answer, frozen=True):
     external_path: str
     failure: str
     explanation: str
+    slowest: SlowestSubtask | None
+    """Null: no subtask has acknowledged it."""
 
 
 class CheckpointDetail(CheckpointAnswer, frozen=True):
@@ -447,10 +484,31 @@ class StatusAnswer(JobAnswer, frozen=True):
     """The address of this API; empty: it has a Unix socket only."""
     metrics: list[Endpoint] = []
     vertices: list[VertexAnswer] = []
+    edges: list[EdgeAnswer] = []
     event_time: list[StepTimeAnswer] = []
     backpressure: list[Cause] = []
     busy_steps: list[BusyStepAnswer] = []
     exceptions: list[ExceptionAnswer] = []
+
+
+class VertexCurves(Answer, frozen=True):
+    """The figures of a vertex, one for each time; null: there is none for this time."""
+
+    vertex: int
+    name: str
+    records_in_per_second: list[float | None]
+    records_out_per_second: list[float | None]
+    busy: list[Rate]
+    """The mean of its subtasks, as for the next two."""
+    backpressured: list[Rate]
+    idle: list[Rate]
+
+
+class CurvesAnswer(Answer, frozen=True):
+    """The figures of the last minutes, about one per second while the job runs."""
+
+    at_ms: list[int]
+    vertices: list[VertexCurves]
 
 
 class OptionAnswer(Answer, frozen=True):

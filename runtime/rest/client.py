@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -147,6 +147,10 @@ class RestClient:
         """Return the event time of each step that makes watermarks."""
         return (await self._get("watermarks", answers.WatermarksAnswer)).event_time
 
+    async def curves(self, since_ms: int = 0) -> answers.CurvesAnswer:
+        """Return the figures of the last minutes, as far as they are later than `since_ms`."""
+        return await self._get("curves", answers.CurvesAnswer, query={"since_ms": since_ms})
+
     async def backpressure(self) -> list[answers.Cause]:
         """Return the tasks that make the job slow."""
         return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure
@@ -176,7 +180,9 @@ class RestClient:
 
     async def operation(self, trigger_id: str, *, wait_s: int = 0) -> OperationAnswer:
         """Return an operation; with `wait_s` (at most 60) once it has ended, or after this time."""
-        return await self._get("operation", OperationAnswer, wait_s=wait_s, trigger_id=trigger_id)
+        return await self._get(
+            "operation", OperationAnswer, query={"wait_s": wait_s}, trigger_id=trigger_id
+        )
 
     async def operations(self) -> list[OperationAnswer]:
         """Return the operations that the coordinator remembers, oldest first."""
@@ -241,10 +247,23 @@ class RestClient:
             return False
         return True
 
-    async def _get(self, name: str, answer: type[A], *, wait_s: int = 0, **parameters: Any) -> A:
+    async def _get(
+        self,
+        name: str,
+        answer: type[A],
+        *,
+        query: Mapping[str, int] | None = None,
+        **parameters: Any,
+    ) -> A:
         path = _PATHS[name].format(**parameters)
-        query = f"?wait_s={wait_s}" if wait_s else ""
-        return await self._send("GET", path + query, answer, timeout_s=self._timeout_s + wait_s)
+        given = "&".join(f"{key}={value}" for key, value in (query or {}).items() if value)
+        wait_s = (query or {}).get("wait_s", 0)
+        return await self._send(
+            "GET",
+            f"{path}?{given}" if given else path,
+            answer,
+            timeout_s=self._timeout_s + wait_s,
+        )
 
     async def _send(
         self,

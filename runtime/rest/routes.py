@@ -194,6 +194,15 @@ ROUTES: Final = (
     ),
     Route(
         "GET",
+        "/v1/job/curves",
+        "curves",
+        answers.CurvesAnswer,
+        "Rates and time use of all vertices over the last minutes.",
+        problems=(400, 409),
+        query=(("since_ms", "Only points that are later than this, in ms since the epoch."),),
+    ),
+    Route(
+        "GET",
         "/v1/job/metrics",
         "metrics",
         answers.MetricsAnswer,

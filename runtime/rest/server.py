@@ -45,6 +45,7 @@ from .answers import (
     problem_of,
 )
 from .openapi import document
+from .pages import PREFIX, is_page, show_page
 from .requests import Operations, allowed_names, check_names, check_token
 from .routes import ROUTES, WAIT_S_MAX, Route
 
@@ -53,6 +54,7 @@ ANY_PORT = range(1)
 READY: Final = frozenset({"RUNNING", "FINISHED"})
 NAMED: Final = frozenset({"savepoint", "rescale"})
 """Verbs for which a request that is sent again to the next coordinator would be another operation."""
+SINCE_MS_MAX: Final = 10**15 - 1
 KEEP_ALIVE_S: Final = 15.0
 """A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
@@ -245,6 +247,8 @@ class RestServer:
         )
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler(route))
+        for path in ("/", "/ui", f"{PREFIX}{{name:.*}}"):
+            app.router.add_route("GET", path, show_page)
         return app
 
     def _handler(self, route: Route) -> Handler:
@@ -323,7 +327,7 @@ class RestServer:
     def _admit(self, request: web.Request) -> bool:
         """Raise RequestProblem for a stranger; return False for a request that needs no token."""
         check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
-        if request.method == "GET" and request.path in _PUBLIC:
+        if request.method == "GET" and (request.path in _PUBLIC or is_page(request.path)):
             return False
         check_token(request.headers.get("Authorization"), self._token)
         if (connection := self._connection(request)) is not None:
@@ -363,6 +367,11 @@ class RestServer:
                 404, f"checkpoint {number} is not remembered (web.checkpoints.history)"
             )
         return _answer(msgspec.convert(found, _route("checkpoint_detail").answer))
+
+    async def _get_curves(self, request: web.Request) -> web.StreamResponse:
+        since_ms = _in_query(request, "since_ms", SINCE_MS_MAX)
+        found = self._coordinator.view("curves", since_ms=since_ms)
+        return _answer(msgspec.convert(found, _route("curves").answer))
 
     # -- operations ---------------------------------------------------------------------------------
 
@@ -425,7 +434,7 @@ class RestServer:
 
     async def _get_operation(self, request: web.Request) -> web.StreamResponse:
         trigger_id = request.match_info["trigger_id"]
-        wait_s = _wait_s(request)
+        wait_s = _in_query(request, "wait_s", WAIT_S_MAX)
         ended = self._ended.get(trigger_id)
         if ended is not None and wait_s:
             with contextlib.suppress(TimeoutError):
@@ -472,6 +481,8 @@ class RestServer:
             try:
                 async with asyncio.timeout(patience_s):
                     await response.write(data)
+            except ConnectionError:
+                return  # the client has left
             except TimeoutError:
                 _log.warning("hung up on a client that follows events and reads none")
                 if (connection := self._connection(request)) is not None:
@@ -535,10 +546,9 @@ def _number(request: web.Request, name: str) -> int:
     return int(text)
 
 
-def _wait_s(request: web.Request) -> int:
-    text = request.query.get("wait_s", "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 3 and int(text) <= WAIT_S_MAX):
-        raise RequestProblem(
-            400, f"wait_s is a whole number from 0 to {WAIT_S_MAX} wait_s=`{text}`"
-        )
+def _in_query(request: web.Request, name: str, most: int) -> int:
+    """Return a whole number of the query; 0 if it is left out."""
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 15 and int(text) <= most):
+        raise RequestProblem(400, f"{name} is a whole number from 0 to {most} {name}=`{text}`")
     return int(text)

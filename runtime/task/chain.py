@@ -112,10 +112,12 @@ class NodeOutput(Generic[P_co]):
     Attributes:
         side: the side output that it carries; None: the main output.
         partition: takes the records.
+        edge: the id of the exchange; None for the way back in a loop.
     """
 
     side: str | None
     partition: P_co
+    edge: int | None = None
 
 
 Outputs: TypeAlias = Mapping[int, Sequence[NodeOutput[OutputPartition]]]

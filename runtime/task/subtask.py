@@ -70,7 +70,8 @@ class Subtask:
         self._mails: deque[Mail] = deque()
         self.timers = MailboxTimers(self.put_mail)
         self.chain = build_chain(env, outputs)
-        self.partitions = [leaving.partition for found in outputs.values() for leaving in found]
+        self.leaving = [leaving for found in outputs.values() for leaving in found]
+        self.partitions = [leaving.partition for leaving in self.leaving]
         for partition in self.partitions:
             partition.set_listener(self.signal.set)
         self.snapshots = SnapshotRunner(env, self.chain)

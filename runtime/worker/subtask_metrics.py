@@ -12,7 +12,7 @@ from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History
 from ...operators.watermarks.operator import EventTimeOperator
-from ..control.messages import StepTime, SubtaskStatistics
+from ..control.messages import Sent, StepTime, SubtaskStatistics
 from ..exchange.partitioners import KeyGroupSampler
 from ..observe.metrics import MetricsGroup, Scope
 from ..protocol.backpressure import HotGroup, Level, WaitsFor, level_of
@@ -157,6 +157,11 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         history=subtask.env.splits.history,
         full_ms_per_second=full,
         committed=subtask.committed,
+        sent=tuple(
+            Sent(leaving.edge, stats.records_out, stats.bytes_out)
+            for leaving in subtask.leaving
+            if leaving.edge is not None and (stats := leaving.partition.stats())
+        ),
         dropped=tuple(
             Dropped(each.name, kind.value, count)
             for each in operators

@@ -15,18 +15,9 @@ import msgspec
 
 from ...operators.elements import Batch
 from ...operators.sink import GuaranteeLike, Sink, SinkOperator, SinkRun
-from ...state.snapshot import CommitPermit
+from ...state.snapshot import CommitPermit, RestoredState
 from .cases import Checks, Feature, SinkCase
-from .context import (
-    Items,
-    expect,
-    expect_same,
-    finished,
-    make_context,
-    open_sink,
-    pre_commit,
-    records_of,
-)
+from .context import expect, expect_same, finished, make_context, records_of
 from .refusals import expect_no_secrets, refused
 
 CHECKS: Final[Checks[SinkCase]] = Checks()
@@ -34,6 +25,8 @@ _CALL_S_MAX: Final = 120.0
 """A call that has not returned after this many seconds is assumed to hang."""
 _BATCHES: Final = 3
 """A sink is tried with this many batches, each of which is a checkpoint's."""
+Items = dict[str, list[bytes]]
+"""A sink's part of a checkpoint, by state."""
 
 
 class CrashPoint(Enum):
@@ -75,13 +68,17 @@ class _SinkJob:
     async def start(self) -> SinkOperator:
         """Start a new attempt, restored from the last completed checkpoint."""
         self.log.attempt += 1
+        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
+        operator = SinkOperator(sink)
         context = make_context(
             attempt=self.log.attempt,
             restored_checkpoint=self.log.checkpoint_id,
             options=self._options,
         )
-        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
-        return await open_sink(sink, context, self.log.items if self.log.checkpoint_id else None)
+        await finished(operator.open(context))
+        if self.log.checkpoint_id:
+            await finished(operator.restore(RestoredState(items=self.log.items)))
+        return operator
 
     async def run(
         self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None, *, close: bool = True
@@ -109,11 +106,7 @@ class _SinkJob:
         self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
     ) -> bool:
         """Take a checkpoint; return True if it reached the crash point."""
-        if point is CrashPoint.BEFORE_PREPARE:
-            self.log.next_id += 1
-            operator.snapshot(self.log.next_id)
-            return True
-        items = await self.prepare(operator)
+        items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
         if items is None or point is CrashPoint.AFTER_PREPARE:
             return True
         self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
@@ -122,10 +115,16 @@ class _SinkJob:
         await commit(operator, self.log.checkpoint_id)
         return point is CrashPoint.AFTER_COMMIT
 
-    async def prepare(self, operator: SinkOperator) -> Items | None:
-        """Return the sink's part of the next checkpoint, with the pre-commit done."""
+    async def prepare(self, operator: SinkOperator, crash: bool = False) -> Items | None:
+        """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
         self.log.next_id += 1
-        return await pre_commit(operator, self.log.next_id)
+        snapshot = operator.snapshot(self.log.next_id)
+        if crash or snapshot is None:
+            return None
+        return {
+            name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+            for name, cut in snapshot.items.items()
+        }
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
@@ -166,9 +165,9 @@ async def check_sink(
         reset()
         return _SinkJob(make(), batches, options)
 
-    def expect_epochs(epochs: int, situation: str) -> None:
+    def expect_epochs(epochs: int, story: str) -> None:
         wanted = [record for records in expected[:epochs] for record in records]
-        expect_same(read(), wanted, situation)
+        expect_same(read(), wanted, story)
 
     await _without_crash(new_job(), expect_epochs, len(batches))
     await _aborted_checkpoint(new_job(), expect_epochs, batches)
@@ -189,19 +188,19 @@ async def _without_crash(job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int
 async def _with_crashes(
     job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int, crashes: list[tuple[int, CrashPoint]]
 ) -> None:
-    situation = ""
+    story = ""
     for epoch, point in crashes:
-        situation += f"crash in epoch {epoch}, {point.value}; "
+        story += f"crash in epoch {epoch}, {point.value}; "
         committed_by_restore = job.log.epoch
         operator = await job.start()
-        expect_epochs(committed_by_restore, f"{situation}at its start")
+        expect_epochs(committed_by_restore, f"{story}at its start")
         crashed = await job.run(operator, (epoch, point))
         uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
-        expect_epochs(job.log.epoch - uncommitted, f"{situation}before the restart")
+        expect_epochs(job.log.epoch - uncommitted, f"{story}before the restart")
     operator = await job.start()
-    expect_epochs(job.log.epoch, f"{situation}after the restore")
+    expect_epochs(job.log.epoch, f"{story}after the restore")
     await job.run(operator, None)
-    expect_epochs(epochs, f"{situation}at the end")
+    expect_epochs(epochs, f"{story}at the end")
 
 
 async def _aborted_checkpoint(
@@ -361,11 +360,11 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
             job.log.checkpoint_id = job.log.epoch = completed
             job.log.items = prepared[completed - 1]
             await commit(operator, completed)
-            situation = f"three checkpoints were prepared, and the {completed}. is complete"
-            expect_same(places.visible(), _all_of(batches[:completed]), situation)
+            story = f"three checkpoints were prepared, and the {completed}. is complete"
+            expect_same(places.visible(), _all_of(batches[:completed]), story)
             operator.close()
             await job.run(await job.start(), None)
-            expect_same(places.visible(), _all_of(batches), f"{situation}; then a restart")
+            expect_same(places.visible(), _all_of(batches), f"{story}; then a restart")
 
 
 @CHECKS.check(Feature.EXACTLY_ONCE)
@@ -379,26 +378,40 @@ async def committables_move_to_other_subtasks(case: SinkCase) -> None:
             for subtask, batch in enumerate(batches):
                 writer = await _opened(sink, subtask, len(batches), 1, 0, {})
                 writer.process(batch, 0)
-                items.append(await pre_commit(writer, 1) or {})
+                items.append(await _cut(writer, 1))
                 # It is killed, so it is not closed.
             expect_same(places.visible(), [], "three subtasks have pre-committed")
             await _restored(sink, items, parallelism)
-            situation = f"what three subtasks have pre-committed, committed by {parallelism}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            story = f"what three subtasks have pre-committed, committed by {parallelism}"
+            expect_same(places.visible(), _all_of(batches), story)
 
 
 async def _opened(
     sink: Sink, subtask: int, parallelism: int, attempt: int, restored: int, items: Items
 ) -> SinkOperator:
     """Open a subtask of the sink as another process gets it, and restore it."""
+    operator = SinkOperator(cloudpickle.loads(cloudpickle.dumps(sink)))
     context = make_context(
         attempt=attempt,
         subtask_index=subtask,
         parallelism=parallelism,
         restored_checkpoint=restored,
     )
-    copy: Sink = cloudpickle.loads(cloudpickle.dumps(sink))
-    return await open_sink(copy, context, items if restored else None)
+    await finished(operator.open(context))
+    if restored:
+        await finished(operator.restore(RestoredState(items=items)))
+    return operator
+
+
+async def _cut(operator: SinkOperator, checkpoint_id: int) -> Items:
+    """Take the sink's part of a checkpoint, with the pre-commit in a thread."""
+    snapshot = operator.snapshot(checkpoint_id)
+    if snapshot is None:
+        return {}
+    return {
+        name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+        for name, cut in snapshot.items.items()
+    }
 
 
 async def _restored(sink: Sink, items: Sequence[Items], parallelism: int) -> None:
@@ -432,8 +445,8 @@ async def a_process_may_be_killed(case: SinkCase) -> None:
                 job.log.checkpoint_id = job.log.epoch = 1
                 job.log.items = items
             await job.run(await job.start(), None)
-            situation = f"killed behind the pre-commit; its checkpoint completes: {completes}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            story = f"killed behind the pre-commit; its checkpoint completes: {completes}"
+            expect_same(places.visible(), _all_of(batches), story)
 
 
 async def _killed_process(sink: Sink, batch: Batch) -> Items:
@@ -462,8 +475,8 @@ async def nothing_is_left_open(case: SinkCase) -> None:
                 await job.run(await job.start(), (1, point))
             await job.run(await job.start(), None)
             left = places.pending()
-            situation = f"after a crash {point.value}" if point else "without a crash"
-            expect(not left, f"{situation}: left open: {left[:5]}")
+            story = f"after a crash {point.value}" if point else "without a crash"
+            expect(not left, f"{story}: left open: {left[:5]}")
 
 
 class _Moment(Enum):
@@ -487,8 +500,8 @@ async def once_if_the_server_dies(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             await _dies(case, job, batches, moment)
             await job.run(await job.start(), None)
-            situation = f"the server died {moment.value}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            story = f"the server died {moment.value}"
+            expect_same(places.visible(), _all_of(batches), story)
 
 
 async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment: _Moment) -> None:
@@ -504,7 +517,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         await job.checkpoint(operator, 2, CrashPoint.BEFORE_COMMIT)
     server.kill()
 
-    async def continue_writing() -> None:
+    async def go_on() -> None:
         if moment is _Moment.WRITE:
             operator.process(batches[1], 0)
         if moment is _Moment.COMMIT:
@@ -512,7 +525,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         else:
             await job.checkpoint(operator, 2)
 
-    going = asyncio.ensure_future(continue_writing())
+    going = asyncio.ensure_future(go_on())
     await asyncio.sleep(0)
     await asyncio.to_thread(server.start)
     await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
@@ -529,18 +542,18 @@ async def nothing_is_lost(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             killed = await job.start()
             await job.run(killed, crash, close=False)  # nothing closes what a crash has ended
-            situation = f"crash in epoch {crash[0]}, {crash[1].value}"
+            story = f"crash in epoch {crash[0]}, {crash[1].value}"
             (await job.start()).close()
-            _expect_there(places, batches[: job.log.epoch], f"{situation}; restored")
+            _expect_there(places, batches[: job.log.epoch], f"{story}; restored")
             await job.run(await job.start(), None)
-            _expect_there(places, batches, f"{situation}; at the end")
+            _expect_there(places, batches, f"{story}; at the end")
             killed.close()
 
 
-def _expect_there(places: _Places, batches: Sequence[Batch], situation: str) -> None:
+def _expect_there(places: _Places, batches: Sequence[Batch], story: str) -> None:
     there = set(map(repr, places.visible()))
     lost = [record for record in _all_of(batches) if repr(record) not in there]
-    expect(not lost, f"{situation}: {len(lost)} records are lost: {lost[:5]}")
+    expect(not lost, f"{story}: {len(lost)} records are lost: {lost[:5]}")
 
 
 @CHECKS.check(Feature.MISTAKES)

@@ -126,19 +126,18 @@ class Kubelet:
             }
             account = found["spec"].get("serviceAccountName", "default")
             made = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-            try:
-                answer = await self.api.post(made, {"spec": request})
-            except ApiError as error:
-                raise spec.NotReadyError(f"there is no token of {account}: {error}") from None
+            answer = await self.api.post(made, {"spec": request})
             return str(answer["status"]["token"])
 
         async def report(status: Object) -> None:
-            body = {"metadata": {"uid": uid}, "status": status}
-            await self.api.until_answered(lambda: self.api.patch(f"{path}/status", body))
+            with contextlib.suppress(ApiError):
+                await self.api.patch(f"{path}/status", {"metadata": {"uid": uid}, "status": status})
 
         async def remove() -> None:
-            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-            await self.api.until_answered(lambda: self.api.delete(path, body))
+            with contextlib.suppress(ApiError):
+                await self.api.delete(
+                    path, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+                )
 
         return Machine(
             directory=self.directory / "pods" / uid,
@@ -196,7 +195,7 @@ class Kubelet:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for name in self.node_names:
-                with contextlib.suppress(ApiError):
+                with contextlib.suppress(ApiError, OSError):
                     await nodes.renew(self.api, name)
 
     async def _schedule(self) -> None:

@@ -120,10 +120,7 @@ class Services:
         for path in self.directory.glob("*"):
             text = self._hosts(path.name)
             if path.read_text() != text:
-                # It is never empty: a container may be reading it.
-                with path.open("r+") as file:
-                    file.write(text)
-                    file.truncate()
+                path.write_text(text)
 
     def _hosts(self, namespace: str) -> str:
         lines = ["127.0.0.1 localhost"]

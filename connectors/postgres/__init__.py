@@ -1,1 +1,0 @@
-"""Tables of PostgreSQL as sources, as streams of changes, and as sinks."""

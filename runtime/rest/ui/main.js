@@ -1,0 +1,148 @@
+// The page of one job: its token, its header and its views.
+
+import { forgetToken, keepToken, takeToken } from "./api.js";
+import { Actions } from "./actions.js";
+import { Checkpoints } from "./checkpoints.js";
+import { Failures } from "./failures.js";
+import { duration } from "./format.js";
+import { html, render, useEffect, useRef, useState } from "./lib.js";
+import { useJob } from "./live.js";
+import { Lost } from "./lost.js";
+import { Overview } from "./overview.js";
+import { Status } from "./parts.js";
+import { Settings } from "./settings.js";
+import { Vertex } from "./vertex.js";
+
+const VIEWS = [
+  ["", "Overview", Overview],
+  ["checkpoints", "Checkpoints", Checkpoints],
+  ["failures", "Failures", Failures],
+  ["lost", "Lost records", Lost],
+  ["settings", "Settings", Settings],
+  ["actions", "Actions", Actions],
+];
+const THEMES = ["auto", "light", "dark"];
+
+function App() {
+  const [token, setToken] = useState(takeToken());
+  const [refusal, setRefusal] = useState("");
+  const route = useRoute();
+  const job = useJob(token, (text) => {
+    forgetToken();
+    setToken(null);
+    setRefusal(text);
+  });
+  if (!token) {
+    const enter = (entered) => {
+      keepToken(entered);
+      setRefusal("");
+      setToken(entered);
+    };
+    return html`<${TokenForm} refusal=${refusal} enter=${enter} />`;
+  }
+  if (!job.status) {
+    return html`<main class="narrow">
+      <h1>headgate</h1>
+      <p role="status">${job.problem ? `The job cannot be reached: ${job.problem}` : "Connecting …"}</p>
+    </main>`;
+  }
+  return html`<${Page} job=${job} route=${route} />`;
+}
+
+function Page({ job, route }) {
+  const { status, problem } = job;
+  const main = useRef(null);
+  const first = useRef(true);
+  useEffect(() => {
+    // Whoever follows a link by keyboard or screen reader goes on at the new view.
+    if (!first.current) main.current.focus();
+    first.current = false;
+  }, [route.join("/")]);
+  useEffect(() => {
+    document.title = `${status.name} ${status.status} – headgate`;
+  }, [status.name, status.status]);
+  const [name, argument] = route;
+  const View = name === "vertex" ? Vertex : (VIEWS.find((view) => view[0] === name) || VIEWS[0])[2];
+  return html`
+    <a class="skip" href="#content" onClick=${(event) => {
+      event.preventDefault();
+      main.current.focus();
+    }}>Skip to the content</a>
+    <header>
+      <h1>${status.name}</h1>
+      <${Status} name=${status.status} />
+      ${status.status === "RUNNING" && html`<span>for ${duration(Math.floor(status.uptime_ms / 1000) * 1000)}</span>`}
+      <${ThemeSwitch} />
+    </header>
+    <nav aria-label="Views">
+      ${VIEWS.map(
+        ([path, title]) => html`<a key=${path} href=${`#/${path}`} aria-current=${path === name ? "page" : undefined}>
+          ${title}${mark(path, status)}
+        </a>`,
+      )}
+    </nav>
+    ${problem && html`<p class="problem" role="alert">The job cannot be followed now, and the page tries again: ${problem}</p>`}
+    <main id="content" ref=${main} tabindex="-1">
+      <${View} key=${route.join("/")} job=${job} status=${status} argument=${argument} />
+    </main>`;
+}
+
+// A number beside the name of a view that has something to look at.
+function mark(path, status) {
+  const found = {
+    failures: (status.exceptions || []).length,
+    lost: (status.dropped || []).length,
+    checkpoints: status.checkpoints_failed_in_a_row || 0,
+  }[path];
+  return found ? html` <span class="mark">${found}</span>` : null;
+}
+
+function TokenForm({ refusal, enter }) {
+  const field = useRef(null);
+  return html`<main class="narrow">
+    <h1>headgate</h1>
+    <form onSubmit=${(event) => {
+      event.preventDefault();
+      if (field.current.value.trim()) enter(field.current.value.trim());
+    }}>
+      <label for="token">Token of the job</label>
+      <input id="token" ref=${field} type="password" autocomplete="off" required
+        aria-describedby="where" />
+      <p id="where" class="quiet">
+        The command <code>headgate ui</code> prints a link that has it. The token is kept for this tab only.
+      </p>
+      ${refusal && html`<p class="problem" role="alert">${refusal}</p>`}
+      <button type="submit">Show the job</button>
+    </form>
+  </main>`;
+}
+
+function ThemeSwitch() {
+  const [theme, setTheme] = useState(localStorage.getItem("headgate-theme") || "auto");
+  const change = (event) => {
+    const chosen = event.target.value;
+    localStorage.setItem("headgate-theme", chosen);
+    if (chosen === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = chosen;
+    setTheme(chosen);
+  };
+  return html`<label class="theme">Theme
+    <select value=${theme} onChange=${change}>
+      ${THEMES.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select>
+  </label>`;
+}
+
+// The view is in the fragment of the address, so that links to it work and no request is made for it.
+function useRoute() {
+  const read = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [route, setRoute] = useState(read());
+  useEffect(() => {
+    const changed = () => setRoute(read());
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return route;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

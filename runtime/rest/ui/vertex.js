@@ -1,0 +1,109 @@
+// One step: its subtasks, its event time, its state and its last failure.
+
+import { count, duration, rate, share, size } from "./format.js";
+import { html } from "./lib.js";
+import { useAnswer } from "./live.js";
+import { Failure } from "./failures.js";
+import { Figures, Legend, Sentence, Table, TimeUse, Waiting, Watermark } from "./parts.js";
+
+export function Vertex({ status, argument }) {
+  const id = Number(argument);
+  const vertex = (status.vertices || []).find((each) => each.id === id);
+  const { answer, problem } = useAnswer(`v1/job/vertices/${id}/subtasks`, 2000);
+  const plan = useAnswer(`v1/job/plan?attempt=${status.attempt || 0}`).answer;
+  const state = useLastCheckpoint(status);
+  if (!vertex) return html`<h2>No such step</h2><p><a href="#/">Back to the overview</a></p>`;
+  const planned = plan && plan.vertices.find((each) => each.id === id);
+  const parts = state ? state.subtasks.filter((part) => part.task === vertex.name) : [];
+  const sizes = new Map(parts.map((part) => [part.index, part.state_size]));
+  return html`
+    <p><a href="#/">Overview</a></p>
+    <h2>${vertex.name}</h2>
+    ${sentences(status, vertex).map((text) => html`<div class="verdict" key=${text}><p data-level="bad"><${Sentence} text=${text} />.</p></div>`)}
+    <${Figures} of=${[
+      ["Subtasks", count(vertex.parallelism)],
+      ["In", `${rate(vertex.records_in_per_second)} (${count(vertex.records_in)})`],
+      ["Out", `${rate(vertex.records_out_per_second)} (${count(vertex.records_out)})`],
+      ["Busy", `mean ${share(vertex.busy_mean)}, busiest subtask ${share(vertex.busy)}`],
+      ["Backpressured", `up to ${share(vertex.backpressured)} (${vertex.backpressure_level})`],
+      ["Calls in flight full", vertex.full ? share(vertex.full) : null],
+      ["State, last checkpoint", parts.length ? size(parts.reduce((sum, part) => sum + part.state_size, 0)) : null],
+      ["Watermark", html`<${Watermark} at=${vertex.watermark} />`],
+    ]} />
+    <h3>Subtasks</h3>
+    ${answer ? html`<${Subtasks} subtasks=${answer.subtasks} sizes=${sizes} /><${Legend} />` : html`<${Waiting} problem=${problem} />`}
+    ${planned && html`<${EventTime} steps=${stepsOf(planned, status)} />`}
+    ${planned && html`<h3>Operators</h3><${Operators} operators=${planned.operators} />`}
+    <h3>Last failure</h3>
+    <${LastFailure} failures=${status.exceptions || []} name=${vertex.name} />`;
+}
+
+// The subtasks of the newest completed checkpoint have the sizes of the state.
+function useLastCheckpoint(status) {
+  const newest = status.last_checkpoint;
+  return useAnswer(newest ? `v1/job/checkpoints/${newest}` : null).answer;
+}
+
+function sentences(status, vertex) {
+  return (status.backpressure || [])
+    .filter((each) => (each.cause && each.cause.vertex === vertex.name) || each.vertices.some((one) => one.vertex === vertex.name))
+    .map((each) => each.sentence);
+}
+
+function Subtasks({ subtasks, sizes }) {
+  const columns = [
+    { title: "Subtask", number: true, cell: (s) => s.index, sort: (s) => s.index },
+    { title: "Worker", cell: (s) => s.worker || "none", sort: (s) => s.worker || "" },
+    { title: "Records in", number: true, cell: (s) => count(s.records_in), sort: (s) => s.records_in },
+    { title: "Records out", number: true, cell: (s) => count(s.records_out), sort: (s) => s.records_out },
+    { title: "Time use", cell: (s) => html`<${TimeUse} busy=${s.busy} backpressured=${s.backpressured} idle=${s.idle} />` },
+    { title: "Busy", number: true, cell: (s) => share(s.busy), sort: (s) => s.busy },
+    { title: "Backpressured", number: true, cell: (s) => share(s.backpressured), sort: (s) => s.backpressured },
+    { title: "Idle", number: true, cell: (s) => share(s.idle), sort: (s) => s.idle },
+    { title: "Buffers queued", number: true, cell: (s) => count(s.queued), sort: (s) => s.queued },
+    { title: "State", number: true, cell: (s) => size(sizes.get(s.index)), sort: (s) => sizes.get(s.index) || 0 },
+    { title: "Watermark", cell: (s) => html`<${Watermark} at=${s.watermark} />`, sort: (s) => s.watermark || 0 },
+  ];
+  return html`<${Table} label="Subtasks" columns=${columns} rows=${subtasks} rowKey=${(s) => s.index} empty="No subtask." />`;
+}
+
+function stepsOf(planned, status) {
+  const names = new Set(planned.operators.map((each) => each.name));
+  return (status.event_time || []).filter((step) => names.has(step.step));
+}
+
+function EventTime({ steps }) {
+  if (!steps.length) return null;
+  const columns = [
+    { title: "Step", cell: (s) => s.step },
+    { title: "Watermark", cell: (s) => html`<${Watermark} at=${s.watermark} />` },
+    { title: "Behind the clock", number: true, cell: (s) => duration(s.lag_ms) },
+    { title: "Held back by", wide: true, cell: (s) => (s.held_by ? heldBy(s.held_by) : "nobody") },
+    { title: "Idle subtasks", number: true, cell: (s) => count(s.idle_subtasks.length) },
+    { title: "Splits", number: true, cell: (s) => count(s.splits) },
+    { title: "Idle splits", number: true, cell: (s) => count(s.idle_splits) },
+  ];
+  return html`<h3>Event time</h3>
+    <${Table} label="Event time" columns=${columns} rows=${steps} rowKey=${(s) => s.step} empty="" />`;
+}
+
+function heldBy(holder) {
+  const split = holder.split ? `, split ${holder.split}` : "";
+  return `${holder.task}${split}${holder.queued ? " (waits to be read)" : ""} for ${duration(holder.for_ms)}`;
+}
+
+function Operators({ operators }) {
+  const columns = [
+    { title: "Operator", cell: (o) => o.name },
+    { title: "Kind", cell: (o) => o.kind },
+    { title: "State", cell: (o) => (o.stateful ? "keeps state" : "none") },
+    { title: "Detail", wide: true, cell: (o) => o.detail },
+  ];
+  return html`<${Table} label="Operators" columns=${columns} rows=${operators} rowKey=${(o) => o.name} empty="" />`;
+}
+
+function LastFailure({ failures, name }) {
+  const own = failures.filter((each) => each.where.startsWith(name) || each.concurrent.some((also) => also.where.startsWith(name)));
+  if (!own.length) return html`<p class="quiet">None since the coordinator began.</p>`;
+  return html`<${Failure} failure=${own[own.length - 1]} />`;
+}

@@ -1,0 +1,209 @@
+"""Goal: each view shows what the REST API answers, to everyone, by keyboard and in both themes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+import headgate as hg
+from headgate.connectors import blackhole, from_list
+from headgate.runtime.rest.answers import CheckpointCommand
+from headgate.tests.rest.conftest import serving, windows_job
+from headgate.tests.ui.conftest import opened
+
+
+async def show(page: Page, view: str, title: str) -> None:
+    """Go to a view by its link, and wait for it."""
+    await page.get_by_role("navigation").get_by_role("link", name=view).click()
+    await expect(page.get_by_role("heading", name=title, level=2)).to_be_visible()
+
+
+async def rows(page: Page, table: str) -> list[list[str]]:
+    """Return the cells of a table, once it has rows."""
+    body = page.get_by_role("table", name=table, exact=True).locator("tbody tr")
+    await expect(body.first).to_be_visible()
+    return [
+        [" ".join(text.split()) for text in await row.locator("td").all_inner_texts()]
+        for row in await body.all()
+    ]
+
+
+def test_each_view_shows_what_the_api_answers(lab: Any, beside: Any) -> None:
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        async with api.client() as client:
+            await client.carry_out(CheckpointCommand(trigger_id="first"))
+            told = await client.status()
+            config = await client.config()
+            (checkpoint,) = (await client.checkpoints()).history
+        await expect(page.get_by_role("heading", name="clicks", level=1)).to_be_visible()
+        assert "token" not in page.url
+        assert await watched.accessible() == []
+        shown = await rows(page, "Steps of the job")
+        assert [row[0] for row in shown] == [each.name for each in told.vertices]
+        assert [row[1] for row in shown] == [str(each.parallelism) for each in told.vertices]
+        # The sources are held, so the figures stand.
+        await expect(page.get_by_role("cell", name="20", exact=True)).to_have_count(3)
+        graph = page.get_by_role("region", name="Graph of the job")
+        assert await graph.get_by_role("link").count() == len(told.vertices)
+        await expect(graph).to_contain_text("hash(user)")
+
+        await graph.get_by_role("link").nth(1).click()
+        await expect(page.get_by_role("heading", name="windows -> out", level=2)).to_be_visible()
+        shown = await rows(page, "Subtasks")
+        assert [row[0] for row in shown] == ["0", "1"]
+        assert {row[1] for row in shown} == {each.worker for each in told.workers}
+        assert sum(int(row[2]) for row in shown) == 20
+        assert await watched.accessible() == []
+
+        await show(page, "Checkpoints", "Checkpoints")
+        (row,) = await rows(page, "The last checkpoints")
+        assert row[:2] == [str(checkpoint.id), checkpoint.status]
+        assert checkpoint.explanation[1:].replace("`", "") in row[-1]
+        await expect(page.locator(".verdict")).to_contain_text("Checkpoint 1 took")
+        await page.get_by_role("link", name="1", exact=True).click()
+        assert len(await rows(page, "Subtasks of the checkpoint")) == checkpoint.num_subtasks
+        assert await watched.accessible() == []
+
+        await show(page, "Failures", "Failures and restarts")
+        await expect(page.locator("main")).to_contain_text("Nothing has failed")
+        await show(page, "Lost records", "Lost records")
+        await expect(page.locator("main")).to_contain_text("No step has dropped a record")
+
+        await show(page, "Settings", "Settings")
+        await page.get_by_label("with defaults").check()
+        await page.get_by_label("Name contains").fill("headgate.rest.")
+        shown = await rows(page, "Options in effect")
+        wanted = {key: each for key, each in config.options.items() if "headgate.rest." in key}
+        assert {row[0]: row[1] for row in shown} == {k: each.value for k, each in wanted.items()}
+        await expect(page.get_by_label("Plan", exact=True)).to_contain_text("hash(user)")
+        assert await watched.accessible() == []
+
+    beside(windows_job(lab), script, batches=2)
+
+
+def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        await reach(page, "Actions")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", name="Actions", level=2)).to_be_visible()
+        await expect(page.locator("main")).to_be_focused()
+
+        await reach(page, "Stop …")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        assert await watched.accessible() == []
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+
+        await page.locator("main").focus()
+        await reach(page, "Take a checkpoint …")
+        await page.keyboard.press("Enter")
+        await reach(page, "Take a checkpoint")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("COMPLETED")).to_be_visible()
+        (row,) = await rows(page, "Operations")
+        async with api.client() as client:
+            (done,) = await client.operations()
+        assert (row[0], row[-1]) == (done.verb, done.trigger_id) == ("checkpoint", done.trigger_id)
+        assert await watched.accessible() == []
+
+    beside(windows_job(lab), script, batches=2)
+
+
+async def reach(page: Page, name: str) -> None:
+    """Press Tab until the link or button of this name has the focus."""
+    seen = []
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        seen.append(await page.evaluate("() => document.activeElement.textContent.trim()"))
+        if seen[-1] == name:
+            return
+    pytest.fail(f"{name} is not among {seen}")
+
+
+def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> None:
+    async def script(running: Any) -> None:
+        async with serving(running) as api:
+            await running.until("status", status="RUNNING")
+            async with opened(f"{api.url}/") as watched:
+                page = watched.page
+                field = page.get_by_label("Token of the job")
+                await expect(field).to_be_visible()
+                assert await watched.accessible() == []
+                watched.refused_on_purpose = True  # browsers report a 401 as an error
+                await field.fill("wrong")
+                await page.keyboard.press("Enter")
+                await expect(page.get_by_role("alert")).to_contain_text("token is missing or wrong")
+                watched.refused_on_purpose = False
+                await page.get_by_label("Token of the job").fill(api.token)
+                await page.get_by_role("button", name="Show the job").click()
+                await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+                await page.reload()
+                await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+                # At 200 % a window of 1280 pixels has room for 640: only tables may be wider.
+                await page.set_viewport_size({"width": 640, "height": 400})
+                for view in ("", "vertex/1", "checkpoints", "settings", "actions"):
+                    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+                    await expect(page.get_by_role("heading", level=2)).to_be_visible()
+                    over = "() => document.documentElement.scrollWidth - innerWidth"
+                    assert (view, await page.evaluate(over) <= 0) == (view, True)
+
+    lab.run(windows_job(lab), script, batches=2)
+
+
+def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+
+    def fail_once(row: Any) -> bool:
+        if not failed.exists():
+            failed.touch()
+            raise ValueError("this record is bad")
+        return True
+
+    def is_even(row: Any) -> bool:
+        if row.n == 7:
+            raise ValueError("seven")
+        return bool(row.n % 2 == 0)
+
+    job = hg.Job("clicks", parallelism=1)
+    job.restart(attempts=3, delay="10ms")
+    (
+        job.read(from_list([{"n": n} for n in range(10)], schema={"n": "int64"}), name="events")
+        .filter(fail_once, name="fail_once")
+        .filter(is_even, name="is_even", on_error="drop")
+        .write(blackhole(), name="out")
+    )
+
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+        await show(page, "Failures", "Failures and restarts")
+        article = page.locator("article")
+        await expect(article).to_contain_text("Ran again")
+        async with api.client() as client:
+            (failure,) = (await client.exceptions()).exceptions
+        assert failure.down_ms is not None
+        await expect(article).to_contain_text(f"attempt {failure.attempt % 65536}")
+        line = article.locator(".user-line")
+        await expect(line).to_contain_text("in fail_once")
+        await expect(line).to_contain_text('raise ValueError("this record is bad")')
+        await article.get_by_text("Traceback", exact=True).click()
+        await expect(article.locator("pre")).to_contain_text("Traceback")
+        assert await watched.accessible() == []
+
+        await show(page, "Lost records", "Lost records")
+        ((step, count, why, fix),) = await rows(page, "Dropped records")
+        assert (step, count) == ("is_even", "1")
+        assert why == "1 records that its function raised for"
+        assert ".failed" in fix
+        assert await watched.accessible() == []
+
+    beside(job, script)
