@@ -1,15 +1,16 @@
 """State larger than memory: read-modify-write of rows of 104 bytes, with all flushes and merges.
 
     python benchmarks/larger_than_memory.py [--keys 8000000] [--seconds 10] [--budget-mib 208]
-    python benchmarks/larger_than_memory.py --sessions hashmap [--keys 8000000]
-    python benchmarks/larger_than_memory.py --sessions rocksdb [--keys 8000000] [--budget-mib 128]
+    python benchmarks/larger_than_memory.py --step sessions --backend hashmap [--keys 8000000]
+    python benchmarks/larger_than_memory.py --step sessions [--keys 8000000] [--budget-mib 128]
 
 Shows keys per second of random batches, the memory of the process over time, and what the parts alone
 take: the runs without a delta over them (lookups), and a delta that never spills (all in memory).
 
-With `--sessions` it is the operator of session windows: a session per key, which is extended once, and
-then all of them fire. It shows rows per second of processor time, threads included, and memory, with
-either backend.
+With `--step` it is an operator, with either backend. `sessions` are session windows: a session per key,
+which is extended once, and then all of them fire. `interval-join` and `window-join` get a row of each key
+on the right, and then one on the left, which meet at once or when the window fires. Shown are rows per
+second of processor time, threads included, and memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.operators.aggregation.aggregates import AggregatePlan
+from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
-from headgate.operators.windows.kinds import WINDOW_FIELDS
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.interval import Interval, IntervalJoin
+from headgate.operators.joins.step import JoinStep
+from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.origin import Origin
+from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
 from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
 from headgate.state.hashing import hash_columns
@@ -201,30 +208,50 @@ def run(name: str, args: argparse.Namespace, settings: RunSettings, submit: Any)
 
 
 class Rows:
-    """An output that counts rows."""
+    """An output that counts rows, and looks at the memory meanwhile."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.highest = 0
 
     def emit(self, batch: ColumnBatch) -> None:
         self.count += len(batch)
+        self.highest = max(self.highest, Memory.now().anonymous)
 
     def emit_watermark(self, timestamp: int) -> None:
         pass
 
 
-def run_sessions(args: argparse.Namespace) -> None:
-    schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+PAIRS = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+
+
+def sessions() -> Operator:
     aggregates = {"n": hg.count(), "total": hg.sum("n")}
-    plan = AggregatePlan(("key",), aggregates, schema, WINDOW_FIELDS)
+    plan = AggregatePlan(("key",), aggregates, PAIRS, WINDOW_FIELDS)
+    return SessionAggregate(FixedGap(1_000_000), 0, plan, "sessions")
+
+
+def join_step() -> JoinStep:
+    keys, names = (("key",), ("key",)), ("a", "b")
+    columns = join_columns((PAIRS, PAIRS), keys, (False, False), "_2", names, Origin("here"))
+    return JoinStep("join", columns, (False, False))
+
+
+STEPS = {
+    "sessions": sessions,
+    "interval-join": lambda: IntervalJoin(join_step(), Interval(-1_000_000, 1_000_000)),
+    "window-join": lambda: WindowJoin(join_step(), tumbling("1h")),
+}
+
+
+def run_step(args: argparse.Namespace) -> None:
     budget = args.budget_mib or 128
     options = {
-        "state.backend.type": args.sessions,
+        "state.backend.type": args.backend,
         "taskmanager.memory.managed.size": f"{budget}mb",
     }
-    print(f"{args.keys / 1e6:g} M sessions, {args.sessions}, managed memory {budget} MiB")
+    print(f"{args.keys / 1e6:g} M keys, {args.step}, {args.backend}, managed memory {budget} MiB")
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        operator, output = SessionAggregate(FixedGap(1_000_000), 0, plan, "sessions"), Rows()
+        operator, output = STEPS[args.step](), Rows()
         operator.output = output  # type: ignore[assignment]
         path = Path(directory)
         operator.open(operator_context(options=options, local_directory=lambda: path))
@@ -234,8 +261,9 @@ def run_sessions(args: argparse.Namespace) -> None:
             start = time.process_time()
             for low in range(0, len(part), 32_768):
                 keys = part[low : low + 32_768]
-                data = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(keys)], schema=schema)
-                operator.process(ColumnBatch(data, np.full(len(keys), number, np.int64)), 0)
+                data = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(keys)], schema=PAIRS)
+                side = int(args.step != "sessions" and number < 4)
+                operator.process(ColumnBatch(data, np.full(len(keys), number, np.int64)), side)
             rate = len(part) / (time.process_time() - start)
             print(
                 f"  {'new' if number < 4 else 'old'} keys: {rate / 1e6:.2f} M rows/s, {Memory.now()}"
@@ -244,7 +272,8 @@ def run_sessions(args: argparse.Namespace) -> None:
         operator.on_watermark(WATERMARK_MAX)
         assert output.count == args.keys
         rate = args.keys / (time.process_time() - start)
-        print(f"  all fire: {rate / 1e6:.2f} M rows/s, {Memory.now()}")
+        print(f"  the end: {rate / 1e6:.2f} M rows/s, {Memory.now()}")
+        print(f"  without mapped files at most {output.highest} MiB while results were sent")
         operator.close()
 
 
@@ -255,13 +284,14 @@ def main() -> None:
     parser.add_argument("--budget-mib", type=int, default=0, help="0: a quarter of the state")
     parser.add_argument("--mapped-mib", type=int, default=0, help="0: as much as the budget")
     parser.add_argument("--directory", default=None)
-    parser.add_argument("--sessions", choices=("hashmap", "rocksdb"), default=None)
+    parser.add_argument("--step", choices=STEPS, default=None)
+    parser.add_argument("--backend", choices=("hashmap", "rocksdb"), default="rocksdb")
     args = parser.parse_args()
     libc = ctypes.CDLL(None)  # as workers do (runtime/cluster/process.py)
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, 512 << 20)
-    if args.sessions:
-        run_sessions(args)
+    if args.step:
+        run_step(args)
         return
     state = args.keys * ROW_BYTES
     budget = args.budget_mib * MIB or state // 4

@@ -67,8 +67,9 @@ class CoGroup(WindowedPair):
         self._call((left, right), None, time)
 
     def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
-        both = self._rows_of(LEFT, window), self._rows_of(RIGHT, window)
-        self._call(both, self._columns.key_columns(side, new), time)
+        keys = self._columns.key_columns(side, new)
+        both = self._rows_of(LEFT, window, keys), self._rows_of(RIGHT, window, keys)
+        self._call(both, keys, time)
 
     def _call(
         self,

@@ -64,7 +64,6 @@ class IntervalJoin(WaitingRowsJoin):
     """Interval join."""
 
     kind = "interval join"
-    spills = True
 
     def __init__(self, step: JoinStep, interval: Interval) -> None:
         expired_before = [partial(interval.expired_before, side) for side in (LEFT, RIGHT)]

@@ -5,12 +5,14 @@ and in order of time, for operators that release them as event time passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
+from ...state.aggregates.accumulators import Mask
 from ...state.values import Index
 
 PIECE_BYTES_MAX: Final = 1 << 23
@@ -27,6 +29,15 @@ class RowStore:
         self.size = 0
         self._pieces: list[pa.RecordBatch] = []
         self._starts: Index = np.zeros(0, np.int64)
+
+    @classmethod
+    def of(cls, schema: pa.Schema, pieces: Sequence[pa.RecordBatch]) -> RowStore:
+        """Return a store of these pieces as they are."""
+        store = cls(schema)
+        store._pieces = list(pieces)
+        store.size = sum(piece.num_rows for piece in pieces)
+        store._number()
+        return store
 
     @property
     def pieces(self) -> list[pa.RecordBatch]:
@@ -72,9 +83,10 @@ class RowStore:
         if len(self._pieces) == 1:
             return list(self._pieces[0].take(_indices(rows)).columns)
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
-        # Sort by piece: a radix sort, as piece numbers fit 16 bits. Row -1 comes first, as piece
+        # Sort by piece: a radix sort where piece numbers fit 16 bits. Row -1 comes first, as piece
         # -1.
-        order = np.argsort((numbers + 1).astype(np.uint16), kind="stable")
+        small = np.uint16 if len(self._pieces) < 1 << 16 else np.int64
+        order = np.argsort((numbers + 1).astype(small), kind="stable")
         cuts = np.searchsorted(numbers[order], np.arange(len(self._pieces) + 1))
         parts = []
         for at in np.flatnonzero(np.diff(cuts)).tolist():
@@ -89,17 +101,34 @@ class RowStore:
 
     def kept(self, rows: Index) -> RowStore:
         """Return a store of these rows, which ascend. Pieces whose rows all stay are shared."""
-        store = RowStore(self.schema)
+        kept = []
         cuts = np.searchsorted(rows, np.append(self._starts, self.size))
         for at, piece in enumerate(self._pieces):
             which = rows[cuts[at] : cuts[at + 1]]
             if len(which) == piece.num_rows:
-                store._pieces.append(piece)
+                kept.append(piece)
             elif len(which):
-                store._pieces.append(piece.take(pa.array(which - self._starts[at])))
-        store.size = len(rows)
-        store._number()
-        return store
+                kept.append(piece.take(pa.array(which - self._starts[at])))
+        return RowStore.of(self.schema, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """The rows in memory that wait.
+
+    Attributes:
+        store: holds their columns.
+        places: their numbers in the store, ascending.
+        ids: their numbers in snapshots.
+        times: their event times, ms.
+        matched: whether they have matched; None if they have no marks.
+    """
+
+    store: RowStore
+    places: Index
+    ids: Index
+    times: Index
+    matched: Mask | None
 
 
 def _indices(rows: Index) -> pa.Array:

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ...state.aggregates.accumulators import Mask
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
 from ...state.values import Index
 from .matching import Chains
-from .row_store import RowStore, TimeOrder
+from .row_store import HeldRows, RowStore, TimeOrder, rows_of_pieces
 
 DEAD_MIN: Final = 32_768
 """Fewer released rows than this are not worth a compaction."""
-Alive = Callable[[Index, Index], npt.NDArray[np.bool_]]
+Alive = Callable[[Index, Index], Mask]
 """A function that says which rows, given by number and time, count at a cut."""
 
 
@@ -68,6 +68,11 @@ class Side:
         return self.size - self.released
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of the columns of the rows in place."""
+        return self.store.nbytes
+
+    @property
     def nbytes(self) -> int:
         """The memory in use, bytes."""
         marks = self._matched.nbytes if self._marks else 0
@@ -80,7 +85,7 @@ class Side:
         times: Index,
         slots: Index,
         keys: int,
-        matched: npt.NDArray[np.bool_] | None = None,
+        matched: Mask | None = None,
     ) -> None:
         """Append rows with the slots of their keys; there are `keys` slots now."""
         if not rows.num_rows:
@@ -97,7 +102,7 @@ class Side:
         keys: int,
         ids: Index,
         epochs: Any,
-        matched: npt.NDArray[np.bool_] | None,
+        matched: Mask | None,
     ) -> None:
         numbers = np.arange(self.chains.size, self.chains.size + len(times))
         if rows is not None:
@@ -123,7 +128,7 @@ class Side:
         """Return those of some rows that are not marked."""
         return rows[~self._matched.data[rows]]
 
-    def described(self, rows: Index) -> tuple[Index, Index, npt.NDArray[np.bool_]]:
+    def described(self, rows: Index) -> tuple[Index, Index, Mask]:
         """Return the ids, times and marks of some rows."""
         return self._ids.data[rows], self.chains.times[rows], self._matched.data[rows]
 
@@ -138,7 +143,13 @@ class Side:
         """Return the rows that wait, ascending."""
         return np.flatnonzero(~self._dead.data[: self.size])
 
-    def dead(self) -> npt.NDArray[np.bool_]:
+    def held(self) -> HeldRows:
+        """Return the rows that wait."""
+        rows = self.alive()
+        ids, times, matched = self.described(rows)
+        return HeldRows(self.store, rows, ids, times, matched if self._marks else None)
+
+    def dead(self) -> Mask:
         """Return which rows are released, as a copy."""
         return self._dead.data[: self.size].copy()
 
@@ -169,6 +180,7 @@ class Side:
         epoch = self.epoch.cut()
         return SideCut(
             epoch,
+            self.schema,
             self.store.pieces,
             self._ids.data[: self.size],
             self.chains.times,
@@ -183,7 +195,7 @@ class Side:
         slots: Index,
         keys: int,
         ids: Index,
-        matched: npt.NDArray[np.bool_] | None,
+        matched: Mask | None,
     ) -> None:
         """Restore rows; `epoch.restored()` was called before."""
         if rows.num_rows:
@@ -197,20 +209,20 @@ class SideCut:
 
     Attributes:
         epoch: the number of the cut.
-        pieces: see `RowStore.pieces`.
     """
 
     epoch: int
-    pieces: list[pa.RecordBatch]
+    _schema: pa.Schema
+    _pieces: list[pa.RecordBatch]
     _ids: Index
     _times: Index
     _changes: SlotCut
     _alive: Alive
 
-    def rows(self, since: int | None) -> tuple[Index, Index, Index, list[Any]]:
+    def rows(self, since: int | None) -> tuple[pa.Table, Index, Index, Mask | None]:
         """Return the rows added or marked after cut `since`, or all for None, and close the cut.
 
-        The result holds their numbers, ids, times and marks (one array, if there are marks).
+        The result holds them, their ids, times and marks (None if they have no marks).
         """
         try:
             which = self._changes.slots(since)
@@ -219,7 +231,8 @@ class SideCut:
             marks = self._changes.values(numbers)
         finally:
             self.close()
-        return numbers, self._ids[numbers], self._times[numbers], marks
+        rows = rows_of_pieces(self._pieces, self._schema, numbers)
+        return rows, self._ids[numbers], self._times[numbers], marks[0] if marks else None
 
     def close(self) -> None:
         """Close the cut without reading it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -24,8 +25,16 @@ from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
 from .side import Alive, SharedKeys, Side, not_before
-from .spilling import SpillingSide
-from .tables import SIDES, join_infos, progress_table, restored_rows, rows_cut
+from .spilling import R, SpillingRows, SpillingSide
+from .tables import (
+    SIDES,
+    RestoredRows,
+    RowsCut,
+    join_infos,
+    progress_table,
+    restored_rows,
+    rows_cut,
+)
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
 """The sides whose unmatched rows are in the result: none, one or both."""
@@ -57,21 +66,37 @@ def outer_sides(how: How) -> tuple[bool, bool]:
     return how in ("left", "full"), how in ("right", "full")
 
 
-class JoinOperator(Operator):
+D = TypeVar("D", bound=SpillingRows[Any])
+
+
+class JoinOperator(Operator, Generic[R, D]):
     """An operator with two inputs of columns with event times; input 0 is the left side.
+
+    The rows of both sides wait in memory, and where the backend allows it, also on disk.
 
     Args:
         step: the parts of the step.
         expired_at: per side, the time before which rows are released at a watermark.
+        marks: per side, whether rows are marked as matched.
     """
 
     kind = ""
     """The kind of the state."""
+    window = ""
+    """The windows of rows that wait for one: these must not change."""
+    todays_rule: ClassVar = False
+    """See `TimeProgress.restore`."""
 
-    def __init__(self, step: JoinStep, *expired_at: ExpiredAt) -> None:
-        self._step = step
+    def __init__(
+        self, step: JoinStep, *expired_at: ExpiredAt, marks: tuple[bool, bool] = (False, False)
+    ) -> None:
+        self._step, self._marks = step, marks
         self._columns = step.columns
         self._progress = TimeProgress(progress_table(self.kind), *expired_at)
+        self._sides: list[R] = [self._new_rows(side) for side in (LEFT, RIGHT)]
+        """The rows in memory."""
+        self._disk: list[D] = []
+        """The sides on disk; empty if rows stay in memory."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -80,6 +105,8 @@ class JoinOperator(Operator):
         for side, name in enumerate(SIDES):
             read = partial(self._waiting, side)
             context.metrics.gauge(WAITING_GAUGE, read, labels={"side": name})
+        if lies_in_rocksdb(context.options):
+            self._disk = [self._new_disk(side) for side in (LEFT, RIGHT)]
 
     def _hasher(self) -> KeyHasher:
         """Return the hasher of the keys, which have the same types on both sides."""
@@ -87,9 +114,35 @@ class JoinOperator(Operator):
         types = [schema.field(key).type for key in keys]
         return KeyHasher(types, identity_seed(self.context.job_name))
 
+    # --- rows that wait ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _new_rows(self, side: int) -> R:
+        """Return an empty container for rows of a side in memory."""
+
+    @abstractmethod
+    def _new_disk(self, side: int) -> D:
+        """Return what holds the rows of a side on disk."""
+
+    @abstractmethod
+    def _cut(self, side: int) -> RowsCut:
+        """Return a cut of the rows of a side in memory."""
+
+    @abstractmethod
+    def _load(self, side: int, found: RestoredRows) -> None:
+        """Restore rows of a side to memory."""
+
     def _waiting(self, side: int) -> int:
         """Return how many rows of a side wait."""
-        raise NotImplementedError
+        on_disk = self._disk[side].rows_on_disk if self._disk else 0
+        return self._sides[side].live + on_disk
+
+    def _settle_disk(self) -> None:
+        """Enforce the memory budget; called after each batch."""
+        for side, disk in enumerate(self._disk):
+            self._sides[side] = disk.settle(self._sides[side])
+
+    # --- input and output ----------------------------------------------------------------------
 
     def _groups_of(self, side: int, data: pa.RecordBatch) -> Index | None:
         """Return the key group of each row; see `TimeProgress.groups_of`."""
@@ -137,52 +190,7 @@ class JoinOperator(Operator):
         left, right = (own, other) if side == LEFT else (other, own)
         self.output.emit(ColumnBatch(self._columns.compose(left, right, side, len(times)), times))
 
-
-class WaitingRowsJoin(JoinOperator):
-    """A join in which the rows of both sides wait by key and in order of time.
-
-    Args:
-        step: the parts of the step.
-        expired_at: per side, the time before which rows are released at a watermark.
-        marks: per side, whether rows are marked as matched.
-    """
-
-    spills: ClassVar = False
-    """True if the rows that wait may be on disk."""
-
-    def __init__(self, step: JoinStep, *expired_at: ExpiredAt, marks: tuple[bool, bool]) -> None:
-        super().__init__(step, *expired_at)
-        self._marks = marks
-        self._disk: list[SpillingSide] = []
-        """The sides on disk; empty if rows stay in memory."""
-        self._sides = [
-            Side(rows, marks=marked) for rows, marked in zip(step.columns.sides, marks, strict=True)
-        ]
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._keys = SharedKeys(self._hasher(), self._sides)
-        if self.spills and lies_in_rocksdb(context.options):
-            for side, (name, marks) in enumerate(zip(SIDES, self._marks, strict=True)):
-                keys = self._columns.keys[side]
-                schema = self._columns.sides[side]
-                self._disk.append(SpillingSide(context, name, schema, keys, marks=marks))
-
-    def _waiting(self, side: int) -> int:
-        on_disk = self._disk[side].rows_on_disk if self._disk else 0
-        return self._sides[side].live + on_disk
-
-    def _settle_disk(self) -> None:
-        """Enforce the memory budget; called after each batch."""
-        for side, disk in enumerate(self._disk):
-            own = disk.settle(self._sides[side])
-            if own is not self._sides[side]:
-                self._sides[side] = own
-                self._keys.tidy()
-
-    def _alive(self, side: int) -> Alive:
-        """Return a function that tells which rows of a side count at a cut."""
-        return not_before(self._progress.bounds[side])
+    # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
@@ -191,14 +199,13 @@ class WaitingRowsJoin(JoinOperator):
         for side, name in enumerate(SIDES):
             if self._disk and self._disk[side].active:
                 files[name], self._sides[side] = self._disk[side].snapshot()
-                continue
-            cut = self._sides[side].cut(self._alive(side))
-            tables[name] = rows_cut(cut, self._columns, side, groups, marks=self._marks[side])
+            else:
+                tables[name] = rows_cut(self._cut(side), self._columns, side, groups)
         return StateSnapshot(tables=tables, files=files)
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `left`, `right` and `time`."""
-        return join_infos(self._columns, self._marks, self.kind)
+        return join_infos(self._columns, self._marks, self.kind, self.window)
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Restore the rows that wait, and the progress of event time."""
@@ -212,7 +219,7 @@ class WaitingRowsJoin(JoinOperator):
         for name in SIDES:
             if name in state.files and not self._disk:
                 raise files_of_another_backend(name, self._step.name)
-        self._progress.restore(state, todays_rule=False)
+        self._progress.restore(state, todays_rule=self.todays_rule)
         for side, disk in enumerate(self._disk):
             disk.released(self._progress.bounds[side], self._progress.further(side))
             if files := state.files.get(SIDES[side]):
@@ -223,13 +230,45 @@ class WaitingRowsJoin(JoinOperator):
                 state, side, own.schema, self._step.name, self._progress, marks=marks
             )
             if found is not None:
-                slots = self._keys.slots(self._columns.key_columns(side, found.rows))
-                own.load(found.rows, found.times, slots, self._keys.size, found.ids, found.matched)
+                self._load(side, found)
         self._settle_disk()
 
     def close(self) -> None:
         for disk in self._disk:
             disk.close()
+
+
+class WaitingRowsJoin(JoinOperator[Side, SpillingSide]):
+    """A join in which the rows of both sides wait by key and in order of time."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._keys = SharedKeys(self._hasher(), self._sides)
+
+    def _new_rows(self, side: int) -> Side:
+        return Side(self._columns.sides[side], marks=self._marks[side])
+
+    def _new_disk(self, side: int) -> SpillingSide:
+        keys, schema = self._columns.keys[side], self._columns.sides[side]
+        return SpillingSide(self.context, SIDES[side], schema, keys, marks=self._marks[side])
+
+    def _settle_disk(self) -> None:
+        before = list(self._sides)
+        super()._settle_disk()
+        if self._sides != before:
+            self._keys.tidy()
+
+    def _cut(self, side: int) -> RowsCut:
+        return self._sides[side].cut(self._alive(side))
+
+    def _alive(self, side: int) -> Alive:
+        """Return a function that tells which rows of a side count at a cut."""
+        return not_before(self._progress.bounds[side])
+
+    def _load(self, side: int, found: RestoredRows) -> None:
+        slots = self._keys.slots(self._columns.key_columns(side, found.rows))
+        keys = self._keys.size
+        self._sides[side].load(found.rows, found.times, slots, keys, found.ids, found.matched)
 
 
 def other(side: int) -> int:

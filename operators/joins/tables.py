@@ -9,13 +9,14 @@ the base or of earlier deltas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import StateError
+from ...state.aggregates.accumulators import Mask
 from ...state.evolution import is_widening, with_meaning
 from ...state.hashing import hash_columns, key_groups_of
 from ...state.slots.key_index import plain_column, too_much_text
@@ -23,8 +24,6 @@ from ...state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, TableC
 from ...state.values import Index
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .columns import LEFT, MATCHED_COLUMN, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
-from .row_store import rows_of_pieces
-from .side import SideCut
 
 SIDES: Final = ("left", "right")
 """The tables of rows."""
@@ -70,23 +69,39 @@ def progress_table(kind: str) -> KeyGroupTable:
 # --- cuts ---------------------------------------------------------------------------------------
 
 
-def rows_cut(
-    cut: SideCut, columns: JoinColumns, side: int, max_parallelism: int, *, marks: bool
-) -> TableCut:
+class RowsCut(Protocol):
+    """A cut of the rows of one side in memory. Call `rows` or `close` once, in any thread."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the cut."""
+        ...
+
+    def rows(self, since: int | None) -> tuple[pa.Table, Index, Index, Mask | None]:
+        """Return the rows added or marked after cut `since`, or all for None: rows, ids, times and
+        marks, if they have marks.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the cut without reading it."""
+        ...
+
+
+def rows_cut(cut: RowsCut, columns: JoinColumns, side: int, max_parallelism: int) -> TableCut:
     """Return the table of one side."""
-    schema = columns.sides[side]
 
     def make(since: int | None) -> pa.Table:
-        numbers, ids, times, marked = cut.rows(since)
-        rows = rows_of_pieces(cut.pieces, schema, numbers)
-        extra = [(MATCHED_COLUMN, pa.array(marked[0]))] if marks else []
-        added = [(ROW_COLUMN, pa.array(ids)), (TIME_COLUMN, pa.array(times)), *extra]
-        return by_key_group(rows, added, columns.keys[side], max_parallelism)
+        rows, ids, times, matched = cut.rows(since)
+        added = [(ROW_COLUMN, pa.array(ids)), (TIME_COLUMN, pa.array(times))]
+        if matched is not None:
+            added.append((MATCHED_COLUMN, pa.array(matched)))
+        return _by_key_group(rows, added, columns.keys[side], max_parallelism)
 
     return TableCut(make, keys=ROW_KEYS, epoch=cut.epoch, discard=cut.close)
 
 
-def by_key_group(
+def _by_key_group(
     rows: pa.Table,
     added: Sequence[tuple[str, pa.Array]],
     keys: Sequence[str],

@@ -5,23 +5,19 @@ allowed lateness, a window that has fired takes rows until it expires. Their add
 are emitted at once, and nothing is emitted twice: Flink would fire the whole window again.
 
 Windows are runs of panes (`operators/windows/panes/grid.py`), so a row is stored once, however many
-windows it is in. Rows are only added to a pane until the pane is dropped; so a cut is a list of
-pieces, and a delta is the pieces added since.
+windows it is in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyIndex
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.snapshot import RestoredState
 from ...state.values import Index
 from ..aggregation.keyed_aggregate import columns_of
 from ..base import OperatorContext
@@ -29,148 +25,26 @@ from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
 from ..windows.panes.grid import Grid
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
-from .columns import LEFT, RIGHT, ROW_COLUMN, TIME_COLUMN, JoinColumns
+from .columns import LEFT, RIGHT
 from .matching import Runs
-from .row_store import PIECE_BYTES_MAX
+from .pane_rows import PaneRows, by_pane
+from .spilling import SpillingPaneRows, side_by_side
 from .step import JoinOperator, JoinStep, other
-from .tables import ROW_KEYS, SIDES, by_key_group, join_infos, restored_rows
+from .tables import SIDES, RestoredRows, RowsCut
 
 if TYPE_CHECKING:
     from ..windows.kinds import PaneWindow
 
-PIECE_ROWS_MAX: Final = 4_096
-"""Pieces are joined up to this size; otherwise small batches would leave a batch per few rows."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of a pane that arrived together, with their times, numbers and epoch."""
-
-    rows: pa.RecordBatch
-    times: Index
-    ids: Index
-    epoch: int
-
-    def joined(self, later: Piece) -> Piece | None:
-        """Return this piece and a later one as one, or None if they stay apart.
-
-        Pieces of different epochs stay apart, because deltas tell them apart. Only pieces of
-        similar size are joined, so that a row is copied a few times at most.
-        """
-        own, others = self.rows.num_rows, later.rows.num_rows
-        if self.epoch != later.epoch or own > 2 * others or own + others > PIECE_ROWS_MAX:
-            return None
-        if self.rows.nbytes + later.rows.nbytes > PIECE_BYTES_MAX:
-            return None
-        return Piece(
-            pa.concat_batches([self.rows, later.rows]),
-            np.concatenate([self.times, later.times]),
-            np.concatenate([self.ids, later.ids]),
-            self.epoch,
-        )
-
-
-class PaneRows:
-    """The rows of one side, by pane."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self.epoch = TableEpoch()
-        self.size = 0
-        self._next_id = 0
-        self._panes: dict[int, list[Piece]] = {}
-
-    @property
-    def panes(self) -> list[int]:
-        """Return the panes with rows, ascending."""
-        return sorted(self._panes)
-
-    def add(self, pane: int, rows: pa.RecordBatch, times: Index) -> None:
-        """Add rows of one pane."""
-        ids = np.arange(self._next_id, self._next_id + len(times))
-        self._next_id += len(times)
-        self._add(pane, Piece(rows, times, ids, self.epoch.current))
-
-    def load(self, pane: int, rows: pa.RecordBatch, times: Index, ids: Index) -> None:
-        """Restore rows; `epoch.restored()` was called before."""
-        self._next_id = max(self._next_id, int(ids.max()) + 1)
-        self._add(pane, Piece(rows, times, ids, RESTORED_EPOCH))
-
-    def _add(self, pane: int, piece: Piece) -> None:
-        pieces = self._panes.setdefault(pane, [])
-        self.size += len(piece.times)
-        while pieces and (both := pieces[-1].joined(piece)) is not None:
-            pieces.pop()
-            piece = both
-        pieces.append(piece)
-
-    def rows(self, first: int, last: int) -> pa.RecordBatch:
-        """Return the rows of panes `first` to `last`, by pane, then in order of arrival."""
-        if last - first < len(self._panes):
-            wanted = [pane for pane in range(first, last + 1) if pane in self._panes]
-        else:
-            wanted = [pane for pane in self.panes if first <= pane <= last]
-        pieces = [piece.rows for pane in wanted for piece in self._panes[pane]]
-        if len(pieces) == 1:
-            return pieces[0]
-        if not pieces:
-            return pa.RecordBatch.from_arrays(
-                [pa.array([], field.type) for field in self.schema], schema=self.schema
-            )
-        return pa.concat_batches(pieces)
-
-    def drop(self, before: int) -> None:
-        """Drop the panes before `before`."""
-        for pane in [pane for pane in self._panes if pane < before]:
-            self.size -= sum(len(piece.times) for piece in self._panes.pop(pane))
-
-    def cut(self) -> PaneCut:
-        """Return a cut of all rows."""
-        pieces = [piece for pane in self.panes for piece in self._panes[pane]]
-        return PaneCut(self.epoch.cut(), pieces, self.schema)
-
-
-@dataclass(frozen=True, slots=True)
-class PaneCut:
-    """The rows of a side at a cut; usable in any thread."""
-
-    epoch: int
-    _pieces: list[Piece]
-    _schema: pa.Schema
-
-    def rows(self, since: int | None) -> tuple[pa.Table, Index, Index]:
-        """Return the rows added after cut `since` (None: all), with their numbers and times."""
-        pieces = [piece for piece in self._pieces if since is None or piece.epoch > since]
-        none = np.zeros(0, np.int64)
-        return (
-            pa.Table.from_batches([piece.rows for piece in pieces], self._schema),
-            np.concatenate([none, *(piece.ids for piece in pieces)]),
-            np.concatenate([none, *(piece.times for piece in pieces)]),
-        )
-
-
-def by_pane(panes: Index) -> Iterator[tuple[int, Index | slice]]:
-    """Yield the rows of each pane, ascending, as slices if the panes ascend. Needs at least one row."""
-    order = None
-    if not (panes[1:] >= panes[:-1]).all():
-        order = np.argsort(panes, kind="stable")
-        panes = panes[order]
-    cuts = [0, *(np.flatnonzero(panes[1:] != panes[:-1]) + 1).tolist(), len(panes)]
-    for low, high in pairwise(cuts):
-        yield int(panes[low]), slice(low, high) if order is None else order[low:high]
-
-
-_UNMARKED = (False, False)
-
-
-class WindowedPair(JoinOperator):
+class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
     """A join in windows. Subclasses make the result."""
+
+    todays_rule = True
 
     def __init__(self, step: JoinStep, window: PaneWindow) -> None:
         super().__init__(step, self._expired_at, self._expired_at)
         self._grid, self._lateness_ms = window.grid(), window.allowed_lateness_ms
-        self._bounds = window.identity
-        self._rows = [PaneRows(step.columns.sides[side]) for side in (LEFT, RIGHT)]
+        self.window = window.identity
         self._fired: int | None = None
         """The last window that has fired, or would have; None before the first watermark."""
         self._last_expired: int | None = None
@@ -182,21 +56,56 @@ class WindowedPair(JoinOperator):
         super().open(context)
         self._of_keys = self._hasher()
 
-    def _waiting(self, side: int) -> int:
-        return self._rows[side].size
+    def _new_rows(self, side: int) -> PaneRows:
+        return PaneRows(self._columns.sides[side])
+
+    def _new_disk(self, side: int) -> SpillingPaneRows:
+        keys, schema = self._columns.keys[side], self._columns.sides[side]
+        return SpillingPaneRows(self.context, SIDES[side], schema, keys)
 
     # --- results ---------------------------------------------------------------------------------
 
     def _fire(self, left: pa.RecordBatch, right: pa.RecordBatch, time: int) -> None:
-        """Emit the results of a complete window, with event time `time`."""
+        """Emit the results of all rows of some keys in a window, with event time `time`."""
         raise NotImplementedError
 
     def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
         """Handle new rows of a window that has fired; they have been added to it."""
         raise NotImplementedError
 
-    def _rows_of(self, side: int, window: int) -> pa.RecordBatch:
-        return self._rows[side].rows(*self._grid.panes_in(window))
+    def _pieces(self, window: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Yield the rows of a window on both sides, in pieces that have all rows of their keys."""
+        panes = self._grid.panes_in(window)
+        if not self._is_on_disk(window):
+            left, right = (rows.rows(*panes) for rows in self._sides)
+            yield left, right
+            return
+        for disk, rows in zip(self._disk, self._sides, strict=True):
+            disk.take_over(rows)
+        times = self._times_in(window)
+        for tables in side_by_side([disk.between(*times) for disk in self._disk]):
+            left, right = (
+                disk.batch(rows, self._grid.panes_of)
+                for disk, rows in zip(self._disk, tables, strict=True)
+            )
+            yield left, right
+
+    def _rows_of(self, side: int, window: int, keys: list[pa.Array]) -> pa.RecordBatch:
+        """Return the rows of a window on one side, without such on disk that have none of these keys."""
+        if not self._is_on_disk(window):
+            return self._sides[side].rows(*self._grid.panes_in(window))
+        disk = self._disk[side]
+        disk.take_over(self._sides[side])
+        return disk.batch(disk.of_keys(keys, *self._times_in(window)), self._grid.panes_of)
+
+    def _is_on_disk(self, window: int) -> bool:
+        first, last = self._grid.panes_in(window)
+        return any(first <= pane <= last for disk in self._disk for pane in disk.panes)
+
+    def _times_in(self, window: int) -> tuple[int, int]:
+        """Return the first and the last time of a window."""
+        start, end = self._grid.bounds(window)
+        return start, end - 1
 
     def _numbers(
         self, left: pa.RecordBatch, right: pa.RecordBatch
@@ -225,9 +134,10 @@ class WindowedPair(JoinOperator):
                 part = rows.slice(which.start, which.stop - which.start)
             else:
                 part = rows.take(pa.array(which))
-            self._rows[side].add(pane, part, times[which])
+            self._sides[side].add(pane, part, times[which])
             if self._lateness_ms:
                 self._look_for_late(side, part, pane)
+        self._settle_disk()
 
     def _look_for_late(self, side: int, part: pa.RecordBatch, pane: int) -> None:
         """Add new rows of a pane to its windows that have fired and not expired."""
@@ -261,16 +171,20 @@ class WindowedPair(JoinOperator):
             self._find_expired()
             for window in self._due(before):
                 time = self._grid.bounds(window)[1] - 1
-                left, right = (self._not_fired(side, window, time) for side in (LEFT, RIGHT))
-                self._fire(left, right, time)
-            for rows in self._rows:
-                assert self._first_kept is not None
+                for left, right in self._pieces(window):
+                    self._fire(
+                        self._not_fired(LEFT, left, time), self._not_fired(RIGHT, right, time), time
+                    )
+            assert self._first_kept is not None
+            for rows in self._sides:
                 rows.drop(self._first_kept)
+            for side, disk in enumerate(self._disk):
+                disk.drop(self._first_kept)
+                disk.released(self._progress.bounds[side])
         self.output.emit_watermark(timestamp)
 
-    def _not_fired(self, side: int, window: int, time: int) -> pa.RecordBatch:
-        """Return the rows of a due window, without key groups for which it had fired before a restore."""
-        rows = self._rows_of(side, window)
+    def _not_fired(self, side: int, rows: pa.RecordBatch, time: int) -> pa.RecordBatch:
+        """Return rows of a due window, without key groups for which it had fired before a restore."""
         groups = self._groups_of(side, rows)
         if groups is None:
             return rows
@@ -299,7 +213,8 @@ class WindowedPair(JoinOperator):
         due: set[int] = set()
         if before == self._fired:
             return []
-        for pane in {*self._rows[LEFT].panes, *self._rows[RIGHT].panes}:
+        panes = {pane for rows in self._sides for pane in rows.panes}
+        for pane in panes.union(*(disk.panes for disk in self._disk)):
             first, last = self._grid.windows_of(pane)
             if before is not None:
                 first = max(first, before + 1)
@@ -312,35 +227,18 @@ class WindowedPair(JoinOperator):
 
     # --- state ---------------------------------------------------------------------------------
 
-    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
-        groups = self.context.max_parallelism
-        tables = {self._progress.table.name: self._progress.cut()}
-        for side, name in enumerate(SIDES):
-            tables[name] = _table(self._rows[side].cut(), self._columns, side, groups)
-        return StateSnapshot(tables=tables)
+    def _cut(self, side: int) -> RowsCut:
+        return self._sides[side].cut()
 
-    def states(self) -> Sequence[StateInfo]:
-        """Tables `left`, `right` and `time`."""
-        return join_infos(self._columns, _UNMARKED, self.kind, self._bounds)
+    def _load(self, side: int, found: RestoredRows) -> None:
+        for pane, which in by_pane(self._grid.panes_of(found.times)):
+            part = found.picked(np.arange(len(found.ids))[which])
+            self._sides[side].load(pane, part.rows, part.times, part.ids)
 
-    def restore(self, state: RestoredState) -> None:
-        """Restore the rows that wait; event time is the least of all own key groups."""
-        self._progress.restore(state)
+    def _restore(self, state: RestoredState) -> None:
+        super()._restore(state)
         if self._progress.watermark > WATERMARK_MIN:
             self._find_expired()
-        for side in (LEFT, RIGHT):
-            own = self._rows[side]
-            own.epoch.restored()
-            found = restored_rows(
-                state, side, own.schema, self._step.name, self._progress, marks=False
-            )
-            if found is None:
-                continue
-            for pane, which in by_pane(self._grid.panes_of(found.times)):
-                index = np.arange(len(found.ids))[which]
-                part = found.picked(index)
-                own.load(pane, part.rows, part.times, part.ids)
 
 
 class WindowJoin(WindowedPair):
@@ -357,7 +255,8 @@ class WindowJoin(WindowedPair):
                 self._send(RIGHT, part.columns, None, np.full(part.num_rows, time))
 
     def _add_late(self, side: int, new: pa.RecordBatch, window: int, time: int) -> None:
-        self._pairs(side, new, self._rows_of(other(side), window), time)
+        keys = self._columns.key_columns(side, new)
+        self._pairs(side, new, self._rows_of(other(side), window, keys), time)
 
     def _pairs(self, side: int, own: pa.RecordBatch, others: pa.RecordBatch, time: int) -> Index:
         """Emit the pairs of rows of `side`; return which of the others matched any."""
@@ -391,12 +290,3 @@ def _with_lonely(probe: Index, rows: Index, first: int, last: int) -> tuple[Inde
     probe, rows = np.append(probe, lonely), np.append(rows, np.full(len(lonely), -1))
     order = np.argsort(probe, kind="stable")
     return probe[order], rows[order]
-
-
-def _table(cut: PaneCut, columns: JoinColumns, side: int, max_parallelism: int) -> TableCut:
-    def make(since: int | None) -> pa.Table:
-        rows, ids, times = cut.rows(since)
-        added = [(ROW_COLUMN, pa.array(ids)), (TIME_COLUMN, pa.array(times))]
-        return by_key_group(rows, added, columns.keys[side], max_parallelism)
-
-    return TableCut(make, keys=ROW_KEYS, epoch=cut.epoch)

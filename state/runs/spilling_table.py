@@ -406,14 +406,16 @@ class SpillingTable(Generic[D]):
             version.unpin()
 
     def scan(
-        self, held: Index, wanted: Callable[[Records], npt.NDArray[np.bool_]]
+        self,
+        held: Index,
+        hashes: Hashes,
+        wanted: Callable[[Records], npt.NDArray[np.bool_]],
     ) -> Iterator[pa.Table]:
         """Yield these rows of the delta, and those on disk that are `wanted`, in the order of hashes.
 
         All rows of one hash are in one piece. The delta must not change meanwhile. Waits if a flush
         is under way.
         """
-        hashes = self.delta.lanes()[0][held] if held.size else np.zeros(0, np.uint64)
         order = np.argsort(hashes)
         hashes, held = hashes[order], held[order]
         at = 0

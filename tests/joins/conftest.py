@@ -248,7 +248,15 @@ def _replay() -> Callable[..., Replayed]:
 @pytest.fixture(params=["usual", "tight"])
 def bounds(request: pytest.FixtureRequest) -> Any:
     """Run with the usual bounds, and with such that a few rows cross them all."""
-    from headgate.operators.joins import as_of, interval, matching, row_store, side, windowed
+    from headgate.operators.joins import (
+        as_of,
+        interval,
+        matching,
+        pane_rows,
+        row_store,
+        side,
+        windowed,
+    )
     from headgate.state.slots import epochs
 
     with pytest.MonkeyPatch.context() as patch:
@@ -256,7 +264,7 @@ def bounds(request: pytest.FixtureRequest) -> Any:
             patch.setattr(matching, "CHAIN_MAX", 2)
             patch.setattr(matching, "PAIRS_MAX", 3)
             patch.setattr(row_store, "PIECE_BYTES_MAX", 128)
-            patch.setattr(windowed, "PIECE_ROWS_MAX", 3)
+            patch.setattr(pane_rows, "PIECE_ROWS_MAX", 3)
             patch.setattr(side, "DEAD_MIN", 1)
             patch.setattr(side, "FORGET_MIN", 1)
             patch.setattr(row_store, "TAIL_MIN", 2)

@@ -298,7 +298,7 @@ def test_small_batches_wait_in_large_pieces(fleet):
             if pending is not None:
                 running.complete(pending)
             pending = running.cut()
-    for rows in running.operators[0]._rows:
+    for rows in running.operators[0]._sides:
         (pieces,) = rows._panes.values()
         assert len(pieces) < 50
     running.complete(pending)

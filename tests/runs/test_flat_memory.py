@@ -19,8 +19,14 @@ from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
-from headgate.operators.windows.kinds import WINDOW_FIELDS, CumulativeWindow, SlidingWindow
+from headgate.operators.windows.kinds import (
+    WINDOW_FIELDS,
+    CumulativeWindow,
+    SlidingWindow,
+    tumbling,
+)
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
@@ -35,6 +41,10 @@ ROW_BYTES = 8 * 7
 KEYS, PANES = 400_000, 6
 BATCH_ROWS = 10_000
 PANE_MS = 100
+COLUMNS = join_columns(
+    (SCHEMA, SCHEMA), (("k",), ("k",)), (False, True), "_2", ("a", "b"), Origin("here")
+)
+LEFT_JOIN = JoinStep("join", COLUMNS, outer_sides("left"))
 PLAN = AggregatePlan(("k",), {"n": count(), "total": sum("n")}, SCHEMA, WINDOW_FIELDS)
 
 
@@ -138,11 +148,27 @@ def test_rows_of_a_join_of_eight_times_the_managed_memory(
     """One row in eight meets another. All others leave alone, in the order of their times."""
     keys, steps = 2_100_000, 8
     assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
-    columns = join_columns(
-        (SCHEMA, SCHEMA), (("k",), ("k",)), (False, True), "_2", ("a", "b"), Origin("here")
-    )
-    step = JoinStep("join", columns, outer_sides("left"))
-    operator = IntervalJoin(step, Interval(-steps * PANE_MS, steps * PANE_MS))
+    operator = IntervalJoin(LEFT_JOIN, Interval(-steps * PANE_MS, steps * PANE_MS))
+    output = opened(operator, tmp_path, monkeypatch)
+    rng, held = np.random.default_rng(1), []
+    parts = np.array_split(rng.permutation(keys), steps)
+    for part in parts:
+        held += feed(operator, part, len(held))
+    held += feed(operator, parts[2], len(held), 1)
+    operator.on_watermark(WATERMARK_MAX)
+    held.append(anonymous_bytes())
+    assert output.rows == output.total == keys
+    operator.close()
+    assert_flat(held)
+
+
+def test_a_window_of_a_join_of_eight_times_the_managed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of one window. One on the left in eight meets another."""
+    keys, steps = 2_100_000, 8
+    assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
+    operator = WindowJoin(LEFT_JOIN, tumbling("1m"))
     output = opened(operator, tmp_path, monkeypatch)
     rng, held = np.random.default_rng(1), []
     parts = np.array_split(rng.permutation(keys), steps)

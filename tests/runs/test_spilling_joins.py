@@ -8,11 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headgate.operators.elements import ColumnBatch
+from headgate.operators.elements import Batch, ColumnBatch
+from headgate.operators.joins.co_group import CoGroup, CoGroupStep
 from headgate.operators.joins.columns import ROW_COLUMN, join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
+from headgate.operators.per_record.base import UserFunction
+from headgate.operators.rows import RowReader
+from headgate.operators.windows.kinds import cumulative, sliding, tumbling
 from headgate.tests.support import spilled_windows
 from headgate.tests.support.spilled_windows import (
     KEYS,
@@ -27,10 +32,21 @@ from headgate.tests.support.spilled_windows import (
 MIDDLE = {**ROCKSDB, "taskmanager.memory.managed.size": "150kb"}
 """Rows begin in memory, and move to disk after some batches."""
 INTERVALS = {"before": (-60, 0), "around": (-40, 70), "behind": (5, 90)}
+WINDOWS = {
+    "tumbling": tumbling("50ms", offset="7ms"),
+    "tumbling, lateness": tumbling("50ms", allowed_lateness="200ms"),
+    "sliding": sliding("90ms", "40ms"),
+    "sliding, lateness": sliding("90ms", "30ms", allowed_lateness="100ms"),
+    "cumulative": cumulative("120ms", "30ms", allowed_lateness="50ms"),
+}
 
 
 class Output(spilled_windows.Output):
-    """Rows of both sides, in any order of time."""
+    """Rows of both sides, in any order of time; also those of a function."""
+
+    def emit(self, batch: Batch) -> None:
+        records = batch.data.to_pylist() if isinstance(batch, ColumnBatch) else batch.records
+        self.rows += [f"result {row}" for row in records]
 
     def emit_side(self, tag: str, batch: ColumnBatch) -> None:
         self.rows += [f"{tag} {row}" for row in batch.data.to_pylist()]
@@ -47,13 +63,16 @@ class Side(spilled_windows.Side):
     how: Any = "full"
     interval = "around"
 
-    def new_operator(self) -> IntervalJoin:
+    def new_operator(self) -> Any:
+        return IntervalJoin(self.step(), Interval(*INTERVALS[self.interval]))
+
+    def step(self) -> JoinStep:
         outer = outer_sides(self.how)
         nullable = (outer[1], outer[0])
         columns = join_columns(
             (SCHEMA, SCHEMA), (self.keys, self.keys), nullable, "_2", ("a", "b"), Origin("here")
         )
-        return IntervalJoin(JoinStep("join", columns, outer), Interval(*INTERVALS[self.interval]))
+        return JoinStep("join", columns, outer)
 
     @classmethod
     def told_apart(cls, table: pa.Table) -> pa.Table:
@@ -86,9 +105,61 @@ def test_results_and_snapshots_are_those_of_memory(
     assert (spilled > 2) == (options is not ROOMY)
 
 
-def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
-    check_restored_in_a_thread(Side, tmp_path, lambda one: one._disk[0].active)
+class WindowSide(Side):
+    """The subtasks of a window join."""
+
+    window: Any = "tumbling"
+
+    def new_operator(self) -> Any:
+        return WindowJoin(self.step(), WINDOWS[self.window])
 
 
-def test_files_need_their_backend(tmp_path: Path) -> None:
-    check_files_fit(Side, tmp_path)
+def together(key: Any, left: list[Any], right: list[Any]) -> Any:
+    yield key, [(row.x, row.text) for row in left], [(row.x, row.price) for row in right]
+
+
+class CoGroupSide(WindowSide):
+    """The subtasks of a co-group."""
+
+    def new_operator(self) -> Any:
+        user = UserFunction(together, "join", Origin("here"), RowReader(None, None, together))
+        step = CoGroupStep(self.step(), together, user, (None, None))
+        return CoGroup(step, WINDOWS[self.window])
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "keys", "how", "options"),
+    [
+        (WindowSide, "tumbling", ("number",), "inner", ROCKSDB),
+        (WindowSide, "tumbling, lateness", ("name",), "full", MIDDLE),
+        (WindowSide, "sliding", ("name", "number"), "left", ROCKSDB),
+        (WindowSide, "sliding, lateness", ("number",), "right", MIDDLE),
+        (WindowSide, "cumulative", ("name",), "full", ROOMY),
+        (CoGroupSide, "tumbling", ("name",), "inner", MIDDLE),
+        (CoGroupSide, "sliding, lateness", ("number",), "inner", ROCKSDB),
+        (CoGroupSide, "cumulative", ("name", "number"), "inner", ROCKSDB),
+    ],
+)
+def test_windows_give_the_results_and_snapshots_of_memory(
+    tmp_path: Path,
+    kind: type[WindowSide],
+    window: str,
+    keys: tuple[str, ...],
+    how: str,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kind, "how", how)
+    monkeypatch.setattr(kind, "window", window)
+    spilled = check_against_memory(kind, tmp_path, keys, len(window), options)
+    assert (spilled > 2) == (options is not ROOMY)
+
+
+@pytest.mark.parametrize("kind", [Side, WindowSide])
+def test_files_are_read_in_a_thread(tmp_path: Path, kind: type[Side]) -> None:
+    check_restored_in_a_thread(kind, tmp_path, lambda one: one._disk[0].active)
+
+
+@pytest.mark.parametrize("kind", [Side, WindowSide])
+def test_files_need_their_backend(tmp_path: Path, kind: type[Side]) -> None:
+    check_files_fit(kind, tmp_path)

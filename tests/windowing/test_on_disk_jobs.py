@@ -10,7 +10,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import json_source, parquet_sink
-from headgate.operators.joins.spilling import SpillingSide
+from headgate.operators.joins.spilling import SpillingPaneRows, SpillingSide
 from headgate.operators.windows.panes.spilling import SpillingPanes
 from headgate.operators.windows.sessions.spilling import SpillingSessions
 from headgate.testing import harness
@@ -55,6 +55,31 @@ def joined(bids: Any) -> Any:
     return pairs.select("item", "price", "price_before")
 
 
+def in_windows(bids: Any) -> Any:
+    """Each bid with all bids on the same item in the same window."""
+    windows = bids.key_by("item").window(hg.sliding("20s", "10s", allowed_lateness="10s"))
+    other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
+    pairs = windows.join(other.key_by("item"), how="left", suffix="_other", name="sums")
+    return pairs.select("item", "price", "price_other")
+
+
+class Met(msgspec.Struct, frozen=True):
+    item: str
+    mine: int
+    others: int
+    total: int
+
+
+def together(item: str, mine: list[Any], others: list[Any]) -> Any:
+    yield Met(item, len(mine), len(others), sum(bid.price for bid in others))
+
+
+def in_groups(bids: Any) -> Any:
+    windows = bids.key_by("item").window(hg.tumbling("15s"))
+    other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
+    return windows.co_group(other.key_by("item"), together, into=Met, name="sums")
+
+
 def results(make: Any, backend: str, parallelism: int) -> list[str]:
     with harness(job_of(make, backend, parallelism)) as h:
         for step in range(30):
@@ -79,7 +104,13 @@ def results(make: Any, backend: str, parallelism: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("make", "kind"),
-    [(sliding, SpillingPanes), (sessions, SpillingSessions), (joined, SpillingSide)],
+    [
+        (sliding, SpillingPanes),
+        (sessions, SpillingSessions),
+        (joined, SpillingSide),
+        (in_windows, SpillingPaneRows),
+        (in_groups, SpillingPaneRows),
+    ],
 )
 def test_state_on_disk_survives_crashes_and_rescales(
     make: Any, kind: Any, monkeypatch: pytest.MonkeyPatch

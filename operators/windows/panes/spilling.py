@@ -143,11 +143,12 @@ class SpillingPanes:
             return (panes >= first) & (panes <= last)
 
         group = self._cells.group
-        held = np.zeros(0, np.intp)
+        held, hashes = np.zeros(0, np.intp), np.zeros(0, np.uint64)
         if group.keys.size:
             panes = plain_column(group.keys.keys()[-1]).to_numpy()
             held = np.flatnonzero((panes >= first) & (panes <= last))
-        for rows in self._cells.table.scan(held, wanted):
+            hashes = self._cells.table.delta.lanes()[0][held]
+        for rows in self._cells.table.scan(held, hashes, wanted):
             columns = self._space.keys_of(rows)
             slots = self._space.key_index(columns)[1]
             firsts, values = self._merged(rows, slots)
