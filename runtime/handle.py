@@ -227,7 +227,13 @@ class JobHandle:
     async def _status(self) -> dict[str, Any]:
         outcome = self._ended or await self._job.outcome()
         if outcome is None:
-            return await self._request("status", {})
+            try:
+                return await self._request("status", {})
+            except (HungUp, JobNotFound):
+                # It may have ended meanwhile, without an answer.
+                outcome = await self._job.outcome()
+                if outcome is None:
+                    raise
         return {"name": self.name, **outcome.as_json()}
 
     async def _wait(self, timeout: float | None) -> JobOutcome:

@@ -94,6 +94,32 @@ def test_stop_and_cancel_of_a_job_that_has_failed_raise_its_error(tmp_path: Path
             end()
 
 
+class EndsWhileItIsAsked:
+    """A job whose coordinator closes before it has answered."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def connect(self) -> Any:
+        self.ended = True
+        raise HungUp
+
+    async def outcome(self) -> JobOutcome | None:
+        return JobOutcome("FAILED", "ValueError: no") if self.ended else None
+
+    async def over(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_the_status_of_a_job_that_ends_while_it_is_asked_is_its_end() -> None:
+    status = hg.JobHandle("brief", "run-1", EndsWhileItIsAsked()).status()
+    assert (status["name"], status["status"], status["reason"]) == (
+        "brief",
+        "FAILED",
+        "ValueError: no",
+    )
+
+
 def use_until_it_fails(job: hg.Job, error: Exception | None = None) -> None:
     with job.start() as handle:
         while handle.status()["status"] != "FAILED":
