@@ -175,6 +175,8 @@ class Simulation:
         """Their workers may still write what nobody needs."""
         self._ran = False
         """All subtasks of the last attempt were told to begin."""
+        self._leads = 0
+        """The newest coordinator that has told workers about itself."""
         self._restarted_by = 0
         """The number of the last coordinator that did not go on with what it found."""
         self._requests: set[asyncio.Task[None]] = set()
@@ -376,8 +378,12 @@ class Simulation:
             body = json.loads(event.body)
             part = body["tasks"] < body["tasks_total"]
             self.watch.seen["restart of a part" if part else "restart of all"] += 1
-        if event.kind == "status" and json.loads(event.body).get("status") == "RUNNING":
-            self._ran = True
+        if event.kind == "start":
+            self._leads = max(self._leads, leader)
+        # Workers that already obey a successor do not begin an attempt of its predecessor, which may not
+        # know that yet.
+        if event.kind == "status" and leader >= self._leads:
+            self._ran = self._ran or json.loads(event.body).get("status") == "RUNNING"
         if event.kind == "adopted":
             self._taken_over(leader, json.loads(event.body))
         # `_ran` is over when a takeover has said why it restarts the job. Those before it, if they do not
