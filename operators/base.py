@@ -147,6 +147,10 @@ class OperatorContext:
     options: dict[str, str] = field(default_factory=dict)
     restored_checkpoint: int = 0
     """The id of the checkpoint this attempt was restored from; 0 for a fresh start."""
+    run_id: str = ""
+    """Names the run of the job, for names in other systems: a restart and another coordinator keep it, and
+    no other run has it, also not one that resumes from a checkpoint of this one.
+    """
     local_directory: Callable[[], Path] = _no_directory
     """Creates, on first use, a private directory of this operator subtask, deleted after the attempt."""
     held_s: Callable[[], float] = _never_held

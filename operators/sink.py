@@ -111,6 +111,34 @@ class SinkRun:
     announce: Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class EpochOutput:
+    """The committables of all writers of a sink for one checkpoint."""
+
+    checkpoint_id: int
+    committables: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalCommit:
+    """The one commit of a sink for a completed checkpoint.
+
+    Attributes:
+        job: the name of the job.
+        sink: the name of the sink's step.
+        options: the options of the job.
+        permit: proof that the checkpoint is durable.
+        epochs: everything pre-committed for that checkpoint or before and perhaps not committed yet, in
+            ascending order of checkpoints.
+    """
+
+    job: str
+    sink: str
+    options: Mapping[str, str]
+    permit: CommitPermit
+    epochs: tuple[EpochOutput, ...]
+
+
 class OutputFile(msgspec.Struct, frozen=True, array_like=True):
     """A visible file, or another piece of output, of a sink."""
 
@@ -149,7 +177,10 @@ class SinkWriter:
         return None
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        """Make pre-committed data visible. Idempotent; runs in a thread. Raising fails the job."""
+        """Make pre-committed data visible. Idempotent; runs in a thread. Raising fails the job.
+
+        Never called if the sink `commits_globally`.
+        """
 
     def finish(self) -> Callable[[], None] | None:
         """End the data: no write follows (the last roll and commit still do).
@@ -171,6 +202,8 @@ class Sink:
         needs_columns: True if it takes only column batches.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
         pickled: True if committables are pickled, so that a restore unpickles them.
+        commits_globally: True if `commit_globally` makes the output of all writers visible, once per
+            checkpoint, instead of each writer its own.
         if_exists: the policy for the output of earlier runs, unless the run has its own.
         place: the location of the output, for messages; empty if it is not kept.
     """
@@ -180,6 +213,7 @@ class Sink:
     needs_columns: bool = False
     extras: tuple[str, ...] = ()
     pickled: bool = False
+    commits_globally: bool = False
     if_exists: IfExists = IfExists.ERROR
     place: str = ""
 
@@ -188,6 +222,24 @@ class Sink:
 
     def writer(self) -> SinkWriter:
         """Return a new writer for one subtask."""
+        raise NotImplementedError
+
+    def commit_globally(self, commit: GlobalCommit) -> None:
+        """Make the output of all writers for a completed checkpoint visible.
+
+        For a sink that `commits_globally`. Called by the coordinator, in a thread, after each completed
+        checkpoint for which a writer has returned committables, and before an attempt that restores such
+        a checkpoint begins. No later checkpoint completes before this one is committed. The call is
+        repeated after failures, perhaps by another process, and perhaps while a former coordinator, which
+        does not know yet that it has been replaced, is in the same call. So it must be idempotent by
+        itself: the target has to record, in the same atomic change, which checkpoint was committed last.
+        Checkpoint ids grow within a run of a job (`OperatorContext.run_id`); another run may use them
+        again.
+
+        Raises:
+            StorageError: the target does not answer at the moment; the call is repeated after a pause.
+                Any other error fails the attempt.
+        """
         raise NotImplementedError
 
     def check_output(self, run: SinkRun) -> None:
@@ -237,7 +289,7 @@ class Sink:
         return type(self).__name__
 
 
-class _Pending(msgspec.Struct):
+class PendingOutput(msgspec.Struct):
     """Committables of one checkpoint, as stored in a snapshot."""
 
     checkpoint_id: int
@@ -248,7 +300,62 @@ class _Pending(msgspec.Struct):
     """When their barrier came, in ms since 1970; 0 in snapshots of the first versions."""
 
 
-_STATE = "committables"
+COMMITTABLES = "committables"
+"""The state of a sink in a snapshot: items that `pending_output` decodes."""
+
+
+def pending_output(item: bytes) -> list[PendingOutput]:
+    """Decode an item of the state `COMMITTABLES`."""
+    found = msgspec.msgpack.decode(item, type=list[PendingOutput] | PendingOutput)
+    # snapshots of the first versions have an item per checkpoint
+    return found if isinstance(found, list) else [found]
+
+
+def kind_of(sink: Sink) -> str:
+    """Return the class that a sink has derived from `Sink`, by which a snapshot names it."""
+    kinds = type(sink).__mro__
+    return kinds[max(kinds.index(Sink) - 1, 0)].__qualname__
+
+
+def check_kind(sink: str, kind: str, pending: PendingOutput) -> None:
+    """Check that uncommitted output is of the sink that is to commit it.
+
+    Args:
+        sink: the name of the sink's step.
+        kind: see `kind_of`.
+        pending: the output.
+
+    Raises:
+        StateError: a sink of another kind wrote it.
+    """
+    if not pending.sink or not pending.committables or pending.sink == kind:
+        return
+    raise StateError(
+        f"sink `{sink}` is a {kind} now, and was a {pending.sink} when "
+        f"checkpoint {pending.checkpoint_id} was taken: it cannot commit what that one had written",
+        fix="give the new sink another name, and keep the old one in the job until it has stopped with "
+        "a savepoint; or allow non-restored state, which gives up what was not committed",
+    )
+
+
+def epochs_of(name: str, sink: Sink, items: Sequence[bytes]) -> tuple[EpochOutput, ...]:
+    """Return what all writers of a sink had pre-committed, and perhaps not committed, at a checkpoint.
+
+    Args:
+        name: the name of the sink's step.
+        sink: the sink, which `commits_globally`.
+        items: the items of the state `COMMITTABLES` of all its subtasks.
+
+    Raises:
+        StateError: a sink of another kind wrote it.
+    """
+    kind, found = kind_of(sink), dict[int, list[bytes]]()
+    for item in items:
+        for pending in pending_output(item):
+            check_kind(name, kind, pending)
+            if pending.committables:
+                found.setdefault(pending.checkpoint_id, []).extend(pending.committables)
+    return tuple(EpochOutput(id_, tuple(values)) for id_, values in sorted(found.items()))
 
 
 class _Ledger:
@@ -280,7 +387,7 @@ class _Ledger:
             known_ms = self._since_ms.get(checkpoint_id, since_ms)
             self._since_ms[checkpoint_id] = min(known_ms, since_ms)
 
-    def prepare(self, checkpoint_id: int) -> list[_Pending]:
+    def prepare(self, checkpoint_id: int) -> list[PendingOutput]:
         """Pre-commit all rolls up to `checkpoint_id`; return everything prepared up to it.
 
         In a thread.
@@ -299,7 +406,7 @@ class _Ledger:
             with self._lock:
                 held = sorted(self._prepared.items())
                 return [
-                    _Pending(id_, values, self._sink, self._since_ms[id_])
+                    PendingOutput(id_, values, self._sink, self._since_ms[id_])
                     for id_, values in held
                     if id_ <= checkpoint_id
                 ]
@@ -346,8 +453,7 @@ class SinkOperator(Operator):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        kinds = type(sink).__mro__
-        self._kind = kinds[max(kinds.index(Sink) - 1, 0)].__qualname__
+        self._kind = kind_of(sink)
         self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
         self.wrote = False
@@ -379,31 +485,21 @@ class SinkOperator(Operator):
         metrics.gauge("sink_prepared_seconds", lambda: ledger.waiting_s(now_ms(), prepared=True))
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Commit what the restored checkpoint had pre-committed; the restore itself is the permit."""
+        """Commit what the restored checkpoint had pre-committed; the restore itself is the permit.
+
+        If the sink commits globally, the coordinator has done that already.
+        """
         restored = self.context.restored_checkpoint
-        for item in state.items.get(_STATE, []):
-            found = msgspec.msgpack.decode(item, type=list[_Pending] | _Pending)
-            # snapshots of the first versions have an item per checkpoint
-            for pending in found if isinstance(found, list) else [found]:
-                self._check_kind(pending)
+        for item in state.items.get(COMMITTABLES, []):
+            for pending in pending_output(item):
+                check_kind(self.context.operator_name, self._kind, pending)
                 since_ms = pending.since_ms or self.context.clock.now_ms()
                 self._ledger.add(pending.checkpoint_id, pending.committables, since_ms)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
         return self._commit(CommitPermit(self.context.job_name, 0, restored))
 
-    def _check_kind(self, pending: _Pending) -> None:
-        """Raise StateError if a sink of another kind wrote the uncommitted output."""
-        if not pending.sink or not pending.committables or pending.sink == self._kind:
-            return
-        raise StateError(
-            f"sink `{self.context.operator_name}` is a {self._kind} now, and was a {pending.sink} when "
-            f"checkpoint {pending.checkpoint_id} was taken: it cannot commit what that one had written",
-            fix="give the new sink another name, and keep the old one in the job until it has stopped with "
-            "a savepoint; or allow non-restored state, which gives up what was not committed",
-        )
-
     def pickled_states(self) -> Sequence[str]:
-        return [_STATE] if self._sink.pickled else []
+        return [COMMITTABLES] if self._sink.pickled else []
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
@@ -420,7 +516,7 @@ class SinkOperator(Operator):
             prepared = ledger.prepare(checkpoint_id)
             return [msgspec.msgpack.encode(prepared)] if prepared else []
 
-        return StateSnapshot(items={_STATE: ItemsCut(make_items)})
+        return StateSnapshot(items={COMMITTABLES: ItemsCut(make_items)})
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread; failures fail the job."""
@@ -428,6 +524,11 @@ class SinkOperator(Operator):
 
     def _commit(self, permit: CommitPermit) -> Awaitable[None] | None:
         ledger, writer = self._ledger, self.writer
+        if self._sink.commits_globally:
+            # The entry in the job log, which the permit stands for, has the committables; the coordinator
+            # commits them before it writes another.
+            ledger.committed(permit.checkpoint_id)
+            return None
         due = ledger.due(permit.checkpoint_id)
         if not due:
             return None

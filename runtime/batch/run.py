@@ -30,7 +30,7 @@ from ...operators.base import OperatorContext
 from ...operators.clock import SystemClock
 from ...operators.drops import dropped_text, how_to_keep
 from ...operators.graph import Graph, Node
-from ...operators.sink import Guarantee, Sink
+from ...operators.sink import EpochOutput, GlobalCommit, Guarantee, Sink
 from ...operators.source import SourceRun
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
@@ -285,11 +285,18 @@ async def _commit(plan: PhysicalPlan, written: Mapping[int, list[bytes]], option
             for node in vertex.nodes:
                 if node.sink is None or node.id not in written:
                     continue
+                permit = CommitPermit(plan.job_name, 0, COMMIT)
+                if node.sink.commits_globally:
+                    epoch = EpochOutput(COMMIT, tuple(written[node.id]))
+                    commit = GlobalCommit(
+                        plan.job_name, node.name, options.effective(), permit, (epoch,)
+                    )
+                    await asyncio.to_thread(node.sink.commit_globally, commit)
+                    continue
                 writer = node.sink.writer()
                 writer.open(_context(plan, node, options, threads))
                 try:
                     await asyncio.to_thread(writer.prepare)
-                    permit = CommitPermit(plan.job_name, 0, COMMIT)
                     await asyncio.to_thread(writer.commit, written[node.id], permit)
                 finally:
                     writer.close()

@@ -179,6 +179,7 @@ class Subtask:
             generation=0,
             attempt=stage.attempt,
             restored_checkpoint=0,
+            run=f"batch-{stage.attempt}",
             options=stage.options,
             settings=TaskSettings(),
             clock=SystemClock(),

@@ -169,6 +169,8 @@ class Deploy(Message, frozen=True):
     """True if only the regions of `subtasks` begin again, which do not run here; all others go on."""
     storage: str = ""
     restored_checkpoint: int = 0
+    run: str = ""
+    """The run of the job; see `OperatorContext.run_id`."""
     state_root: str = ""
     """The address of the files of restored state; empty: they are in the job's own storage."""
 

@@ -75,6 +75,9 @@ class Adopting:
             attempt=self._attempt.number,
             workers=self._job.pool.describe(),
         )
+        log = self._env.log
+        if log is not None and log.view.newest is not None:
+            self._job.commits.begin(log.view.newest.manifest)
         workers = list(self._job.pool.live.values())
         self._job.warm_spares()
         self._job.pool.retire(workers)  # none leaves; spares are started again

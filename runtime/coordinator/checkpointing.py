@@ -60,6 +60,7 @@ from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
 from .environment import JobEnvironment
 from .events import PublishResult
+from .global_commit import GlobalCommitter
 
 _log = logging.getLogger("headgate.checkpoint")
 CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
@@ -99,11 +100,13 @@ class CheckpointDriver:
         protocol: CheckpointCoordinator[CheckpointAcked],
         env: JobEnvironment,
         host: CheckpointHost,
+        commits: GlobalCommitter,
     ) -> None:
         checkpoint = env.spec.checkpoint
         self.protocol = protocol
         self._env = env
         self._host = host
+        self._commits = commits
         self._log = log = env.log
         self._store = store = env.store
         self._clock = env.steady_clock
@@ -333,6 +336,7 @@ class CheckpointDriver:
 
     def job_failed(self) -> Outcome:
         """Abort the checkpoints of the attempt, which is over."""
+        self._commits.give_up()
         return self._carry_out(self.protocol.job_failed(self._clock.now_ms()))
 
     async def close(self) -> None:
@@ -431,6 +435,8 @@ class CheckpointDriver:
             writing = self._write_entry(
                 manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
             )
+            if decision.final or options.stop:
+                writing = self._write_last_entry(writing)
         task = asyncio.get_running_loop().create_task(
             self._answer(writing, checkpoint_id, options.savepoint),
             name=f"publish {checkpoint_id}",
@@ -453,16 +459,24 @@ class CheckpointDriver:
     async def _write_entry(
         self, manifest: Manifest, *, is_final: bool, parallelism: int, wrote: set[str]
     ) -> None:
-        if self._log is None:
-            return  # a stop with savepoint ends: sinks commit, and nothing is stored
-        await self._log.complete_checkpoint(
-            manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
-        )
+        if self._log is None:  # a stop with savepoint ends: sinks commit, and nothing is stored
+            self._commits.begin(manifest)
+            return
+        async with self._commits.before_entry():
+            await self._log.complete_checkpoint(
+                manifest, is_final=is_final, parallelism=parallelism, wrote=wrote
+            )
+            self._commits.begin(manifest)
         self.last_duration_ms = manifest.duration_ms
         self.last_size_bytes = manifest.size_bytes
         self.figures.duration.observe(manifest.duration_ms / 1000)
         self.figures.state_bytes = manifest.state_bytes()
         self._announce_complete("checkpoint", "COMPLETED", manifest)
+
+    async def _write_last_entry(self, writing: Coroutine[Any, Any, None]) -> None:
+        """Write the entry of the last checkpoint of an attempt, which ends with all output visible."""
+        await writing
+        await self._commits.before_end()
 
     async def _write_savepoint(self, manifest: Manifest, options: CheckpointOptions) -> None:
         savepoint = savepoint_of(manifest, self.plan.job_name, native=options.native)

@@ -21,6 +21,7 @@ from .discovery import SplitDiscovery
 from .environment import JobEnvironment
 from .events import ClientCommand, Tick
 from .failures import Failure, Failures
+from .global_commit import GlobalCommitter
 from .output import OutputReplacer
 from .placement import SlotAffinity
 from .restore import RestorePoints, dispose_claimed
@@ -96,7 +97,8 @@ class JobContext:
         self.lifecycle = Lifecycle(clock, began_ms)
         self.failures = Failures.of(env.spec, env.options)
         rules = checkpoint_rules(env.spec.checkpoint, env.options)
-        self.checkpoints = CheckpointDriver(CheckpointCoordinator(rules), env, self)
+        self.commits = GlobalCommitter(env)
+        self.checkpoints = CheckpointDriver(CheckpointCoordinator(rules), env, self, self.commits)
         self.old_output = OutputReplacer(env)
         self.restore_points = RestorePoints(env)
         self.splits = FreshSplits(env)
@@ -198,5 +200,6 @@ class JobContext:
         """Give up what goes on in the background."""
         if self._tick is not None:
             self._tick.cancel()
+        await self.commits.close()
         await self.old_output.close()
         await self.failures.enrichers.close()

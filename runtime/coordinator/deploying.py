@@ -23,6 +23,7 @@ from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failover import RegionId
 from ..protocol.ids import SubtaskId
 from ..savepoint.compare import accepted_changes
+from ..savepoint.describe import SPLITS
 from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
@@ -41,7 +42,7 @@ from .restore import (
     check_restorable,
     finished_subtasks,
     reader_of,
-    split_positions,
+    split_items,
 )
 from .states import ToDeploying, ToFailing, ToRunning, Transition, end_by, ends_at_once
 from .workers import LiveWorker
@@ -91,6 +92,7 @@ class Deploying:
             if _with_channel_state(env, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         attempt.use(plan, parallelism)
+        await job.commits.restored(restored)
         job.warm_spares()
         await ensure_workers(job)
         workers = choose_workers(job, job.pool.staying)
@@ -256,6 +258,7 @@ async def deploy_regions(
                 partial=partial,
                 storage=checkpoint.storage if checkpoint else "",
                 restored_checkpoint=attempt.restored_checkpoint,
+                run=env.spec.run,
                 state_root=restored.root if restored is not None else "",
             )
         )
@@ -310,7 +313,7 @@ async def _assignments_from(
             begun = splits
             if begun is None:
                 assert manifest is not None  # otherwise the source has just been cut
-                begun = await split_positions(manifest, vertex.head.name, read)
+                begun = await split_items(manifest, vertex.head.name, SPLITS, read)
             ledger = ledger_start(job.env, vertex, begun)
         for index in range(vertex.parallelism):
             subtask = SubtaskId(vertex.id, index)

@@ -46,6 +46,7 @@ class Ended:
             reason = self._end.reason or self._end.status.value
             lifecycle.rescale.command.refuse(JobError(f"the job ended: {reason}"))
         await job.pool.close()
+        await job.commits.finish()
         end = await self._replace_output()
         if log is not None:
             checkpoints.last_completed = await log.end_job(

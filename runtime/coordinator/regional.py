@@ -193,6 +193,7 @@ class RegionalRestart:
         job.failures.history.waited(env.clock.now_ms())
         attempt.begin_deployment()
         restored = await job.restore_points.find()
+        await job.commits.restored(restored)
         workers = await self._get_workers()
         attempt.restored = restored
         self._waiting = set(

@@ -38,7 +38,6 @@ from ..protocol.failures import FailureKind
 from ..protocol.redistribution import broadcast, spread_splits
 from ..savepoint import store as savepoints
 from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states, unconnected
-from ..savepoint.describe import SPLITS
 from ..savepoint.locate import StoredSnapshot, locate
 from ..storage.base import CheckpointStore
 from .environment import JobEnvironment
@@ -288,15 +287,15 @@ async def assign_state(
     return [tuple(snapshots) for snapshots in assigned]
 
 
-async def split_positions(manifest: Manifest, source: str, read: ReadHandle) -> list[bytes]:
-    """Return the splits, with positions, that all subtasks of a source had at a checkpoint.
+async def split_items(manifest: Manifest, name: str, state: str, read: ReadHandle) -> list[bytes]:
+    """Return the split items that all subtasks of an operator had in a state at a checkpoint.
 
     Raises:
         StateError: they cannot be read.
     """
-    operators = [operator for operator in manifest.operators if operator.name == source]
+    operators = [operator for operator in manifest.operators if operator.name == name]
     found = [await _items(operator, "split", read) for operator in operators]
-    return [split for items in found for split in _flat(items.get(SPLITS, {}))]
+    return [item for items in found for item in _flat(items.get(state, {}))]
 
 
 def finished_subtasks(manifest: Manifest, vertex: Vertex) -> frozenset[int]:

@@ -130,6 +130,13 @@ CHECKPOINT_HISTORY = Option[int](
     10,
     "The number of ended checkpoints whose statistics are kept, for `headgate checkpoints`.",
 )
+COMMITTER_RETRIES = Option[int](
+    "sink.committer.retries",
+    Integer(unit="retries"),
+    10,
+    "How often a commit for all writers of a sink is tried again, after pauses of 1 s to 1 min, while its "
+    "target does not answer. Then the attempt fails. Until it succeeds, no further checkpoint completes.",
+)
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",
     Integer(unit="checkpoints"),

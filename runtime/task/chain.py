@@ -425,6 +425,7 @@ def make_context(
         run_in_thread=run_in_thread,
         options=env.options,
         restored_checkpoint=env.restored_checkpoint,
+        run_id=env.run,
         local_directory=lambda: env.directory.of_operator(name),
         held_s=held_s,
         splits=env.splits,

@@ -134,6 +134,8 @@ class TaskEnvironment:
     """True if barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
     """The copies of state files on this machine."""
+    run: str = ""
+    """The run of the job; see `OperatorContext.run_id`."""
     load: LoopLoad = field(default_factory=LoopLoad)
     """The load of the event loop, which all subtasks in it share."""
 

@@ -186,6 +186,7 @@ class Deployment:
             generation=self._message.generation,
             attempt=self.attempt,
             restored_checkpoint=self._message.restored_checkpoint,
+            run=self._message.run,
             options=self._options.effective(),
             settings=task_settings(self._options),
             clock=self._worker.clock,

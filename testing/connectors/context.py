@@ -100,6 +100,7 @@ def make_context(
 
     return OperatorContext(
         job_name="conformance",
+        run_id="conformance",
         operator_name=operator_name,
         subtask_index=subtask_index,
         parallelism=parallelism,

@@ -14,7 +14,15 @@ import cloudpickle
 import msgspec
 
 from ...operators.elements import Batch
-from ...operators.sink import GuaranteeLike, Sink, SinkOperator, SinkRun
+from ...operators.sink import (
+    COMMITTABLES,
+    GlobalCommit,
+    GuaranteeLike,
+    Sink,
+    SinkOperator,
+    SinkRun,
+    epochs_of,
+)
 from ...state.snapshot import CommitPermit, RestoredState
 from .cases import Checks, Feature, SinkCase
 from .context import expect, expect_same, finished, make_context, records_of
@@ -23,6 +31,7 @@ from .refusals import expect_no_secrets, refused
 CHECKS: Final[Checks[SinkCase]] = Checks()
 _CALL_S_MAX: Final = 120.0
 """A call that has not returned after this many seconds is assumed to hang."""
+_JOB: Final = "conformance"
 _BATCHES: Final = 3
 """A sink is tried with this many batches, each of which is a checkpoint's."""
 Items = dict[str, list[bytes]]
@@ -68,6 +77,8 @@ class _SinkJob:
     async def start(self) -> SinkOperator:
         """Start a new attempt, restored from the last completed checkpoint."""
         self.log.attempt += 1
+        if self.log.checkpoint_id:
+            await self._commit_globally()
         sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
         operator = SinkOperator(sink)
         context = make_context(
@@ -112,8 +123,17 @@ class _SinkJob:
         self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
         if point is CrashPoint.BEFORE_COMMIT:
             return True
-        await commit(operator, self.log.checkpoint_id)
+        await self.commit(operator)
         return point is CrashPoint.AFTER_COMMIT
+
+    async def commit(self, operator: SinkOperator) -> None:
+        """Notify the sink that the last checkpoint is complete, and wait until it has committed."""
+        await self._commit_globally()
+        await commit(operator, self.log.checkpoint_id)
+
+    async def _commit_globally(self) -> None:
+        """Do the coordinator's part of a commit."""
+        await commit_globally(self._sink, [self.log.items], self.log.checkpoint_id)
 
     async def prepare(self, operator: SinkOperator, crash: bool = False) -> Items | None:
         """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
@@ -128,8 +148,27 @@ class _SinkJob:
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
-    """Notify a sink that a checkpoint is complete, and wait until it has committed."""
-    await finished(operator.on_checkpoint_complete(CommitPermit("conformance", 1, checkpoint_id)))
+    """Notify a subtask of a sink that a checkpoint is complete, and wait until it has committed."""
+    await finished(operator.on_checkpoint_complete(CommitPermit(_JOB, 1, checkpoint_id)))
+
+
+async def commit_globally(sink: Sink, parts: Sequence[Items], checkpoint_id: int) -> None:
+    """Commit a checkpoint for all writers of a sink, as the coordinator does, if the sink wants that.
+
+    Args:
+        sink: the sink.
+        parts: the parts of its subtasks in the checkpoint.
+        checkpoint_id: the number of the checkpoint.
+    """
+    if not sink.commits_globally:
+        return
+    sink = cloudpickle.loads(cloudpickle.dumps(sink))
+    items = [item for part in parts for item in part.get(COMMITTABLES, [])]
+    epochs = epochs_of("sink", sink, items)
+    permit = CommitPermit(_JOB, 1, checkpoint_id)
+    if epochs:
+        commit = GlobalCommit(_JOB, "sink", {}, permit, epochs)
+        await asyncio.to_thread(sink.commit_globally, commit)
 
 
 ExpectEpochs = Callable[[int, str], None]
@@ -233,7 +272,7 @@ async def _committed_twice(
     expect_epochs(1, "committed by the restore")
     (await job.start()).close()
     expect_epochs(1, "committed by a second restore")
-    await commit(zombie, job.log.checkpoint_id)
+    await job.commit(zombie)
     zombie.close()
     expect_epochs(1, "committed again by a dead attempt")
 
@@ -329,9 +368,7 @@ async def committed_by_two_at_once(case: SinkCase) -> None:
         first = await job.start()
         first.process(batches[0], 0)
         await job.checkpoint(first, 1, CrashPoint.BEFORE_COMMIT)
-        outcomes = await asyncio.gather(
-            commit(first, job.log.checkpoint_id), job.start(), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(job.commit(first), job.start(), return_exceptions=True)
         refusals = [each for each in outcomes if isinstance(each, BaseException)]
         expect(len(refusals) < 2, f"neither of two attempts can commit: {refusals}")
         for each in (first, *outcomes):
@@ -359,7 +396,7 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
                 prepared.append(await job.prepare(operator) or {})
             job.log.checkpoint_id = job.log.epoch = completed
             job.log.items = prepared[completed - 1]
-            await commit(operator, completed)
+            await job.commit(operator)
             story = f"three checkpoints were prepared, and the {completed}. is complete"
             expect_same(places.visible(), _all_of(batches[:completed]), story)
             operator.close()
@@ -416,6 +453,7 @@ async def _cut(operator: SinkOperator, checkpoint_id: int) -> Items:
 
 async def _restored(sink: Sink, items: Sequence[Items], parallelism: int) -> None:
     """Restore checkpoint 1 at this parallelism, item by item in turn, and close again."""
+    await commit_globally(sink, items, 1)
     dealt: list[Items] = [{} for _ in range(parallelism)]
     for number, each in enumerate(items):
         for name, values in each.items():
@@ -521,7 +559,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         if moment is _Moment.WRITE:
             operator.process(batches[1], 0)
         if moment is _Moment.COMMIT:
-            await commit(operator, job.log.checkpoint_id)
+            await job.commit(operator)
         else:
             await job.checkpoint(operator, 2)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from headgate.operators.graph import Graph
 from headgate.runtime.control.messages import CheckpointAcked, Messages, TriggerCheckpoint
 from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome
 from headgate.runtime.coordinator.events import PublishResult
+from headgate.runtime.coordinator.global_commit import GlobalCommitter
 from headgate.runtime.observe.spans import NoSpans
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
@@ -84,7 +86,9 @@ class DrivenJob:
         if self.log is not None:
             await self.log.start_generation(parallelism=1, max_parallelism=4, run="run")
         env: Any = SimpleNamespace(
-            spec=SimpleNamespace(checkpoint=SimpleNamespace(retain=self.retain), options={}),
+            spec=SimpleNamespace(
+                checkpoint=SimpleNamespace(retain=self.retain), options={}, graph=Graph()
+            ),
             options=Options({}),
             log=self.log,
             store=self.store if self.log is not None else None,
@@ -96,7 +100,9 @@ class DrivenJob:
             spans=NoSpans(),
             publish=lambda kind, text, **_: self.announced.append((kind, text)),
         )
-        self.driver = CheckpointDriver(CheckpointCoordinator(self.settings), env, self)
+        self.driver = CheckpointDriver(
+            CheckpointCoordinator(self.settings), env, self, GlobalCommitter(env)
+        )
         self.driver.start(1, self.plan, used=0, base=0)
         return self.driver
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from headgate.errors import StorageError
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
-from headgate.operators.sink import Guarantee, Sink, SinkWriter
+from headgate.operators.sink import GlobalCommit, Guarantee, Sink, SinkWriter
 from headgate.operators.source import Source, SourceReader
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.loop import START_MS
@@ -43,9 +44,12 @@ class OutsideFaults:
     map_rate: float = 0.0
     prepare_rate: float = 0.0
     commit_rate: float = 0.0
+    table_rate: float = 0.0
+    """How often the target of a sink that commits globally does not answer."""
 
     def heal(self) -> None:
         """From now on no user code fails."""
+        self.table_rate = 0.0
         self.map_rate = self.prepare_rate = self.commit_rate = 0.0
 
 
@@ -86,6 +90,8 @@ class World:
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     """By sink and subtask: the newest that was opened; older ones are fenced."""
     transactions: dict[bytes, Transaction] = field(default_factory=dict)
+    markers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By sink that commits globally, and run: the newest checkpoint that was committed."""
     visible: list[tuple[int, ...]] = field(default_factory=list)
     by_key: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -137,6 +143,30 @@ class World:
     def commit(self, name: bytes, permit: CommitPermit) -> None:
         """Make a transaction visible; may be repeated."""
         self.perhaps_fail(self.faults.commit_rate, "no commit")
+        self._show(name, permit)
+        self.perhaps_fail(self.faults.commit_rate, "no answer to a commit")
+
+    def commit_table(self, commit: GlobalCommit) -> None:
+        """Make the output of a whole checkpoint visible, with a marker that says so; may be repeated.
+
+        Whatever the marker of a run has passed counts as committed, as in a table that records only the
+        newest checkpoint.
+        """
+        if self.rng.random() < self.faults.table_rate:
+            raise StorageError("the table does not answer")
+        self.perhaps_fail(self.faults.commit_rate, "no commit")
+        for epoch in commit.epochs:
+            runs = {name.decode().split("|")[0] for name in epoch.committables}
+            for run in sorted(runs):
+                if epoch.checkpoint_id <= self.markers.get((commit.sink, run), 0):
+                    continue
+                for name in epoch.committables:
+                    if name.decode().startswith(f"{run}|"):
+                        self._show(name, commit.permit)
+                self.markers[commit.sink, run] = epoch.checkpoint_id
+        self.perhaps_fail(self.faults.commit_rate, "no answer to a commit")
+
+    def _show(self, name: bytes, permit: CommitPermit) -> None:
         if permit.checkpoint_id not in self.completed:
             raise self.violated(f"commit without a completed checkpoint {permit} {name!r}")
         transaction = self.transactions.get(name)
@@ -151,7 +181,6 @@ class World:
                 self.check(self, record)
                 self.visible.append(record)
                 self.by_key.setdefault(record[0], []).append(record)
-        self.perhaps_fail(self.faults.commit_rate, "no answer to a commit")
 
 
 WORLDS: dict[str, World] = {}
@@ -321,6 +350,19 @@ class Ledger(Sink):
         return _Writer(self.token)
 
 
+class GlobalLedger(Ledger):
+    """The same, with one commit per checkpoint for all subtasks."""
+
+    commits_globally = True
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        WORLDS[token].faults.table_rate = 0.2
+
+    def commit_globally(self, commit: GlobalCommit) -> None:
+        WORLDS[self.token].commit_table(commit)
+
+
 class _Writer(SinkWriter):
     def __init__(self, token: str) -> None:
         self._world = WORLDS[token]
@@ -343,7 +385,7 @@ class _Writer(SinkWriter):
         records, self._records = self._records, []
         context = self.context
         sink, subtask = context.operator_name, context.subtask_index
-        name = f"{context.attempt}-{checkpoint_id}-{sink}-{subtask}".encode()
+        name = f"{context.run_id}|{context.attempt}-{checkpoint_id}-{sink}-{subtask}".encode()
         transaction = Transaction(context.attempt, sink, subtask, checkpoint_id, records)
 
         def precommit() -> list[bytes]:

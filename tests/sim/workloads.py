@@ -13,7 +13,7 @@ from headgate.runtime.job import runnable
 from headgate.runtime.plan import beside_source
 
 from . import counting, timed
-from .outside import Ledger, World
+from .outside import GlobalLedger, Ledger, World
 
 STORAGE = "memory://sim"
 
@@ -37,6 +37,7 @@ class Workload:
         conserves: it makes one record of one, and keeps none back: see `check_conserved`.
         flushes: only the end of the data brings out the last results.
         endless: its source never ends.
+        sink: makes the sink of the last stream.
     """
 
     build: Callable[[hg.Job, str], Any]
@@ -45,6 +46,7 @@ class Workload:
     conserves: bool = False
     flushes: bool = False
     endless: bool = False
+    sink: type[Ledger] = Ledger
 
 
 KINDS = {
@@ -61,6 +63,8 @@ KINDS = {
 }
 
 MORE_KINDS = {
+    "global": Workload(counting.count, counting.check_count, conserves=True, sink=GlobalLedger),
+    "global regions": Workload(counting.regions, counting.check_count, sink=GlobalLedger),
     "growing": Workload(counting.growing, counting.check_count, endless=True),
     "growing regions": Workload(counting.growing_regions, counting.check_count, endless=True),
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
@@ -93,7 +97,8 @@ def make_job(token: str, kind: str, settings: dict[str, Any], options: dict[str,
     job = hg.Job("sim", parallelism=parallelism, max_parallelism=most, options=options)
     job.checkpoint(storage=STORAGE, **settings)
     job.restart(attempts=1_000_000, delay="100ms")
-    workload(kind).build(job, token).write(Ledger(token), name="out")
+    of_kind = workload(kind)
+    of_kind.build(job, token).write(of_kind.sink(token), name="out")
     return job
 
 

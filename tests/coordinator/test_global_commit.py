@@ -1,0 +1,126 @@
+"""Sinks whose output the coordinator commits, once per checkpoint for all writers.
+
+Method: the checks of the conformance kit, and real jobs in this process whose table stays away for a
+while. The simulation has crashes of coordinators and workers around each step (kinds `global` and
+`global regions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.connectors import from_list, generator
+from headgate.errors import HeadgateError
+from headgate.operators.elements import Batch, ObjectBatch
+from headgate.operators.sink import GuaranteeLike, Sink
+from headgate.testing.connectors import Check, Feature, SinkCase, sink_checks
+from headgate.tests.support.connector_cases import Directory
+from headgate.tests.support.global_sink import NO_MARKER, TableSink, read_table, visible
+
+CHECKS = {check.name: check for check in sink_checks() if check.needs <= {Feature.EXACTLY_ONCE}}
+OPTIONS = {"restart-strategy.type": "none"}
+
+
+class TableCase(Directory, SinkCase):
+    features = frozenset({Feature.EXACTLY_ONCE})
+    bug = ""
+
+    def records(self) -> Sequence[Any]:
+        return list(range(12))
+
+    def batches(self, records: Sequence[Any]) -> list[Batch]:
+        return [ObjectBatch(list(records[at : at + 2])) for at in range(0, len(records), 2)]
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        return TableSink(place, self.bug)
+
+    def visible(self, place: Path) -> list[Any]:
+        return visible(place)
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=list(CHECKS))
+def test_it_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
+    asyncio.run(check.run(TableCase()))
+
+
+def test_the_kit_finds_a_commit_that_is_not_idempotent() -> None:
+    case = TableCase()
+    case.bug = NO_MARKER
+    with pytest.raises(AssertionError):
+        asyncio.run(CHECKS["once_after_any_crash"].run(case))
+
+
+def job_of(tmp_path: Path, parallelism: int = 2, **options: str) -> hg.Job:
+    job = hg.Job("table", parallelism=parallelism, options=OPTIONS | options)
+    job.checkpoint(every="50ms", storage=tmp_path / "checkpoints")
+    table = tmp_path / "table"
+    table.mkdir(exist_ok=True)
+    numbers = job.read(generator({"n": "sequence"}, rate=2_000, batch_rows=20), name="numbers")
+    numbers.write(TableSink(table), name="table")
+    return job
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(6_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"it does not happen: {what}")
+
+
+def numbers_of(tmp_path: Path) -> list[int]:
+    return sorted(record["n"] for record in visible(tmp_path / "table"))
+
+
+def test_a_job_ends_with_all_output_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    job = hg.Job("table", parallelism=3)
+    job.checkpoint(every="1h", storage=tmp_path / "checkpoints")
+    items = job.read(from_list([{"n": n} for n in range(90)], splits=3), name="items")
+    items.write(TableSink(tmp_path / "table"), name="table")
+    assert job.run().status == "FINISHED"
+    assert numbers_of(tmp_path) == list(range(90))
+    assert (tmp_path / "table" / "calls").read_text().count("\n") == 1
+
+
+def test_no_checkpoint_completes_while_the_table_is_away(tmp_path: Path) -> None:
+    handle = job_of(tmp_path).start()
+    table = tmp_path / "table"
+    until(lambda: len(read_table(table)["files"]) > 2, "a commit")
+    (table / "away").touch()
+    tried = len((table / "calls").read_text())
+    until(lambda: len((table / "calls").read_text()) > tried, "a commit that is refused")
+    refused = handle.status()["last_checkpoint"]
+    time.sleep(0.5)
+    assert handle.status()["last_checkpoint"] == refused
+    (table / "away").unlink()
+    until(lambda: handle.status()["last_checkpoint"] > refused + 1, "another checkpoint")
+    assert handle.stop().status == "SUSPENDED"
+    found = numbers_of(tmp_path)
+    assert found == list(range(len(found)))
+
+
+def test_a_table_that_stays_away_fails_the_job_and_loses_nothing(tmp_path: Path) -> None:
+    handle = job_of(tmp_path, **{"sink.committer.retries": "0"}).start()
+    table = tmp_path / "table"
+    until(lambda: len(read_table(table)["files"]) > 2, "a commit")
+    (table / "away").touch()
+    with pytest.raises(
+        HeadgateError, match="sink `table` cannot commit checkpoint .*: the table does not answer"
+    ):
+        handle.wait(timeout=120)
+
+    (table / "away").unlink()
+    again = job_of(tmp_path, parallelism=1).start()
+    first = set(read_table(table)["markers"])
+    until(lambda: set(read_table(table)["markers"]) > first, "a commit of the second run")
+    assert again.stop().status == "SUSPENDED"
+    found = numbers_of(tmp_path)
+    assert found == list(range(len(found)))
