@@ -137,6 +137,8 @@ def _describe_edges(job: JobContext) -> list[dict[str, Any]]:
 def sample_curves(job: JobContext) -> None:
     """Add the present figures of all vertices and exchanges to the curves."""
     attempt = job.attempt
+    if not attempt.statistics:
+        return  # nothing has been reported yet, which is not the same as 0
     sent: dict[int, EdgeSample] = {}
     for subtask in attempt.statistics.values():
         for edge, records, size in subtask.sent:
@@ -177,7 +179,7 @@ def describe_curves(job: JobContext, since_ms: int) -> dict[str, Any]:
                 "idle": [sample.idle for sample in samples[first:]],
             }
         )
-    return {"at_ms": at_ms[first:], "vertices": found}
+    return {"span_ms": 1000 * curves.samples_max, "at_ms": at_ms[first:], "vertices": found}
 
 
 def _mean(values: Iterable[int]) -> int:

@@ -39,7 +39,7 @@ class Curves:
     """A bounded history of samples; each takes 40 bytes per vertex."""
 
     def __init__(self, samples_max: int) -> None:
-        self._samples_max = samples_max
+        self.samples_max = samples_max
         self._at_ms: deque[int] = deque(maxlen=max(samples_max, RATE_SAMPLES + 1))
         self._rows: deque[array[int]] = deque(maxlen=self._at_ms.maxlen)
         self._vertices: tuple[int, ...] = ()
@@ -65,15 +65,15 @@ class Curves:
     @property
     def at_ms(self) -> list[int]:
         """The times of the samples that are kept, oldest first."""
-        return list(self._at_ms)[-self._samples_max :] if self._samples_max else []
+        return list(self._at_ms)[-self.samples_max :] if self.samples_max else []
 
     def of(self, vertex: int) -> list[VertexSample]:
         """Return the samples of a vertex, one for each time in `at_ms`."""
-        if vertex not in self._vertices or not self._samples_max:
+        if vertex not in self._vertices or not self.samples_max:
             return []
         width = len(VertexSample._fields)
         begin = width * self._vertices.index(vertex)
-        rows = list(self._rows)[-self._samples_max :]
+        rows = list(self._rows)[-self.samples_max :]
         return [VertexSample(*row[begin : begin + width]) for row in rows]
 
     def vertex_rates(self, vertex: int) -> tuple[float, float]:

@@ -507,6 +507,8 @@ class VertexCurves(Answer, frozen=True):
 class CurvesAnswer(Answer, frozen=True):
     """The figures of the last minutes, about one per second while the job runs."""
 
+    span_ms: int
+    """How far back they reach at most."""
     at_ms: list[int]
     vertices: list[VertexCurves]
 

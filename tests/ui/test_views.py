@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def test_each_view_shows_what_the_api_answers(lab: Any, beside: Any) -> None:
         graph = page.get_by_role("region", name="Graph of the job")
         assert await graph.get_by_role("link").count() == len(told.vertices)
         await expect(graph).to_contain_text("hash(user)")
+
+        await expect(page.locator(".chart")).to_have_count(2)
+        chart = page.get_by_role("img", name="Busy, mean of the subtasks")
+        for vertex in told.vertices:
+            await expect(chart).to_have_accessible_name(re.compile(re.escape(vertex.name)))
 
         await graph.get_by_role("link").nth(1).click()
         await expect(page.get_by_role("heading", name="windows -> out", level=2)).to_be_visible()
@@ -114,6 +120,25 @@ def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
             (done,) = await client.operations()
         assert (row[0], row[-1]) == (done.verb, done.trigger_id) == ("checkpoint", done.trigger_id)
         assert await watched.accessible() == []
+
+    beside(windows_job(lab), script, batches=2)
+
+
+def test_curves_go_on_from_what_the_page_has(lab: Any, beside: Any) -> None:
+    def answer(at_ms: list[int], vertex: int = 0) -> dict[str, Any]:
+        flow = [float(at) for at in at_ms]
+        figures = {"records_in_per_second": flow, "busy": [at // 1000 for at in at_ms]}
+        found = {"vertex": vertex, "name": "v", **figures}
+        return {"span_ms": 3000, "at_ms": at_ms, "vertices": [found]}
+
+    async def script(watched: Any, api: Any) -> None:
+        join = "both => import('./curves.js').then(curves => curves.joined(...both))"
+        first, more = answer([1000, 2000, 3000]), answer([4000, 5000])
+        assert await watched.page.evaluate(join, [None, first]) == first
+        assert await watched.page.evaluate(join, [first, more]) == answer([3000, 4000, 5000])
+        assert await watched.page.evaluate(join, [first, answer([])]) == answer([1000, 2000, 3000])
+        other = answer([4000], vertex=1)
+        assert await watched.page.evaluate(join, [first, other]) == other
 
     beside(windows_job(lab), script, batches=2)
 

@@ -1,6 +1,7 @@
 // The job graph, and above it, in sentences, what holds the job up.
 
 import { count, duration, rate, share, size } from "./format.js";
+import { Chart, useCurves } from "./curves.js";
 import { Graph } from "./graph.js";
 import { html } from "./lib.js";
 import { Figures, Legend, Sentence, Table, Time, TimeUse, Watermark } from "./parts.js";
@@ -16,6 +17,7 @@ export function Overview({ job, status }) {
     <${Graph} vertices=${vertices} edges=${status.edges || []} causes=${causes(status)} />
     <${Legend} />
     <${Vertices} vertices=${vertices} />
+    <${Charts} />
     <h3>What happened</h3>
     <${Log} log=${job.log} />`;
 }
@@ -31,6 +33,17 @@ function figures(status) {
     ["Began", html`<${Time} at=${status.began_ms} />`],
     ["Restored from", status.restored_from || null],
   ];
+}
+
+function Charts() {
+  const curves = useCurves();
+  if (!curves || curves.at_ms.length < 2) return null;
+  const series = (key) => curves.vertices.map((vertex) => ({ name: vertex.name, values: vertex[key] }));
+  return html`<h3>The last ${duration(curves.span_ms)}</h3>
+    <div class="charts">
+      <${Chart} title="Records in, per second" atMs=${curves.at_ms} series=${series("records_in_per_second")} show=${rate} />
+      <${Chart} title="Busy, mean of the subtasks" atMs=${curves.at_ms} series=${series("busy")} show=${share} />
+    </div>`;
 }
 
 // The sentences come from the engine; a link leads to the step that each of them names.

@@ -1,6 +1,7 @@
 // One step: its subtasks, its event time, its state and its last failure.
 
 import { count, duration, rate, share, size } from "./format.js";
+import { Chart, useCurves } from "./curves.js";
 import { html } from "./lib.js";
 import { useAnswer } from "./live.js";
 import { Failure } from "./failures.js";
@@ -32,10 +33,27 @@ export function Vertex({ status, argument }) {
     ]} />
     <h3>Subtasks</h3>
     ${answer ? html`<${Subtasks} subtasks=${answer.subtasks} sizes=${sizes} /><${Legend} />` : html`<${Waiting} problem=${problem} />`}
+    <${Charts} id=${id} />
     ${planned && html`<${EventTime} steps=${stepsOf(planned, status)} />`}
     ${planned && html`<h3>Operators</h3><${Operators} operators=${planned.operators} />`}
     <h3>Last failure</h3>
     <${LastFailure} failures=${status.exceptions || []} name=${vertex.name} />`;
+}
+
+function Charts({ id }) {
+  const curves = useCurves();
+  const found = curves && curves.vertices.find((each) => each.vertex === id);
+  if (!found || curves.at_ms.length < 2) return null;
+  const flow = [
+    { name: "in", values: found.records_in_per_second },
+    { name: "out", values: found.records_out_per_second },
+  ];
+  const use = ["busy", "backpressured", "idle"].map((name) => ({ name, values: found[name] }));
+  return html`<h3>The last ${duration(curves.span_ms)}</h3>
+    <div class="charts">
+      <${Chart} title="Records per second" atMs=${curves.at_ms} series=${flow} show=${rate} />
+      <${Chart} title="Time use, mean of the subtasks" atMs=${curves.at_ms} series=${use} show=${share} />
+    </div>`;
 }
 
 // The subtasks of the newest completed checkpoint have the sizes of the state.
