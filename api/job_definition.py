@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ..errors import PlanError
-from ..operators.graph import Graph, Node, check_parallelism
+from ..operators.graph import Graph, Node
 from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Global
 from ..operators.sink import Guarantee
+from ..operators.whole_numbers import check_whole_number
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from .node_output import NodeOutput
 from .optimize import optimize
@@ -41,9 +42,9 @@ class JobDefinition:
     ) -> None:
         _check_name(name, _NAME, "job", capture_origin())
         self.name = name
-        self.parallelism = check_parallelism(parallelism, capture_origin())
+        self.parallelism = check_whole_number("parallelism", parallelism, capture_origin())
         if max_parallelism is not None:
-            check_parallelism(max_parallelism, capture_origin(), "max_parallelism")
+            check_whole_number("max_parallelism", max_parallelism, capture_origin())
         if not isinstance(options, Mapping | None):
             raise PlanError(
                 f"options of a job are a mapping, got `{type(options).__name__}`",
@@ -143,7 +144,7 @@ class JobDefinition:
             PlanError: the name is taken or malformed.
         """
         if node.parallelism is not None:
-            check_parallelism(node.parallelism, node.origin)
+            check_whole_number("parallelism", node.parallelism, node.origin)
         node.id = len(self.graph.nodes)
         if node.name:
             _check_name(node.name, _STEP_NAME, node.kind, node.origin)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..errors import PlanError
 from ..operators.functions.dead_letters import FAILED
-from ..operators.graph import Graph, Input, Node, check_parallelism
+from ..operators.graph import Graph, Input, Node
 from ..operators.origin import Origin
 from ..operators.partitioning import (
     Forward,
@@ -24,6 +24,7 @@ from ..operators.partitioning import (
     Partitioning,
 )
 from ..operators.suggestions import suggest
+from ..operators.whole_numbers import check_whole_number
 
 
 class JobBuilder(Protocol):
@@ -151,7 +152,7 @@ class NodeOutput:
         if self.aggregate is not None:
             self.aggregate.set_parallelism(parallelism, origin)
         node = self.own_node("parallel", origin)
-        check_parallelism(parallelism, origin)
+        check_whole_number("parallelism", parallelism, origin)
         if parallelism > 1 and any(isinstance(i.partitioning, Global) for i in node.inputs):
             raise PlanError(
                 f"`{node.name}` runs in one subtask, since it gets all records", where=str(origin)

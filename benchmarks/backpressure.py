@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-import svg
+import charts
 from backpressure_job import make_job
 from checkpoint_figures import REMEMBERED, Figures, figures
 from checkpoint_scaling import scaling
@@ -37,7 +37,7 @@ MODES: dict[str, dict[str, str]] = {
     "timeout 1 s": {UNALIGNED: "true", TIMEOUT: "1 s"},
 }
 RECORD_US = {"columns": 35.0, "objects": 350.0}
-"""What the sink takes: a queue of full buffers is worth 15 s of it on a machine with nothing else to do."""
+"""The time of the sink per record. On an idle machine it needs 15 s for a queue of full buffers."""
 FULL_S = 10.0
 """Queues are full by then. Only debloating takes longer, until they are short."""
 COST_ROWS = 6_000_000
@@ -110,7 +110,8 @@ def plot_modes(found: dict[str, Mode]) -> str:
         "start delay": [mode.checkpoints.start_delay for mode in found.values()],
         "alignment": [mode.checkpoints.alignment for mode in found.values()],
     }
-    return svg.bars("checkpoints under backpressure", "ms", list(found), parts, log=True)
+    drawn = charts.bars("checkpoints under backpressure", "ms", list(found), parts, log=True)
+    return charts.svg(drawn)
 
 
 def cost_of_debloating(rows: int, rounds: int) -> list[float]:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import svg
+import charts
 from checkpoint_figures import REMEMBERED, Figures, figures
 from process_cluster import running
 
@@ -41,7 +41,7 @@ def state_job(keys: int, incremental: bool, storage: str) -> hg.Job:
 
 
 def shuffle_job(parallelism: int, shuffles: int, storage: str) -> hg.Job:
-    """So many shuffles one behind the other, each on what the step before it made."""
+    """Return a job with this number of shuffles in a row, each by the result of the step before it."""
     name = f"bench-shuffles-{parallelism}-{shuffles}-{os.getpid()}"
     job = hg.Job(name, parallelism=parallelism, options=_options({}))
     job.checkpoint(every="1s", storage=storage)
@@ -69,25 +69,26 @@ async def _measure(make: Any, warm_s: float, *arguments: Any) -> Figures:
 
 
 async def scaling() -> dict[str, str]:
-    """Run all; print tables; returns plots by name."""
+    """Run all jobs, print the tables, and return the charts by name."""
     by_size = await _by_state_size()
     by_width = await _by_parallelism()
     sizes = [f"{keys:,} keys" for keys in KEYS]
-    return {
-        "snapshot-duration": svg.lines(
+    drawn = {
+        "snapshot-duration": charts.lines(
             "snapshot against size of the state", "ms", sizes,
             {name: [f.async_part for f in found] for name, found in by_size.items()},
         ),
-        "snapshot-alignment": svg.lines(
+        "snapshot-alignment": charts.lines(
             "alignment against size of the state", "ms", sizes,
             {name: [f.path_alignment for f in found] for name, found in by_size.items()},
         ),
-        "alignment-shuffles": svg.lines(
+        "alignment-shuffles": charts.lines(
             "alignment along the path", "ms", [f"parallelism {p}" for p in PARALLELISMS],
             {f"{n} shuffles" if n > 1 else "1 shuffle": [f.path_alignment for f in found]
              for n, found in by_width.items()},
         ),
     }  # fmt: skip
+    return {name: charts.svg(figure) for name, figure in drawn.items()}
 
 
 async def _by_state_size() -> dict[str, list[Figures]]:

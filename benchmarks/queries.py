@@ -40,7 +40,7 @@ class Query:
     """Records of a run, of which the first quarter is warm-up: two or three seconds on one core."""
     flink_events: int
     goal: float
-    """Million records a second at parallelism 1 (numbers.md, "to beat")."""
+    """The rate at parallelism 1 that headgate wants to reach, in million records a second."""
     event_time: bool = False
 
 

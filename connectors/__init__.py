@@ -6,6 +6,7 @@ from .collect import collect
 from .collections import Crash, Pause, from_list
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
+from .formats.avro import avro_format
 from .generator import (
     choice,
     constant,
@@ -22,6 +23,7 @@ from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .position_column import with_position
+from .postgres.sink import postgres_sink
 from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -29,6 +31,7 @@ from .throttle import throttle
 __all__ = [
     "Crash",
     "Pause",
+    "avro_format",
     "blackhole",
     "choice",
     "collect",
@@ -51,6 +54,7 @@ __all__ = [
     "parquet_sink",
     "parquet_source",
     "pattern",
+    "postgres_sink",
     "print_sink",
     "random_float",
     "random_int",

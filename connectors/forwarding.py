@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ..operators.base import OperatorContext
+from ..operators.elements import Batch
 from ..operators.source import Source, SourceReader, SourceRun
 
 
@@ -57,14 +59,35 @@ class ForwardingSource(Source):
 
 
 class ForwardingReader(SourceReader):
-    """Forwards calls to another reader.
-
-    A subclass implements `open`, `add_splits`, `poll`, `wait`, `finished` and `snapshot`.
-    """
+    """Forwards all calls to another reader. A subclass changes what differs."""
 
     def __init__(self, reader: SourceReader) -> None:
         self._reader = reader
         self.can_pause_splits = reader.can_pause_splits
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._reader.open(context, reject)
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        self._reader.add_splits(splits)
+
+    def poll(self) -> Batch | None:
+        self._reader.rows_wanted = self.rows_wanted
+        batch = self._reader.poll()
+        # A hybrid source has one reader for its history, and then another.
+        self.can_pause_splits = self._reader.can_pause_splits
+        return batch
+
+    async def wait(self) -> None:
+        await self._reader.wait()
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def snapshot(self) -> list[bytes]:
+        return self._reader.snapshot()
 
     def lag_records(self) -> Mapping[str, int] | None:
         return self._reader.lag_records()

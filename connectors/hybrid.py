@@ -18,7 +18,6 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import StateError, UsageError
-from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
 from ..operators.functions.checks import check_plain, function_name
@@ -171,10 +170,6 @@ class HybridReader(ForwardingReader):
         self._waiting: list[_Split] = []
         """The live splits that have not been begun."""
 
-    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
-        self._reader.open(context, reject)
-
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [_decoded(split) for split in splits]
         self._waiting = [each for each in added if each.live]
@@ -194,8 +189,7 @@ class HybridReader(ForwardingReader):
             if splits.may_go_live:
                 self._go_live()
             return None
-        self._reader.rows_wanted = self.rows_wanted
-        batch = self._reader.poll()
+        batch = super().poll()
         self._look()
         schema = self._source.schema
         if isinstance(batch, ColumnBatch) and batch.data.schema != schema:

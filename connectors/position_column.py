@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import UsageError
-from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.rows import column_batch
 from ..operators.source import Source, SourceReader
@@ -95,18 +94,8 @@ class _PositionedReader(ForwardingReader):
         self._column = column
         self._columns = list(columns)
 
-    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
-        self._reader.open(context, reject)
-
-    def add_splits(self, splits: Sequence[bytes]) -> None:
-        self._reader.add_splits(splits)
-
     def poll(self) -> Batch | None:
-        self._reader.rows_wanted = self.rows_wanted
-        batch = self._reader.poll()
-        # A hybrid source has one reader for its history, and then another.
-        self.can_pause_splits = self._reader.can_pause_splits
+        batch = super().poll()
         return None if batch is None else self._positioned(column_batch(batch))
 
     def _positioned(self, batch: ColumnBatch) -> ColumnBatch:
@@ -119,13 +108,3 @@ class _PositionedReader(ForwardingReader):
             made = pa.StructArray.from_arrays([splits, offsets], fields=list(POSITION))
         data = batch.data.append_column(pa.field(self._column, POSITION), made)
         return ColumnBatch(data.select(self._columns), batch.timestamps, known)
-
-    async def wait(self) -> None:
-        await self._reader.wait()
-
-    @property
-    def finished(self) -> bool:
-        return self._reader.finished
-
-    def snapshot(self) -> list[bytes]:
-        return self._reader.snapshot()

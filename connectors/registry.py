@@ -31,9 +31,10 @@ from ..api.manifest.registry import SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
-from . import payloads
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
+from .formats.fields import format_field, read_format
+from .formats.text import FORMATS
 from .generator import generator
 from .hybrid import hybrid_source
 from .kafka.model import METADATA
@@ -42,6 +43,7 @@ from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
+from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -282,6 +284,8 @@ def _kafka(**arguments: Any) -> Source:
     for name in ("start", "stop"):
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = _kafka_position(name, arguments[name])
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
     return kafka_source(arguments.pop("topics", ()), **arguments)
 
 
@@ -316,7 +320,7 @@ SOURCES["kafka"] = SourceConnector(
                 "a regular expression for the names of topics, also of later ones, `orders-.*`",
             ),
             "bootstrap": _BOOTSTRAP,
-            "format": Field(Choice(payloads.FORMATS), "of the values; json"),
+            "format": format_field(FORMATS),
             "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),
             "metadata": Field(
                 Items(Text(), Text("|".join(METADATA), f"one of {', '.join(METADATA)}")),
@@ -373,7 +377,24 @@ _OUTPUT_FILES = {
 }
 
 
+_DATABASE = {
+    "dsn": Field(
+        Text(),
+        "the database, `postgresql://user@host:5432/database`; or `file:/path` or `env:NAME`, read on "
+        "each machine",
+        required=True,
+    ),
+    "password": Field(Text(), "the password, or `file:/path` or `env:NAME`, read on each machine"),
+}
+
+
+def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
+    return postgres_sink(dsn, table, **arguments)
+
+
 def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
     return kafka_sink(topic, **arguments)
 
 
@@ -401,7 +422,7 @@ SINKS: dict[str, SinkConnector] = {
             {
                 "topic": Field(Text(), "the topic, which must exist", required=True),
                 "bootstrap": _BOOTSTRAP,
-                "format": Field(Choice(KAFKA_FORMATS), "of the values; json"),
+                "format": format_field(KAFKA_FORMATS),
                 "metadata": Field(
                     Items(Text(), Text("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")),
                     "columns that become a part of the record beside its value, `{key: user}`",
@@ -419,5 +440,35 @@ SINKS: dict[str, SinkConnector] = {
         ),
         _sink(_kafka_sink),
         KafkaSink.guarantees,
+    ),
+    "postgres": SinkConnector(
+        Section(
+            "postgres",
+            {
+                **_DATABASE,
+                "table": Field(
+                    Text(), "the table as SQL names it: `orders`, `shop.orders`", required=True
+                ),
+                "mode": Field(
+                    Choice(MODES), "insert each record, or replace the row with its key; append"
+                ),
+                "key": Field(
+                    ListOf(Text()), "with upsert: the columns of a unique index of the table"
+                ),
+                "op": Field(
+                    Text(), "with upsert: a column that is not written; `delete` deletes the row"
+                ),
+                "create": Field(Choice(CREATE), "whether to create the table; never"),
+                "stagingSchema": Field(
+                    Text(), "with exactly_once: the schema of staged rows; that of the table"
+                ),
+                "onLost": Field(
+                    Choice(ON_LOST), "staged rows of a checkpoint are missing in the database; fail"
+                ),
+                "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+            },
+        ),
+        _sink(_postgres_sink),
+        PostgresSink.guarantees,
     ),
 }

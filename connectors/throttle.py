@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..errors import UsageError
 from ..operators.base import OperatorContext
@@ -55,7 +55,6 @@ class _ThrottledReader(ForwardingReader):
         """The time by the monotonic clock at which the next record may pass."""
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
         self._rate /= context.parallelism
         self._next_s = context.clock.monotonic()
 
@@ -63,10 +62,7 @@ class _ThrottledReader(ForwardingReader):
             self._let_through(len(batch))
             reject(batch)
 
-        self._reader.open(context, count_and_reject)
-
-    def add_splits(self, splits: Sequence[bytes]) -> None:
-        self._reader.add_splits(splits)
+        super().open(context, count_and_reject)
 
     def _due_s(self) -> float:
         """Return the seconds until the next record may pass, which is now if they are not above 0."""
@@ -79,10 +75,7 @@ class _ThrottledReader(ForwardingReader):
     def poll(self) -> Batch | None:
         if self._due_s() > 0:
             return None
-        self._reader.rows_wanted = self.rows_wanted
-        batch = self._reader.poll()
-        # A hybrid source has one reader for its history, and then another.
-        self.can_pause_splits = self._reader.can_pause_splits
+        batch = super().poll()
         if batch is not None:
             self._let_through(len(batch))
         return batch
@@ -92,11 +85,4 @@ class _ThrottledReader(ForwardingReader):
         if due_s > 0:
             await asyncio.sleep(due_s)
         else:
-            await self._reader.wait()
-
-    @property
-    def finished(self) -> bool:
-        return self._reader.finished
-
-    def snapshot(self) -> list[bytes]:
-        return self._reader.snapshot()
+            await super().wait()

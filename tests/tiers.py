@@ -57,6 +57,7 @@ FAST_ONE_IN: dict[str, int] = {
     "operators/test_sql_against_duckdb.py::test_the_documented_differences_are_those_that_there_are": 0,
     "operators/test_sql_limits.py": 8,
     "panes": 7,
+    "postgres": 0,
     "process/test_jobs.py": 7,
     "properties": 10,
     "properties/test_lives.py": 0,

@@ -24,6 +24,7 @@ from ...operators.per_record.map_batches import (
 )
 from ...operators.per_record.micro_batches import MicroBatches
 from ...operators.schema import SchemaLike, into_schema, record_class
+from ...operators.whole_numbers import check_whole_number
 from ..node_output import NodeOutput
 
 WITHIN: Final = "50ms"
@@ -102,12 +103,8 @@ def _check_sizes(
     rows: object, within: object, max_in_flight: object, asynchronous: bool, origin: Origin
 ) -> None:
     for what, value in (("rows", rows), ("max_in_flight", max_in_flight)):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise PlanError(
-                f"{what} must be a whole number of at least 1 value=`{value}`", where=str(origin)
-            )
+        if value is not None:
+            check_whole_number(what, value, origin)
     if rows is None and within is not None:
         raise PlanError(
             "within= limits how long rows wait for a full batch, and rows= is missing",

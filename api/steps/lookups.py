@@ -28,6 +28,7 @@ from ...operators.joins.static_table import StaticTable
 from ...operators.origin import Origin
 from ...operators.per_record.base import MAX_IN_FLIGHT
 from ...operators.schema import SchemaLike, into_schema, unknown_column
+from ...operators.whole_numbers import check_whole_number
 from ..node_output import NodeOutput
 from ..required_name import named
 from .async_calls import TIMEOUT, add_map_async, check_coroutine
@@ -149,12 +150,7 @@ def _joined(
             raise unknown_column(column, schema, "lookup", str(origin))
     check_coroutine(function, "lookup", origin)
     check_takes(function, ("the key",), "lookup", origin)
-    if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
-        raise PlanError(
-            f"cache_rows must be a whole number value=`{cache_rows}`",
-            where=str(origin),
-            fix="0 keeps nothing",
-        )
+    check_whole_number("cache_rows", cache_rows, origin, least=0, fix="0 keeps nothing")
     keep_ms = parse_duration(cache_for, "cache_for", str(origin))
     found, fields = into_schema(into, origin), list(schema)
     for field in found:

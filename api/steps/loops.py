@@ -19,13 +19,14 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.expressions.expression_steps import ExpressionSteps, FilterStep
 from ...operators.expressions.expressions import ExpressionLike, check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
-from ...operators.graph import Chaining, Node, check_parallelism
+from ...operators.graph import Chaining, Node
 from ...operators.loops.head import IterationHead, IterationTail
 from ...operators.loops.settings import LoopSettings, Matching, Rounds
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
 from ...operators.per_record.operators import kept_rows
 from ...operators.schema import difference, optional, same_columns
+from ...operators.whole_numbers import check_whole_number
 from ..node_output import NodeOutput
 from .per_record import user_function
 
@@ -71,11 +72,7 @@ def begin_rounds(
     origin: Origin,
 ) -> OpenLoop:
     """Add the head of the loop of `stream.iterate_rounds(...)`."""
-    if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
-        raise PlanError(
-            f"max_rounds must be a whole number of at least 1 value=`{max_rounds}`",
-            where=str(origin),
-        )
+    check_whole_number("max_rounds", max_rounds, origin)
     condition = None if while_any is None else _matching(output, while_any, name, origin)
     settings = LoopSettings(name, _schema_in_loop(output), rounds=Rounds(max_rounds, condition))
     detail = f"at most {max_rounds} rounds"
@@ -93,7 +90,7 @@ def _begin(
 ) -> OpenLoop:
     check_plain(body, "the body of an iteration", origin)
     if parallelism is not None:
-        check_parallelism(parallelism, origin)
+        check_whole_number("parallelism", parallelism, origin)
     head = Node(
         name=settings.name,
         kind=HEAD,

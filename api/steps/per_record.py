@@ -56,6 +56,7 @@ from ...operators.schema import (
     united,
 )
 from ...operators.sink import Sink, SinkOperator
+from ...operators.whole_numbers import check_whole_number
 from ..node_output import NodeOutput
 
 _OPERATORS: Final = {
@@ -195,11 +196,7 @@ def user_function(
     """
     check_callable(function, kind, origin)
     check_takes(function, ("the record",), kind, origin)
-    if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
-        raise PlanError(
-            f"max_in_flight must be a whole number of at least 1 value=`{max_in_flight}`",
-            where=str(origin),
-        )
+    check_whole_number("max_in_flight", max_in_flight, origin)
     check_reads(output, function, kind, origin)
     reader = RowReader(output.schema, output.row_type, function)
     step = name or output.job.derived_name(kind)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ...errors import SourceError, UsageError
 from ...operators.suggestions import suggest
+from ..secrets import read_secret
 
 ANSWER_S_MAX: Final = 15.0
 """The time in which a cluster has to answer the first request."""
@@ -52,7 +51,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {str(name): str(value) for name, value in properties.items()}
 
 
-def shown(properties: Mapping[str, str]) -> dict[str, str]:
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
     """Return properties for messages: without secrets."""
     return {name: "***" if _SECRET.search(name) else value for name, value in properties.items()}
 
@@ -65,27 +64,7 @@ def resolved(properties: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UsageError: a file cannot be read, or a variable is not set.
     """
-    return {name: _resolve(name, value) for name, value in properties.items()}
-
-
-def _resolve(name: str, value: str) -> str:
-    kind, colon, where = value.partition(":")
-    if not colon or kind not in ("file", "env"):
-        return value
-    if kind == "file":
-        try:
-            return Path(where).read_text().rstrip("\n")
-        except OSError as error:
-            raise UsageError(
-                f"the file of a secret cannot be read property=`{name}` file=`{where}`: {error}",
-                fix="it must be there on all machines of the cluster",
-            ) from None
-    if where not in os.environ:
-        raise UsageError(
-            f"the environment variable of a secret is not set property=`{name}` variable=`{where}`",
-            fix="set it on all machines of the cluster",
-        )
-    return os.environ[where]
+    return {name: read_secret(name, value) for name, value in properties.items()}
 
 
 class ErrorListener:

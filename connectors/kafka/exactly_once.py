@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from ...errors import JobError
 from ...operators.base import OperatorContext
@@ -106,8 +107,8 @@ class _Transaction:
 class TransactionalWriter(KafkaWriter):
     """Writes the records of one subtask in transactions."""
 
-    def __init__(self, settings: SinkSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: SinkSettings, values: pa.Schema | None = None) -> None:
+        super().__init__(settings, values)
         self._client: TransactionClient | None = None
         self._current: _Transaction | None = None
         """The transaction that takes records."""
@@ -125,6 +126,7 @@ class TransactionalWriter(KafkaWriter):
         context.timers.call_later(SERVE_MS, self._serve)
 
     def prepare(self) -> None:
+        super().prepare()
         settings, context = self._settings, self.context
         self._client = TransactionClient(settings.bootstrap, settings.properties)
         discarded = context.metrics.counter(DISCARDED_COUNTER)

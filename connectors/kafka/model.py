@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..bad_records import OnBadRecord
-from ..payloads import PayloadFormat
-from .client import shown
+from ..formats.format import Format
+from .client import without_secrets
 
 REJECTED_SCHEMA: Final = pa.schema(
     [
@@ -78,8 +78,7 @@ class KafkaSettings:
     topics: tuple[str, ...]
     pattern: str | None
     bootstrap: str
-    format: PayloadFormat
-    delimiter: str
+    format: Format
     metadata: Mapping[str, str]
     start: Start
     stop: Stop | None
@@ -103,4 +102,4 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return f"KafkaSettings({self.read} of {self.bootstrap}, {shown(self.properties)})"
+        return f"KafkaSettings({self.read} of {self.bootstrap}, {without_secrets(self.properties)})"

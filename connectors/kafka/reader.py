@@ -23,7 +23,6 @@ from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.source import SourceReader
 from ..bad_records import BadRecordHandler
-from ..payloads import decoder
 from .client import ErrorListener, make_consumer
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, decoded
 
@@ -91,7 +90,7 @@ class KafkaReader(SourceReader):
         """
         self._settings = settings
         self._schema = schema
-        self._decode = decoder(settings.format, values, settings.delimiter)
+        self._decode = settings.format.decoder(values)
         self._partitions: dict[str, Partition] = {}
         """Those that have not ended, with the positions of the mailbox."""
         self._positions: dict[str, Partition] = {}

@@ -6,7 +6,7 @@ a checkpoint can complete, the brokers have acknowledged every record up to its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
-from ..files.formats import can_encode
+from ..formats.format import Format
+from ..formats.text import FormatName, to_format
 from ..rows import check_count
 from .client import (
     ANSWER_S_MAX,
@@ -34,7 +35,7 @@ from .writer import KafkaWriter, SinkSettings, is_bytes, is_text
 BUFFER: Final = "32mb"
 TRANSACTION_TIMEOUT: Final = "15m"
 """The most that brokers allow unless they are told otherwise."""
-FORMATS: Final = ("json", "raw")
+FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 WRITABLE: Final = ("key", "timestamp", "headers", "partition")
 
 
@@ -43,11 +44,12 @@ class KafkaSink(Sink):
 
     guarantees = frozenset(Guarantee)
     needs_columns = True
-    extras = ("kafka",)
 
     def __init__(self, settings: SinkSettings, guarantee: Guarantee) -> None:
         self.settings = settings
         self.guarantee = guarantee
+        self.extras = ("kafka", *settings.format.extras)
+        self._values: pa.Schema | None = None
         self.place = f"{settings.topic} of {settings.bootstrap}"
 
     def bind(self, schema: pa.Schema | None) -> None:
@@ -63,14 +65,16 @@ class KafkaSink(Sink):
                     fix=suggest(column, schema.names, "columns"),
                 )
             _check_kind(kind, schema.field(column))
-        _check_values(
-            self.settings.format,
-            [field for field in schema if field.name not in self.settings.metadata.values()],
-        )
+        others = self.settings.metadata.values()
+        self._values = pa.schema([field for field in schema if field.name not in others])
+        try:
+            self.settings.format.check_output(self._values)
+        except UsageError as error:
+            raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
-        return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings)
+        return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings, self._values)
 
     def check_output(self, run: SinkRun) -> None:
         """Check that the cluster answers and has the topic."""
@@ -112,30 +116,11 @@ def _check_kind(kind: str, field: pa.Field) -> None:
         )
 
 
-def _check_values(format: str, fields: Sequence[pa.Field]) -> None:
-    if format == "raw":
-        if len(fields) != 1 or not (is_text(fields[0].type) or is_bytes(fields[0].type)):
-            raise PlanError(
-                "a raw value is one column of type string or binary "
-                f"columns=`{', '.join(f'{field.name}: {field.type}' for field in fields)}`",
-                fix='select one column beside those of metadata, or say format="json"',
-            )
-        return
-    if not fields:
-        raise PlanError("no column is left for the value", fix="select another one")
-    for field in fields:
-        if not can_encode("json", field.type):
-            raise PlanError(
-                f"json has no form for this type column=`{field.name}` type=`{field.type}`",
-                fix="select the column out, or cast it",
-            )
-
-
 def kafka_sink(
     topic: str,
     *,
     bootstrap: str,
-    format: str = "json",
+    format: FormatName | Format = "json",
     metadata: Mapping[str, str] | None = None,
     guarantee: GuaranteeLike = "at_least_once",
     transaction_timeout: Duration = TRANSACTION_TIMEOUT,
@@ -148,8 +133,8 @@ def kafka_sink(
     Args:
         topic: the name of the topic, which must exist.
         bootstrap: brokers to ask first: `host:port`, several with commas between them.
-        format: of the values: `json` (an object of the columns that are not in `metadata`) or `raw` (the
-            one column that is not; null makes a tombstone).
+        format: of the values: `json` (an object of the columns that are not in `metadata`), `raw` (the
+            one column that is not; null makes a tombstone), or what `avro_format` returns.
         metadata: columns that become a part of the record beside its value: `key` (string or binary),
             `timestamp`, `headers` or `partition` (int32), such as {"key": "user"}. Without a partition,
             records of one key go to one partition, as with the clients of Java.
@@ -170,7 +155,7 @@ def kafka_sink(
             f"a topic and a broker must be named topic=`{topic}` bootstrap=`{bootstrap}`",
             fix='kafka_sink("orders", bootstrap="host:9092")',
         )
-    if format not in FORMATS:
+    if not isinstance(format, Format) and format not in FORMATS:
         raise UsageError(
             f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
@@ -193,7 +178,7 @@ def kafka_sink(
     settings = SinkSettings(
         topic,
         bootstrap,
-        format,
+        to_format(format),
         dict(metadata or {}),
         buffer,
         check_properties(properties or {}),

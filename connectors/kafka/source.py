@@ -23,7 +23,8 @@ from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
 from ..bad_records import BadRecordPolicy, parse_policy
-from ..payloads import PayloadFormat, check_format
+from ..formats.format import Format
+from ..formats.text import FormatName, to_format
 from ..rows import check_count
 from .client import (
     ANSWER_S_MAX,
@@ -44,12 +45,12 @@ class KafkaSource(Source[Record_co]):
     """The records of some topics, each read exactly once."""
 
     rejected_schema = REJECTED_SCHEMA
-    extras = ("kafka",)
 
     def __init__(
         self, settings: KafkaSettings, values: pa.Schema, row_type: type[Any] | None
     ) -> None:
         self.settings = settings
+        self.extras = ("kafka", *settings.format.extras)
         self.values = values
         """The columns made of the values of records."""
         self.bounded = settings.bounded
@@ -109,8 +110,7 @@ class KafkaSource(Source[Record_co]):
         narrow = copy.copy(self)
         narrow._columns = wanted or (self.schema.names[0],)
         narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
-        if self.settings.format == "json":
-            # Columns of a raw or CSV value cannot be left out.
+        if self.settings.format.columns_apart:
             kept = [field for field in self.values if field.name in narrow._columns]
             narrow.values = pa.schema(kept or [self.values.field(0)])
         return narrow
@@ -278,7 +278,7 @@ class KafkaOptions(TypedDict, total=False):
     """The keyword arguments of `kafka_source` beside the schema; it documents them."""
 
     pattern: str | None
-    format: PayloadFormat
+    format: FormatName | Format
     delimiter: str
     metadata: Mapping[str, str]
     start: Start
@@ -314,7 +314,7 @@ def kafka_source(
     bootstrap: str,
     schema: SchemaLike | None = None,
     pattern: str | None = None,
-    format: PayloadFormat = "json",
+    format: FormatName | Format = "json",
     delimiter: str = ",",
     metadata: Mapping[str, str] | None = None,
     start: Start = "earliest",
@@ -340,7 +340,7 @@ def kafka_source(
         schema: the columns of the values: a Struct class, a `pyarrow.Schema` or {name: type}. With
             `format="raw"` it is one column, by default `value` of type binary.
         format: of the values: `json` (an object each; other fields are skipped), `csv` (one line, values in
-            the order of the schema) or `raw`.
+            the order of the schema), `raw`, or what `avro_format` returns.
         delimiter: of CSV.
         metadata: further columns, by what they hold: `topic`, `partition`, `offset`, `timestamp`, `key`
             (binary) or `headers`, such as {"timestamp": "sent_at"}.
@@ -368,15 +368,11 @@ def kafka_source(
     _check_topics(names, pattern)
     if not bootstrap:
         raise UsageError("no broker is named", fix='bootstrap="host:9092"')
+    made = to_format(format, delimiter)
     if schema is None:
-        if format != "raw":
-            raise UsageError(
-                f"{format} values carry no types: the source needs a schema",
-                fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
-            )
-        schema = {"value": "binary"}
+        schema = made.columns()
     values = to_schema(schema)
-    check_format(format, values)
+    made.check_columns(values)
     kinds = _check_metadata(metadata or {}, values)
     _check_position("start", start, ("earliest", "latest", "committed"))
     if stop is not None:
@@ -396,8 +392,7 @@ def kafka_source(
         names,
         pattern,
         bootstrap,
-        format,
-        delimiter,
+        made,
         kinds,
         start,
         stop,

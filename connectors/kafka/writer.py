@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import polars as pl
 import pyarrow as pa
 
 from ...errors import JobError
@@ -18,15 +16,14 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.event_time import milliseconds
 from ...operators.sink import SinkWriter
 from ...state.snapshot import CommitPermit
-from ..files.formats import check_times
-from .client import ErrorListener, make_producer, shown
+from ..formats.format import Encode, Format
+from .client import ErrorListener, make_producer, without_secrets
 
 SERVE_MS: Final = 500
 """Reports of delivery are looked at this often while no record comes."""
 FLUSH_S: Final = 0.5
 _RECORD_BYTES: Final = 1_000
 """More than the client needs for a record beside its key and value, without headers."""
-Values: TypeAlias = Sequence[bytes | None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class SinkSettings:
 
     topic: str
     bootstrap: str
-    format: str
+    format: Format
     metadata: Mapping[str, str]
     buffer_bytes: int
     properties: Mapping[str, str]
@@ -44,7 +41,7 @@ class SinkSettings:
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
-        return f"SinkSettings({self.topic} of {self.bootstrap}, {shown(self.properties)})"
+        return f"SinkSettings({self.topic} of {self.bootstrap}, {without_secrets(self.properties)})"
 
 
 class _Epoch:
@@ -71,8 +68,16 @@ class _Epoch:
 class KafkaWriter(SinkWriter):
     """Writes the records of one subtask."""
 
-    def __init__(self, settings: SinkSettings) -> None:
+    def __init__(self, settings: SinkSettings, values: pa.Schema | None = None) -> None:
+        """Make a writer.
+
+        Args:
+            settings: of the sink.
+            values: the columns that become values; None: those of the first batch tell.
+        """
         self._settings = settings
+        self._values = values
+        self._encode: Encode | None = None
         self._errors = ErrorListener()
         self._producer: Any = None
         self._failure = ""
@@ -90,6 +95,10 @@ class KafkaWriter(SinkWriter):
             self._errors,
         )
         context.timers.call_later(SERVE_MS, self._serve)
+
+    def prepare(self) -> None:
+        if self._values is not None:
+            self._encode = self._settings.format.encoder(self._values, self._settings.topic)
 
     def _serve(self) -> None:
         """Look at reports of delivery, also while no record comes."""
@@ -109,8 +118,11 @@ class KafkaWriter(SinkWriter):
             for kind, column in self._settings.metadata.items()
         }
         rest = [name for name in given.schema.names if name not in self._settings.metadata.values()]
-        values = _ENCODERS[self._settings.format](given.select(rest))
-        for row, value in enumerate(values):
+        wanted = given.select(rest)
+        if self._encode is None or wanted.schema != self._values:
+            self._values = wanted.schema
+            self._encode = self._settings.format.encoder(self._values, self._settings.topic)
+        for row, value in enumerate(self._encode(wanted)):
             fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
             self._produce(value, fields)
         self._producer.poll(0)
@@ -191,27 +203,6 @@ class KafkaWriter(SinkWriter):
         if self._producer is not None:
             self._producer.purge()
             self._producer.poll(0)
-
-
-def _encode_json(batch: pa.RecordBatch) -> Values:
-    check_times(batch)
-    frame: Any = pl.from_arrow(batch)
-    lines = io.BytesIO()
-    frame.write_ndjson(lines)
-    return lines.getvalue().split(b"\n")[:-1]  # line breaks in texts are escaped
-
-
-def _encode_raw(batch: pa.RecordBatch) -> Values:
-    column = batch.column(0)
-    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values: Values = column.cast(kind).to_pylist() if is_text(column.type) else column.to_pylist()
-    return values
-
-
-_ENCODERS: Final[Mapping[str, Callable[[pa.RecordBatch], Values]]] = {
-    "json": _encode_json,
-    "raw": _encode_raw,
-}
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -40,7 +40,7 @@ from ...state.snapshot import KEY_GROUP_COLUMN
 from ...state.values import EVENT_TIME, NOW
 from ..elements import ColumnBatch
 from ..expressions.expression_steps import ExpressionSteps, SelectStep, columns_read
-from ..expressions.expressions import Column, check_value, result_type, show, shown
+from ..expressions.expressions import Column, check_value, one_line, result_type, show
 from ..expressions.sql.tokens import SqlError, arguments, canonical
 from ..schema import unknown_column
 from ..suggestions import suggest
@@ -467,7 +467,7 @@ class AggregatePlan:
             made |= one.computed(self.schema, self.where)
         if not made:
             return None
-        step = SelectStep(tuple(made.values()), ", ".join(map(shown, made)), "an aggregate")
+        step = SelectStep(tuple(made.values()), ", ".join(map(one_line, made)), "an aggregate")
         return ExpressionSteps([step], self.schema)
 
     def compute(self, data: pa.RecordBatch) -> pa.RecordBatch:

@@ -15,6 +15,7 @@ from ..elements import Batch
 from ..functions.checks import check_plain
 from ..functions.user_code import FAILURES, is_own_cancellation
 from ..origin import Origin
+from ..whole_numbers import check_whole_number
 
 Exceptions: TypeAlias = (
     type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
@@ -93,11 +94,7 @@ def checked_retry(retry: object, origin: Origin) -> RetryRule:
             fix='such as retry=hg.Retry(attempts=3, delay="100ms", factor=2)',
         )
     attempts, factor = retry.attempts, retry.factor
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-        raise PlanError(
-            f"attempts of a Retry must be a whole number of at least 1 value=`{attempts}`",
-            where=where,
-        )
+    check_whole_number("attempts of a Retry", attempts, origin)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor >= 1:
         raise PlanError(f"factor of a Retry must be at least 1 value=`{factor}`", where=where)
     if retry.on_result is not None:

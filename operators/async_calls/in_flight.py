@@ -290,9 +290,9 @@ class InFlight(Operator):
     def _wake(self) -> None:
         """Handle ended calls, in the mailbox."""
         self._woken = False
-        self._go_on()
+        self._handle_completed()
 
-    def _go_on(self) -> None:
+    def _handle_completed(self) -> None:
         completed, self._completed = self._completed, []
         for call in completed:
             if call.key is not None:
@@ -353,7 +353,7 @@ class InFlight(Operator):
                 call.status = Status.TIMED_OUT
                 call.task.cancel()
                 self._complete(call)
-        self._go_on()
+        self._handle_completed()
 
     # state
 

@@ -27,7 +27,7 @@ from .sql.writer import write_sql
 ExpressionLike: TypeAlias = str | pl.Expr
 
 SHOWN_MAX: Final = 400
-"""The most characters of an expression shown in messages and `explain`."""
+"""The most characters of an expression one_line in messages and `explain`."""
 _WHEN: Final = ".when("
 """The beginning of Polars' text of a conditional expression."""
 _SMALLER: Final = (
@@ -72,12 +72,13 @@ def _polars(node: Node, text: str, schema: pa.Schema, step: str, where: str) -> 
         raise _refusal(error, text, step, where) from None
     except Exception as error:
         raise PlanError(
-            f"cannot read the expression `{shown(text)}` in {step}: {_reason(error)}", where=where
+            f"cannot read the expression `{one_line(text)}` in {step}: {_reason(error)}",
+            where=where,
         ) from error
 
 
 def _refusal(error: SqlError, text: str, step: str, where: str) -> PlanError:
-    text = shown(text)
+    text = one_line(text)
     if isinstance(error, ClockError):
         return PlanError(
             f"`{error.message}` in {step} would be fixed when the job is planned",
@@ -263,11 +264,13 @@ def _too_large(expression: pl.Expr) -> str:
 def show(expression: ExpressionLike) -> str:
     """Return the expression as text for messages and `explain`; a long one is cut."""
     if isinstance(expression, str):
-        return shown(expression)
-    return "an expression that is too large" if _too_large(expression) else shown(str(expression))
+        return one_line(expression)
+    return (
+        "an expression that is too large" if _too_large(expression) else one_line(str(expression))
+    )
 
 
-def shown(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a user's text in one line of at most `SHOWN_MAX` characters."""
     line = " ".join(text[: 4 * SHOWN_MAX].split())
     return (
@@ -363,7 +366,7 @@ def _depends_on_place(expression: pl.Expr) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return shown(str(error).partition("\n")[0])
+    return one_line(str(error).partition("\n")[0])
 
 
 def _refuse_across_rows(

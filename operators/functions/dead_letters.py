@@ -19,6 +19,7 @@ from ..base import OperatorContext, Output
 from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch, Positions
 from ..origin import Origin
+from ..whole_numbers import check_whole_number
 from .user_code import TEXT_MAX, text_of
 
 FAILED: Final = "failed"
@@ -89,12 +90,7 @@ def checked_on_error(given: object, origin: Origin) -> OnError:
             fix='it can be: "fail", "drop", "side_output", or such as '
             'hg.OnError("side_output", retries=2)',
         )
-    retries = policy.retries
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise PlanError(
-            f"retries of an OnError must be a whole number from 0 value=`{retries}`",
-            where=str(origin),
-        )
+    check_whole_number("retries of an OnError", policy.retries, origin, least=0)
     return policy
 
 

@@ -98,7 +98,7 @@ class Automaton:
         numbers = {leaf: str(number) for number, leaf in enumerate(self.leaves)}
         parts = [",".join(self.stages), "".join(leaf.kind[:2] for leaf in self.leaves)]
 
-        def shown(condition: Condition) -> str:
+        def text(condition: Condition) -> str:
             return "".join(
                 ("|" if by_or else "&") + numbers[leaf] for by_or, leaf in condition.terms
             )
@@ -106,8 +106,8 @@ class Automaton:
         for state in self.states:
             flags = f"{state.fresh:d}{state.final:d}{state.pending:d}"
             options = [
-                f"{o.kind}:{o.stage}:{shown(o.take)}:{'' if o.stop is None else numbers[o.stop]}:"
-                f"{[shown(c) for c in o.unless]}:{[shown(c) for c in o.unless_first]}:{o.target}:{o.wait}"
+                f"{o.kind}:{o.stage}:{text(o.take)}:{'' if o.stop is None else numbers[o.stop]}:"
+                f"{[text(c) for c in o.unless]}:{[text(c) for c in o.unless_first]}:{o.target}:{o.wait}"
                 for o in state.options
             ]
             parts.append(f"{flags}({';'.join(options)})")

@@ -186,7 +186,7 @@ class TimerFiring:
     def on_watermark(self, timestamp: int) -> None:
         """Fire the timers due at a watermark, then forward it."""
         self._watermark = timestamp
-        self._go_on()
+        self._continue()
 
     def on_idle(self, idle: bool) -> None:
         """Forward that the input went idle or active, after any watermark before it."""
@@ -199,7 +199,7 @@ class TimerFiring:
         """Fire the timers that are due on the machine's clock."""
         if self._processing is None:
             self._processing = self._timers.due_processing()
-        self._go_on()
+        self._continue()
 
     def complete(self) -> None:
         """Fire all due timers now, however long it takes."""
@@ -213,7 +213,7 @@ class TimerFiring:
             self._cancel()
             self._cancel = None
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._cancel is None:
             self._slice(self._slice_s)
 

@@ -18,7 +18,7 @@ from ..functions.dead_letters import FAIL, DeadLetters, OnError
 from ..origin import Origin
 from ..splits import WHOLE, History
 from .generators import guarded
-from .lanes import Lanes
+from .split_watermarks import SplitWatermarks
 from .stored import (
     ANNOUNCED,
     CLOCK,
@@ -116,7 +116,9 @@ class EventTimeOperator(Operator):
         )
         self._active_at = self._risen_at = self._awake_s()
         make = guarded(self._settings.strategy.make, context.operator_name, self._origin)
-        self._lanes = Lanes(make, self._active_at, self._settings.wait_for_queued)
+        self._split_watermarks = SplitWatermarks(
+            make, self._active_at, self._settings.wait_for_queued
+        )
         self._lag_ms = math.nan
         context.metrics.gauge("emit_event_time_lag_seconds", lambda: self._lag_ms / 1_000)
         context.metrics.gauge("watermark_lag_seconds", lambda: self._watermark_lag() / 1_000)
@@ -149,17 +151,17 @@ class EventTimeOperator(Operator):
     def split_opened(self, split: str, queued: bool) -> None:
         """Add a split of the reader."""
         if self._settings.per_split:
-            self._lanes.open(split, queued, self._awake_s())
+            self._split_watermarks.open(split, queued, self._awake_s())
 
     def split_ended(self, split: str) -> None:
         """End a split, which may have been the slowest."""
         if self._settings.per_split:
-            self._lanes.end(split)
+            self._split_watermarks.end(split)
             self._pause_splits()
             if self._by_rows:
                 self._send_reached()
                 if (
-                    self._lanes.none_is_read
+                    self._split_watermarks.none_is_read
                 ):  # so that the next one does not depend on its neighbours
                     self._rows = 0
 
@@ -187,7 +189,7 @@ class EventTimeOperator(Operator):
             return
         split = self.context.splits.current if self._settings.per_split else WHOLE
         latest = int(times.max())
-        at_once = self._lanes.see(split, times, latest)
+        at_once = self._split_watermarks.observe(split, times, latest)
         self._lag_ms = self.context.clock.now_ms() - latest
         if self._sent > self._earned:
             behind = (times <= self._sent) & (times > self._earned)
@@ -199,7 +201,7 @@ class EventTimeOperator(Operator):
         # Splits that wait while the rest of the chain works are not silent.
         self._busy_s += self.context.clock.monotonic() - began_s
         self._active_at = self._awake_s()
-        self._lanes.touch(split, self._active_at)
+        self._split_watermarks.mark_active(split, self._active_at)
         self._rows += len(batch)
         if self._interval_ms == 0 or self._rows >= ROWS_PER_WATERMARK:
             self._send_watermark()
@@ -251,7 +253,7 @@ class EventTimeOperator(Operator):
         silent_s = now_s - self._active_at
         # Data at rest is complete: a slow read is not silence.
         if self._idle_after_s is not None and not in_backlog and not self._by_rows:
-            self._lanes.silence(now_s, self._idle_after_s, splits.paused)
+            self._split_watermarks.mark_idle(now_s, self._idle_after_s, splits.paused)
             self._send_reached()
             if silent_s >= self._idle_after_s:
                 self._set_idle(True)
@@ -261,7 +263,7 @@ class EventTimeOperator(Operator):
 
     def _follow_clock(self, silent_s: float) -> None:
         """Advance the watermark without records: as if one had come with the time it would have now."""
-        reached = max(self._lanes.reached, self._restored.sent)
+        reached = max(self._split_watermarks.reached, self._restored.sent)
         if reached == WATERMARK_MIN:
             return
         watermark = min(reached + round(1_000 * silent_s), WATERMARK_MAX - 1)
@@ -277,7 +279,7 @@ class EventTimeOperator(Operator):
         """Restore the step's progress; the watermark it had sent is sent again at once."""
         context = self.context
         self._floor = restored_floor(state, self._of, context.subtask_index, context.parallelism)
-        self._lanes.restore(self._floor.splits, self._floor.due)
+        self._split_watermarks.restore(self._floor.splits, self._floor.due)
         self._rows = self._floor.rows if self._by_rows else 0
         if self._close_after_s is not None:
             self._restored = restored_clock(state)
@@ -288,16 +290,16 @@ class EventTimeOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         context = self.context
         if not self._by_rows:
-            self._lanes.tick()  # due watermarks count: perhaps no other record comes
-        sent = max(self._sent, self._floor.watermark, self._lanes.reached)
+            self._split_watermarks.advance()  # due watermarks count: perhaps no other record comes
+        sent = max(self._sent, self._floor.watermark, self._split_watermarks.reached)
         note = Announced(
             of=self._of,
             subtask=context.subtask_index,
             parallelism=context.parallelism,
             sent=sent,
             idle=self._idle,
-            splits=self._lanes.watermarks,
-            due=self._lanes.due if self._by_rows else {},
+            splits=self._split_watermarks.watermarks,
+            due=self._split_watermarks.due if self._by_rows else {},
             rows=self._rows if self._by_rows else 0,
         )
         items = {ANNOUNCED: note.cut()}
@@ -319,12 +321,12 @@ class EventTimeOperator(Operator):
 
     def _send_watermark(self) -> None:
         self._rows = 0
-        self._lanes.tick()
+        self._split_watermarks.advance()
         self._pause_splits()
         self._send_reached()
 
     def _send_reached(self) -> None:
-        earned = self._lanes.reached
+        earned = self._split_watermarks.reached
         self._earned = max(self._earned, earned)
         watermark = max(earned, self._floor.watermark)
         if watermark > self._sent and not self._idle and not self._ended:
@@ -355,7 +357,7 @@ class EventTimeOperator(Operator):
 
         Splits that the reader has not reached are no reason to wait.
         """
-        name, active = self.context.operator_name, self._lanes.being_read
+        name, active = self.context.operator_name, self._split_watermarks.being_read
         if self._idle or active is None:
             self.context.splits.report(name, alignment.group, None)
         elif (watermark := max(active, self._sent)) > WATERMARK_MIN:
@@ -374,15 +376,15 @@ class EventTimeOperator(Operator):
 
     def _pause_splits(self) -> None:
         if self._settings.alignment is not None:
-            above = self._lanes.above(self._limit)
+            above = self._split_watermarks.above(self._limit)
             self.context.splits.pause(self.context.operator_name, above)
 
     # -- what others see ----------------------------------------------------------------------------
 
     def status(self) -> EventTimeStatus:
         """Return this subtask's progress, and what holds it back."""
-        slowest = self._lanes.slowest
-        read, idle, queued = self._lanes.counts()
+        slowest = self._split_watermarks.slowest
+        read, idle, queued = self._split_watermarks.counts()
         return EventTimeStatus(
             self._sent,
             self._idle,

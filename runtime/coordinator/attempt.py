@@ -156,7 +156,7 @@ class Attempt:
         """
         if adopted is None:
             restored, used = self.restored, self.restored_checkpoint
-            own = restored.manifest if restored is not None and restored.own else None
+            own = restored.manifest if restored is not None and restored.of_this_job else None
             return used, used if own is not None and continues(own, self.plan) else 0
         log = self._env.log
         newest = log.view.newest if log is not None else None

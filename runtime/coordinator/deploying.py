@@ -276,7 +276,7 @@ async def _assignments(
     job: JobContext, restored: Restored | None, wanted: frozenset[SubtaskId]
 ) -> dict[SubtaskId, SubtaskAssignment]:
     """Assign restored state, or fresh splits, to each subtask."""
-    if restored is None or restored.own:
+    if restored is None or restored.of_this_job:
         return await _assignments_from(job, restored, wanted, job.env.store)
     options = job.env.spec.options
     async with opened(job.env.open_at, restored.root, options, writable=False) as store:

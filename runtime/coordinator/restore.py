@@ -66,7 +66,7 @@ class Restored:
     text: str
 
     @property
-    def own(self) -> bool:
+    def of_this_job(self) -> bool:
         """True for a checkpoint of this job, on which the next one may build."""
         return not self.root
 
@@ -121,7 +121,7 @@ class RestorePoints:
         log, allowed = self._env.log, self._env.options.get(RESTORE_FALLBACK)
         if failure.kind not in _UNREADABLE or restored is None or not allowed:
             return None
-        if log is None or not restored.own:
+        if log is None or not restored.of_this_job:
             return None
         self._unreadable.add(restored.manifest.checkpoint_id)
         left = [logged.checkpoint_id for logged in log.view.restorable]

@@ -64,7 +64,7 @@ class Urgent:
 
 class _InputChannel:
     __slots__ = (
-        "ahead", "backlog", "blocked", "granted", "lent", "queue", "queued", "sender", "spec",
+        "backlog", "blocked", "granted", "last_barrier", "lent", "queue", "queued", "sender", "spec",
         "wants_credit",
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ class _InputChannel:
         self.wants_credit = False  # stands in the line for floating credits
         self.sender: CreditReceiver | None = None
         # Of the last barrier taken: its checkpoint, and how many elements were in front of it.
-        self.ahead = (0, 0)
+        self.last_barrier = (0, 0)
 
 
 class InputGate:
@@ -171,7 +171,7 @@ class InputGate:
             self._recycle(channel)
         elif isinstance(element, CheckpointBarrier):
             self._barriers -= 1
-            channel.ahead = (element.checkpoint_id, 0)
+            channel.last_barrier = (element.checkpoint_id, 0)
         return position, element
 
     # -- barriers that overtake ---------------------------------------------------------------------
@@ -199,7 +199,7 @@ class InputGate:
         index = barrier_index(channel.queue, barrier.checkpoint_id)
         assert index is not None  # as the caller has seen
         del channel.queue[index]
-        channel.ahead = (barrier.checkpoint_id, index)
+        channel.last_barrier = (barrier.checkpoint_id, index)
         self._barriers -= 1
         if not channel.queue and not channel.blocked:
             self._ready.remove(position)
@@ -221,7 +221,7 @@ class InputGate:
         for address, batch in unread:
             capture.records.add_in_turn(address, batch)
         for position, channel in enumerate(self._channels):
-            taken_id, elements = channel.ahead
+            taken_id, elements = channel.last_barrier
             if taken_id == checkpoint_id:
                 self._keep(capture, channel, elements)
                 continue

@@ -162,7 +162,7 @@ class IterationSubtask(InputSubtask):
     def loop_round_over(self, number: int, records: int) -> None:
         """Handle, as mail, that probe `number` is back at all heads, after `records` in all."""
 
-        async def go_on() -> None:
+        async def end_round() -> None:
             check(self._probing and number == self._number, "not our round", number=number)
             if self._standing:
                 # otherwise the end of time in the loop would be in the last checkpoint, and come
@@ -174,7 +174,7 @@ class IterationSubtask(InputSubtask):
             else:
                 await self._rest(records)
 
-        self.put_mail(go_on)
+        self.put_mail(end_round)
 
     async def _round_over(self, records: int) -> None:
         rounds = self._head.settings.rounds

@@ -214,7 +214,9 @@ def recovered_batches(
         ours = msgspec.structs.replace(channel, receiver=index)
         for batch in _decoded(data, channel, allow_pickle):
             way.check_unchanged(batch, channel)
-            recovered += [InputBatch(ours, edge.input_index, part) for part in way.own(batch)]
+            recovered += [
+                InputBatch(ours, edge.input_index, part) for part in way.for_this_subtask(batch)
+            ]
     return recovered
 
 
@@ -259,8 +261,8 @@ class _Way:
                 f"or give the records up with {WITHOUT_CHANNEL_STATE.key}=<id of the checkpoint>",
             )
 
-    def own(self, batch: Batch) -> Iterator[Batch]:
-        """The records of a batch that are for this subtask."""
+    def for_this_subtask(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the records of a batch that are for this subtask."""
         if self._now is None:
             yield batch
             return

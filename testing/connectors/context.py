@@ -7,13 +7,15 @@ import logging
 from collections import Counter as Counted
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ...operators.base import Counter, Histogram, Metrics, OperatorContext
 from ...operators.clock import Clock, SystemClock
 from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import Sink, SinkOperator
 from ...operators.source import Source, SourceReader
 from ...state.keygroups import KeyGroupRange
+from ...state.snapshot import RestoredState
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
 POLLS_MAX = 100_000
@@ -167,18 +169,44 @@ async def finished(waiting: Awaitable[None] | None) -> None:
         await waiting
 
 
+Items: TypeAlias = dict[str, list[bytes]]
+"""A sink's part of a checkpoint, by state."""
+
+
+async def open_sink(
+    sink: Sink, context: OperatorContext, items: Items | None = None
+) -> SinkOperator:
+    """Open a subtask of a sink; with `items` of a checkpoint, restore it as well."""
+    operator = SinkOperator(sink)
+    await finished(operator.open(context))
+    if items is not None:
+        await finished(operator.restore(RestoredState(items=items)))
+    return operator
+
+
+async def pre_commit(operator: SinkOperator, checkpoint_id: int) -> Items | None:
+    """Return the sink's part of a checkpoint, with the pre-commit done in a thread; None: it has none."""
+    snapshot = operator.snapshot(checkpoint_id)
+    if snapshot is None:
+        return None
+    return {
+        name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
+        for name, cut in snapshot.items.items()
+    }
+
+
 def expect(condition: object, message: str) -> None:
     """Raise AssertionError with this message, the broken promise, if the condition is false."""
     if not condition:
         raise AssertionError(message)
 
 
-def expect_same(found: Sequence[Any], wanted: Sequence[Any], story: str) -> None:
+def expect_same(found: Sequence[Any], wanted: Sequence[Any], situation: str) -> None:
     """Raise AssertionError unless both have the same records, in any order."""
     counts = Counted(map(repr, found)), Counted(map(repr, wanted))
     lost, more = counts[1] - counts[0], counts[0] - counts[1]
     expect(
         not lost and not more,
-        f"{story}: {len(found)} records instead of {len(wanted)}; "
+        f"{situation}: {len(found)} records instead of {len(wanted)}; "
         f"lost: {list(lost)[:5]}; too many: {list(more)[:5]}",
     )

@@ -23,9 +23,18 @@ from ...operators.sink import (
     SinkRun,
     epochs_of,
 )
-from ...state.snapshot import CommitPermit, RestoredState
+from ...state.snapshot import CommitPermit
 from .cases import Checks, Feature, SinkCase
-from .context import expect, expect_same, finished, make_context, records_of
+from .context import (
+    Items,
+    expect,
+    expect_same,
+    finished,
+    make_context,
+    open_sink,
+    pre_commit,
+    records_of,
+)
 from .refusals import expect_no_secrets, refused
 
 CHECKS: Final[Checks[SinkCase]] = Checks()
@@ -34,8 +43,6 @@ _CALL_S_MAX: Final = 120.0
 _JOB: Final = "conformance"
 _BATCHES: Final = 3
 """A sink is tried with this many batches, each of which is a checkpoint's."""
-Items = dict[str, list[bytes]]
-"""A sink's part of a checkpoint, by state."""
 
 
 class CrashPoint(Enum):
@@ -79,17 +86,13 @@ class _SinkJob:
         self.log.attempt += 1
         if self.log.checkpoint_id:
             await self._commit_globally()
-        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
-        operator = SinkOperator(sink)
         context = make_context(
             attempt=self.log.attempt,
             restored_checkpoint=self.log.checkpoint_id,
             options=self._options,
         )
-        await finished(operator.open(context))
-        if self.log.checkpoint_id:
-            await finished(operator.restore(RestoredState(items=self.log.items)))
-        return operator
+        sink: Sink = cloudpickle.loads(cloudpickle.dumps(self._sink))
+        return await open_sink(sink, context, self.log.items if self.log.checkpoint_id else None)
 
     async def run(
         self, operator: SinkOperator, crash: tuple[int, CrashPoint] | None, *, close: bool = True
@@ -117,7 +120,11 @@ class _SinkJob:
         self, operator: SinkOperator, epoch: int, point: CrashPoint | None = None
     ) -> bool:
         """Take a checkpoint; return True if it reached the crash point."""
-        items = await self.prepare(operator, point is CrashPoint.BEFORE_PREPARE)
+        if point is CrashPoint.BEFORE_PREPARE:
+            self.log.next_id += 1
+            operator.snapshot(self.log.next_id)
+            return True
+        items = await self.prepare(operator)
         if items is None or point is CrashPoint.AFTER_PREPARE:
             return True
         self.log.checkpoint_id, self.log.epoch, self.log.items = self.log.next_id, epoch, items
@@ -135,16 +142,10 @@ class _SinkJob:
         """Do the coordinator's part of a commit."""
         await commit_globally(self._sink, [self.log.items], self.log.checkpoint_id)
 
-    async def prepare(self, operator: SinkOperator, crash: bool = False) -> Items | None:
-        """Return the snapshot of the next checkpoint, with the pre-commit done in a thread."""
+    async def prepare(self, operator: SinkOperator) -> Items | None:
+        """Return the sink's part of the next checkpoint, with the pre-commit done."""
         self.log.next_id += 1
-        snapshot = operator.snapshot(self.log.next_id)
-        if crash or snapshot is None:
-            return None
-        return {
-            name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
-            for name, cut in snapshot.items.items()
-        }
+        return await pre_commit(operator, self.log.next_id)
 
 
 async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
@@ -204,9 +205,9 @@ async def check_sink(
         reset()
         return _SinkJob(make(), batches, options)
 
-    def expect_epochs(epochs: int, story: str) -> None:
+    def expect_epochs(epochs: int, situation: str) -> None:
         wanted = [record for records in expected[:epochs] for record in records]
-        expect_same(read(), wanted, story)
+        expect_same(read(), wanted, situation)
 
     await _without_crash(new_job(), expect_epochs, len(batches))
     await _aborted_checkpoint(new_job(), expect_epochs, batches)
@@ -227,19 +228,19 @@ async def _without_crash(job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int
 async def _with_crashes(
     job: _SinkJob, expect_epochs: ExpectEpochs, epochs: int, crashes: list[tuple[int, CrashPoint]]
 ) -> None:
-    story = ""
+    situation = ""
     for epoch, point in crashes:
-        story += f"crash in epoch {epoch}, {point.value}; "
+        situation += f"crash in epoch {epoch}, {point.value}; "
         committed_by_restore = job.log.epoch
         operator = await job.start()
-        expect_epochs(committed_by_restore, f"{story}at its start")
+        expect_epochs(committed_by_restore, f"{situation}at its start")
         crashed = await job.run(operator, (epoch, point))
         uncommitted = crashed and point is CrashPoint.BEFORE_COMMIT
-        expect_epochs(job.log.epoch - uncommitted, f"{story}before the restart")
+        expect_epochs(job.log.epoch - uncommitted, f"{situation}before the restart")
     operator = await job.start()
-    expect_epochs(job.log.epoch, f"{story}after the restore")
+    expect_epochs(job.log.epoch, f"{situation}after the restore")
     await job.run(operator, None)
-    expect_epochs(epochs, f"{story}at the end")
+    expect_epochs(epochs, f"{situation}at the end")
 
 
 async def _aborted_checkpoint(
@@ -397,11 +398,11 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
             job.log.checkpoint_id = job.log.epoch = completed
             job.log.items = prepared[completed - 1]
             await job.commit(operator)
-            story = f"three checkpoints were prepared, and the {completed}. is complete"
-            expect_same(places.visible(), _all_of(batches[:completed]), story)
+            situation = f"three checkpoints were prepared, and the {completed}. is complete"
+            expect_same(places.visible(), _all_of(batches[:completed]), situation)
             operator.close()
             await job.run(await job.start(), None)
-            expect_same(places.visible(), _all_of(batches), f"{story}; then a restart")
+            expect_same(places.visible(), _all_of(batches), f"{situation}; then a restart")
 
 
 @CHECKS.check(Feature.EXACTLY_ONCE)
@@ -415,40 +416,26 @@ async def committables_move_to_other_subtasks(case: SinkCase) -> None:
             for subtask, batch in enumerate(batches):
                 writer = await _opened(sink, subtask, len(batches), 1, 0, {})
                 writer.process(batch, 0)
-                items.append(await _cut(writer, 1))
+                items.append(await pre_commit(writer, 1) or {})
                 # It is killed, so it is not closed.
             expect_same(places.visible(), [], "three subtasks have pre-committed")
             await _restored(sink, items, parallelism)
-            story = f"what three subtasks have pre-committed, committed by {parallelism}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"what three subtasks have pre-committed, committed by {parallelism}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _opened(
     sink: Sink, subtask: int, parallelism: int, attempt: int, restored: int, items: Items
 ) -> SinkOperator:
     """Open a subtask of the sink as another process gets it, and restore it."""
-    operator = SinkOperator(cloudpickle.loads(cloudpickle.dumps(sink)))
     context = make_context(
         attempt=attempt,
         subtask_index=subtask,
         parallelism=parallelism,
         restored_checkpoint=restored,
     )
-    await finished(operator.open(context))
-    if restored:
-        await finished(operator.restore(RestoredState(items=items)))
-    return operator
-
-
-async def _cut(operator: SinkOperator, checkpoint_id: int) -> Items:
-    """Take the sink's part of a checkpoint, with the pre-commit in a thread."""
-    snapshot = operator.snapshot(checkpoint_id)
-    if snapshot is None:
-        return {}
-    return {
-        name: await asyncio.to_thread(cut.items) if callable(cut.items) else cut.items
-        for name, cut in snapshot.items.items()
-    }
+    copy: Sink = cloudpickle.loads(cloudpickle.dumps(sink))
+    return await open_sink(copy, context, items if restored else None)
 
 
 async def _restored(sink: Sink, items: Sequence[Items], parallelism: int) -> None:
@@ -483,8 +470,8 @@ async def a_process_may_be_killed(case: SinkCase) -> None:
                 job.log.checkpoint_id = job.log.epoch = 1
                 job.log.items = items
             await job.run(await job.start(), None)
-            story = f"killed behind the pre-commit; its checkpoint completes: {completes}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"killed behind the pre-commit; its checkpoint completes: {completes}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _killed_process(sink: Sink, batch: Batch) -> Items:
@@ -513,8 +500,8 @@ async def nothing_is_left_open(case: SinkCase) -> None:
                 await job.run(await job.start(), (1, point))
             await job.run(await job.start(), None)
             left = places.pending()
-            story = f"after a crash {point.value}" if point else "without a crash"
-            expect(not left, f"{story}: left open: {left[:5]}")
+            situation = f"after a crash {point.value}" if point else "without a crash"
+            expect(not left, f"{situation}: left open: {left[:5]}")
 
 
 class _Moment(Enum):
@@ -538,8 +525,8 @@ async def once_if_the_server_dies(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             await _dies(case, job, batches, moment)
             await job.run(await job.start(), None)
-            story = f"the server died {moment.value}"
-            expect_same(places.visible(), _all_of(batches), story)
+            situation = f"the server died {moment.value}"
+            expect_same(places.visible(), _all_of(batches), situation)
 
 
 async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment: _Moment) -> None:
@@ -555,7 +542,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         await job.checkpoint(operator, 2, CrashPoint.BEFORE_COMMIT)
     server.kill()
 
-    async def go_on() -> None:
+    async def continue_writing() -> None:
         if moment is _Moment.WRITE:
             operator.process(batches[1], 0)
         if moment is _Moment.COMMIT:
@@ -563,7 +550,7 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         else:
             await job.checkpoint(operator, 2)
 
-    going = asyncio.ensure_future(go_on())
+    going = asyncio.ensure_future(continue_writing())
     await asyncio.sleep(0)
     await asyncio.to_thread(server.start)
     await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
@@ -580,18 +567,18 @@ async def nothing_is_lost(case: SinkCase) -> None:
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             killed = await job.start()
             await job.run(killed, crash, close=False)  # nothing closes what a crash has ended
-            story = f"crash in epoch {crash[0]}, {crash[1].value}"
+            situation = f"crash in epoch {crash[0]}, {crash[1].value}"
             (await job.start()).close()
-            _expect_there(places, batches[: job.log.epoch], f"{story}; restored")
+            _expect_there(places, batches[: job.log.epoch], f"{situation}; restored")
             await job.run(await job.start(), None)
-            _expect_there(places, batches, f"{story}; at the end")
+            _expect_there(places, batches, f"{situation}; at the end")
             killed.close()
 
 
-def _expect_there(places: _Places, batches: Sequence[Batch], story: str) -> None:
+def _expect_there(places: _Places, batches: Sequence[Batch], situation: str) -> None:
     there = set(map(repr, places.visible()))
     lost = [record for record in _all_of(batches) if repr(record) not in there]
-    expect(not lost, f"{story}: {len(lost)} records are lost: {lost[:5]}")
+    expect(not lost, f"{situation}: {len(lost)} records are lost: {lost[:5]}")
 
 
 @CHECKS.check(Feature.MISTAKES)

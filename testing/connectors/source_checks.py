@@ -258,19 +258,21 @@ async def bad_records_follow_their_policy(case: SourceCase) -> None:
             case.put(place, records[:at])
             case.put_bad(place)
             case.put(place, records[at:])
-            story = f"a bad record behind {at} good ones"
-            expect_same(await read_all(case.tolerant(place, "drop")), records, f"{story}, dropped")
+            situation = f"a bad record behind {at} good ones"
+            expect_same(
+                await read_all(case.tolerant(place, "drop")), records, f"{situation}, dropped"
+            )
             aside: list[Batch] = []
             source = case.tolerant(place, "side_output")
             reader = open_reader(source, source.splits(1), reject=aside.append)
-            expect_same(await _records(reader), records, f"{story}, put aside")
-            expect(sum(map(len, aside)) == 1, f"{story}: {sum(map(len, aside))} were put aside")
+            expect_same(await _records(reader), records, f"{situation}, put aside")
+            expect(sum(map(len, aside)) == 1, f"{situation}: {sum(map(len, aside))} were put aside")
             reader.close()
             try:
                 await read_all(case.tolerant(place, "fail"))
             except HeadgateError:
                 continue
-            raise AssertionError(f"{story}: the policy is to fail, and nothing was raised")
+            raise AssertionError(f"{situation}: the policy is to fail, and nothing was raised")
 
 
 @CHECKS.check(Feature.LAG)

@@ -63,6 +63,11 @@ class ServerProcess:
         self.kill()
         raise RuntimeError(f"{self._name} did not start: {self.log_end()}")
 
+    @property
+    def pid(self) -> int | None:
+        """The process while it has not been ended, else None."""
+        return None if self._process is None else self._process.pid
+
     def log_end(self) -> str:
         """Return the last part of what it has written."""
         return self._log.read_text(errors="replace")[-2000:]
@@ -90,7 +95,8 @@ class HeldPort:
     """A port of the loopback address that the operating system has handed out, kept for one server.
 
     The socket stays bound without listening, so nothing else gets the port before the server listens,
-    and between two starts of it. Servers may share it because they set SO_REUSEADDR, as Java and Go do.
+    and between two starts of it. Servers may share it because they set SO_REUSEADDR, as asyncio, Java and
+    Go do. In a `with` statement it is the number of the port, which is held for the time of the block.
     """
 
     def __init__(self) -> None:
@@ -102,3 +108,9 @@ class HeldPort:
     def release(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -31,14 +31,14 @@ class World:
         words = text.split()
         step = self.step(pattern, one_key)
         step.push(words, list(range(len(words))), key=one_key).end()
-        return [shown(match) for match, _ in step.take()]
+        return [match_text(match) for match, _ in step.take()]
 
 
 def one_key(record: Any) -> str:
     return "k"
 
 
-def shown(match: Any) -> str:
+def match_text(match: Any) -> str:
     """The records of a match in the order of its stages."""
     records: Iterable[list[str]] = match.records.values()
     return " ".join(word for several in records for word in several)

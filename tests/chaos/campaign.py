@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections import Counter
@@ -45,10 +46,10 @@ FILES_OF_A_COORDINATOR = 2
 STOPS_MAX = 3
 RUN_S = 120.0
 """A run is stopped with a savepoint after about so long, and goes on in another mode."""
-END_S = 90.0
+END_S = 180.0
 """What must be run again ends within so long: Ray gives up its control store after a minute."""
 REST_S = 1800.0
-GONE_S = 60.0
+GONE_S = 300.0
 """Ray's own processes look that often for who started them, at the latest."""
 
 
@@ -94,6 +95,7 @@ class Campaign:
         pause_s: float,
         bound_s: float,
         kinds: Sequence[str] = (),
+        slower: float = 1.0,
     ) -> None:
         """A campaign that has not begun.
 
@@ -104,10 +106,12 @@ class Campaign:
             pause_s: between two troubles, on average.
             bound_s: within which the job is healthy again.
             kinds: these troubles and then the end, instead of others by chance until the time is up.
+            slower: the job works off its input this number of times slower.
         """
         self._work = work
         self._rng = random.Random(seed)
         self._kinds = kinds
+        self._slower = slower
         self._pause_s = pause_s
         self._bound_s = bound_s
         self._driver = Driver(work, OPTIONS)
@@ -120,7 +124,7 @@ class Campaign:
         record, driver = self.record, self._driver
         seconds = record.minutes * 60
         flights = self._work / "flights"
-        written = write_years(flights, int(FLIGHTS_PER_SECOND_MAX * seconds))
+        written = write_years(flights, int(FLIGHTS_PER_SECOND_MAX * seconds / self._slower))
         driver.say(f"seed {record.seed}, {written:,} flights")
         await self._start()
         sampling = asyncio.create_task(self._sample())
@@ -147,7 +151,13 @@ class Campaign:
     # -- the job ------------------------------------------------------------------------------------
 
     async def _start(self, savepoint: str = "", mode: Mode | None = None) -> None:
-        mode = mode or self._rng.choice(MODES)
+        if mode is None:
+            mode = self._rng.choice(MODES)
+            mode = dataclasses.replace(
+                mode,
+                flights_per_second=mode.flights_per_second / self._slower,
+                toll_ms=mode.toll_ms * self._slower,
+            )
         self.record.modes[mode.name] += 1
         self._run_until_s = 0.0
         await self._driver.start(mode, savepoint)

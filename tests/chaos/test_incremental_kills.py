@@ -35,7 +35,7 @@ class Count(hg.KeyedProcess[int, Any, tuple[int, int, int]]):
 def make_job(path: Path) -> hg.Job:
     job = hg.Job("rescaled", parallelism=1, max_parallelism=12)
     job.checkpoint(every="200ms", storage=str(path / "checkpoints"))
-    job.restart(attempts=30, delay="50ms")
+    job.restart(attempts=1000, delay="50ms")
     runnable(job).override(
         {
             "state.backend.type": "rocksdb",

@@ -81,7 +81,7 @@ class Unhurried(FileSink):
 def make_job(path: Path) -> hg.Job:
     job = hg.Job("loop", parallelism=2, options={"headgate.iteration.memory": "32 kb"})
     job.checkpoint(every="20ms", storage=str(path / "chk"), max_concurrent=4)
-    job.restart(attempts=30, delay="50ms")
+    job.restart(attempts=1000, delay="50ms")
     sink = parquet_sink(str(path / "out"), guarantee="exactly_once")
     sink.__class__ = Unhurried
     rows = generator({"id": sequence()}, rows=ROWS, rate=RATE, batch_rows=20)

@@ -24,7 +24,7 @@ def make_job(storage: str, out: str, rate: float, options: dict[str, str] | None
     """Windows of 1,000 rows of event time per key, counted and summed up."""
     job = hg.Job("chaos", parallelism=2, options=options)
     job.checkpoint(every="250ms", storage=storage)
-    job.restart(attempts=30, delay="50ms")
+    job.restart(attempts=1000, delay="50ms")
     rows = generator(
         {"n": sequence(), "k": random_int(0, KEYS)}, rows=ROWS, rate=rate, batch_rows=100, seed=7
     )

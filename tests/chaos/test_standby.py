@@ -31,7 +31,7 @@ def test_a_spare_worker_takes_the_place_of_one_that_is_killed(ring: Any, tmp_pat
         },
     )
     job.checkpoint(every="250ms", storage=str(tmp_path / "chk"))
-    job.restart(attempts=5, delay="0s")
+    job.restart(attempts=1000, delay="0s")
     rows = generator({"n": sequence()}, rows=ROWS, rate=4_000, batch_rows=50)
     counted = job.read(rows, name="rows").key_by("n").agg(c=hg.count(), name="count")
     counted.write(parquet_sink(str(tmp_path / "out"), guarantee="exactly_once"), name="out")

@@ -50,7 +50,7 @@ def make_job(path: Path) -> hg.Job:
         },
     )
     job.checkpoint(every="200ms", storage=str(path / "chk"))
-    job.restart(attempts=30, delay="50ms")
+    job.restart(attempts=1000, delay="50ms")
     (
         job.read(numbers(ROWS, batch_rows=BATCH, splits=SPLITS), name="numbers")
         .key_with(key_of)

@@ -79,7 +79,7 @@ def test_a_script_and_its_sibling(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split()[-1] == "FINISHED"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-WAIT_S = 120
+WAIT_S = 600
 COMMAND = [sys.executable, "-c", "from headgate.runtime.cli import main; main()"]
 
 TICKER = """\

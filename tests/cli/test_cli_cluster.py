@@ -11,6 +11,7 @@ import pytest
 
 from headgate.errors import UsageError
 from headgate.runtime.cluster import connect
+from headgate.testing.servers.process import HeldPort
 
 NOTHING = """\
 apiVersion: headgate.io/v1alpha1
@@ -54,15 +55,11 @@ def silent() -> Iterator[Silent]:
     server.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("0.0.0.0", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.parametrize("form", ["localhost:{}", "ray://127.0.0.1:{}"])
 def test_nothing_listens_at_the_address(cli, form: str) -> None:
-    address = form.format(free_port())
-    ended = cli("run", cli.write("nothing.yaml", NOTHING), "--cluster", address)
+    with HeldPort() as port:  # it does not listen, and nobody else does there
+        address = form.format(port)
+        ended = cli("run", cli.write("nothing.yaml", NOTHING), "--cluster", address)
     assert ended.returncode == 1
     assert f"no Ray cluster listens there address=`{address}`" in ended.stderr
     assert "ray start --head" in ended.stderr

@@ -59,8 +59,8 @@ class MuteReader(SourceReader):
         return []
 
 
-def with_subtask(source, story, tmp_path, ledger=None):
-    """Run `story(subtask, ended)` on a subtask of source, event_time and a sink; steps are the story's."""
+def with_subtask(source, scenario, tmp_path, ledger=None):
+    """Run `scenario(subtask, ended)` on a subtask of source, event_time and a sink."""
     job = hg.Job("one", options={"pipeline.auto-watermark-interval": "0 ms"})
     timed = job.read(source, name="in").event_time(lambda n: n, **ALIGNED)
     timed.write(blackhole(), name="out")
@@ -89,7 +89,7 @@ def with_subtask(source, story, tmp_path, ledger=None):
             )
             subtask = SourceSubtask(env, {}, tuple(source.splits(1)), ledger)
             await subtask.prepare(None, False)
-            await story(subtask, ended)
+            await scenario(subtask, ended)
             await subtask.cancel()
 
     asyncio.run(main())
@@ -100,7 +100,7 @@ def read(subtask):
 
 
 def test_a_whole_reader_waits_and_goes_on(tmp_path):
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         subtask.env.splits.announce("g", 1)
         steps = [await subtask.step() for _ in range(6)]
         assert (steps, read(subtask)) == ([True, True, True, True, False, False], 4)
@@ -111,11 +111,11 @@ def test_a_whole_reader_waits_and_goes_on(tmp_path):
         steps = [await subtask.step() for _ in range(3)]
         assert (steps, read(subtask)) == ([True, True, False], 6)
 
-    with_subtask(from_list(list(range(8)), batch_rows=1), story, tmp_path)
+    with_subtask(from_list(list(range(8)), batch_rows=1), scenario, tmp_path)
 
 
 def test_single_splits_wait_where_the_reader_can_do_that(tmp_path):
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         splits = subtask.env.splits
         assert [await subtask.step() for _ in range(2)] == [
             True,
@@ -131,11 +131,11 @@ def test_single_splits_wait_where_the_reader_can_do_that(tmp_path):
         assert [await subtask.step() for _ in range(3)] == [True, True, False]
         assert read(subtask) == 10
 
-    with_subtask(numbers(100, batch_rows=2, splits=2), story, tmp_path)
+    with_subtask(numbers(100, batch_rows=2, splits=2), scenario, tmp_path)
 
 
 def test_who_waits_and_has_nothing_left_to_read_ends(tmp_path):
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         subtask.env.splits.announce("g", -100)
         assert await subtask.step()
         assert subtask.env.splits.paused
@@ -143,11 +143,11 @@ def test_who_waits_and_has_nothing_left_to_read_ends(tmp_path):
         assert await subtask.step()
         assert ended == [True]
 
-    with_subtask(Mute(), story, tmp_path)
+    with_subtask(Mute(), scenario, tmp_path)
 
 
 def test_who_waits_for_the_history_of_others_is_idle_until_it_is_live(tmp_path):
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         splits, times = subtask.env.splits, subtask.chain.operators[1].operator
         told = []
         splits.on_history = lambda: told.append(splits.history)
@@ -165,7 +165,7 @@ def test_who_waits_for_the_history_of_others_is_idle_until_it_is_live(tmp_path):
         assert (read(subtask), ended) == (4, [True])
 
     source = hybrid_source(from_list([1, 2], batch_rows=1), from_list([3, 4], batch_rows=1))
-    with_subtask(source, story, tmp_path)
+    with_subtask(source, scenario, tmp_path)
 
 
 class Found(Source):
@@ -211,7 +211,7 @@ class FoundReader(SourceReader):
 def test_a_subtask_without_splits_is_idle_until_it_is_given_some(tmp_path):
     """Nothing waits for its event time meanwhile, and a split comes once."""
 
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         (times,) = [
             each.operator for each in subtask.chain.operators if hasattr(each.operator, "status")
         ]
@@ -235,12 +235,12 @@ def test_a_subtask_without_splits_is_idle_until_it_is_given_some(tmp_path):
         await subtask._mails.popleft()()
         assert ended == [True]
 
-    with_subtask(Found(), story, tmp_path, LedgerStart((), 1))
+    with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1))
 
 
 def test_a_subtask_ends_if_nobody_looks_for_splits(tmp_path):
-    async def story(subtask, ended):
+    async def scenario(subtask, ended):
         assert await subtask.step()
         assert ended == [True]
 
-    with_subtask(Found(), story, tmp_path, LedgerStart((), 1, enabled=False))
+    with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1, enabled=False))

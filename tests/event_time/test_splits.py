@@ -283,40 +283,40 @@ async def told(source, splits_of=1):
     reader = source.reader()
     reader.open(context, lambda batch: None)
     reader.add_splits(source.splits(splits_of))
-    story = []
+    reads = []
     while not reader.finished:
         batch = reader.poll()
         if batch is not None:
-            story.append((context.splits.current, len(batch)))
+            reads.append((context.splits.current, len(batch)))
         context.splits.batch_done()
         if batch is None and not reader.finished:
             await reader.wait()
     reader.close()
-    return listener.told, story
+    return listener.told, reads
 
 
 def check_told(source, queued):
     """Everything that is opened ends, each split behind its last batch, and every batch has its split."""
-    tellings, story = asyncio.run(told(source))
+    tellings, reads = asyncio.run(told(source))
     opened = [each for each in tellings if each[0] == "opened"]
     assert len({name for _, name, _ in opened}) == len(opened) > 1
     assert all(each[2] is queued for each in opened)
     assert Counter(each[1] for each in tellings if each[0] == "ended") == Counter(
         name for _, name, _ in opened
     )
-    assert {split for split, _ in story} <= {name for _, name, _ in opened}
-    return story
+    assert {split for split, _ in reads} <= {name for _, name, _ in opened}
+    return reads
 
 
 def test_lists_tell_of_their_splits():
-    story = check_told(from_list(list(range(7)), splits=3, batch_rows=2), queued=True)
-    assert story == [("split 0", 2), ("split 0", 1), ("split 1", 2), ("split 2", 2)]
+    reads = check_told(from_list(list(range(7)), splits=3, batch_rows=2), queued=True)
+    assert reads == [("split 0", 2), ("split 0", 1), ("split 1", 2), ("split 2", 2)]
 
 
 def test_generated_rows_tell_of_their_splits_also_throttled():
-    story = check_told(numbers(10, batch_rows=4, splits=2), queued=False)
-    assert story == [("split 0", 4), ("split 1", 4), ("split 0", 2)]
-    assert check_told(throttle(numbers(10, batch_rows=4, splits=2), 1e9), queued=False) == story
+    reads = check_told(numbers(10, batch_rows=4, splits=2), queued=False)
+    assert reads == [("split 0", 4), ("split 1", 4), ("split 0", 2)]
+    assert check_told(throttle(numbers(10, batch_rows=4, splits=2), 1e9), queued=False) == reads
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -331,9 +331,9 @@ def test_files_tell_of_their_splits(tmp_path, kind):
     source = files_source(
         str(tmp_path), format=kind, schema={"n": "int64"}, batch_rows=2, split_bytes=10
     )
-    story = check_told(source, queued=True)
-    assert sum(rows for _, rows in story) == 20
-    assert story[0][0].startswith(str(tmp_path / f"a.{kind}"))
+    reads = check_told(source, queued=True)
+    assert sum(rows for _, rows in reads) == 20
+    assert reads[0][0].startswith(str(tmp_path / f"a.{kind}"))
 
 
 def test_paused_splits_of_generated_rows_wait_and_go_on():

@@ -360,11 +360,11 @@ def test_the_history_says_what_failed_and_how_long_it_took(lab: Any, faults: Any
 
     lab.run(make_job(lab, exactly_once(), rows=None), script)
     assert len(told) == 2
-    for story in told:
-        assert story["kind"] == "worker_lost"
-        assert story["worker"] == story["where"]
-        assert story["outcome"].startswith("restart ")
-        assert story["restored"].startswith("checkpoint ")
-        phases = [story[name] for name in ("cancelling_ms", "waiting_ms", "deploying_ms")]
+    for failure in told:
+        assert failure["kind"] == "worker_lost"
+        assert failure["worker"] == failure["where"]
+        assert failure["outcome"].startswith("restart ")
+        assert failure["restored"].startswith("checkpoint ")
+        phases = [failure[name] for name in ("cancelling_ms", "waiting_ms", "deploying_ms")]
         assert all(phase is not None for phase in phases)
-        assert story["down_ms"] >= sum(phases)
+        assert failure["down_ms"] >= sum(phases)

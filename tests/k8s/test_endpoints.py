@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from headgate.k8s.operator.endpoints import SILENCE_S_MAX, WatchHealth, serving
-from headgate.tests.support.kube.control_plane import _free_ports
+from headgate.testing.servers.process import HeldPort
 
 JOBS = WatchHealth("streamjobs", "", 3)
 MISSING = WatchHealth("rayclusters", "", 3, "not found", missing=True)
@@ -36,8 +36,6 @@ DEAD = WatchHealth("pods", "air", SILENCE_S_MAX + 1, "the API server does not an
     ],
 )
 def test_healthz_says_why(watches: list[WatchHealth], status: int, text: str) -> None:
-    health, metrics = _free_ports(2)
-
     async def main() -> tuple[int, str]:
         async with (
             serving("127.0.0.1", health, metrics, lambda: watches, lambda: b""),
@@ -46,4 +44,5 @@ def test_healthz_says_why(watches: list[WatchHealth], status: int, text: str) ->
         ):
             return answer.status, await answer.text()
 
-    assert asyncio.run(main()) == (status, text)
+    with HeldPort() as health, HeldPort() as metrics:
+        assert asyncio.run(main()) == (status, text)

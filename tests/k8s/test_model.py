@@ -24,12 +24,12 @@ def test_every_promise_holds_and_it_comes_to_rest(seed: int) -> None:
 
 
 def test_a_seed_is_the_same_every_time() -> None:
-    stories = []
+    traces = []
     for _ in range(2):
         model = Model(3)
         model.run()
-        stories.append(model.cluster.story)
-    assert stories[0] == stories[1]
+        traces.append(model.cluster.trace)
+    assert traces[0] == traces[1]
 
 
 def test_every_patch_still_applies() -> None:

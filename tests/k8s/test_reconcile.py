@@ -86,7 +86,7 @@ class World:
             if what():
                 return self
             self.step()
-        raise AssertionError(f"{self.status}\n" + "\n".join(self.cluster.story[-30:]))
+        raise AssertionError(f"{self.status}\n" + "\n".join(self.cluster.trace[-30:]))
 
     def running(self) -> World:
         return self.until(lambda: self.status.get("phase") == "Running")

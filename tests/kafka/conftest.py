@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,10 @@ from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.skips import skip_or_fail
 
 _numbers = itertools.count()
+thorough_only = pytest.mark.skipif(
+    not os.environ.get("HEADGATE_THOROUGH"),
+    reason="it takes a minute: make test-all, or HEADGATE_THOROUGH=1",
+)
 
 
 @pytest.fixture(scope="session")

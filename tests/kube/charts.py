@@ -25,7 +25,7 @@ RELEASE, NAMESPACE = "streams", "headgate-system"
 def helm(programs: Programs, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Helm without a cluster."""
     command = [str(programs.helm), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def render(programs: Programs, *arguments: str, chart: Path = CHART) -> list[Object]:
@@ -53,4 +53,4 @@ def pods(objects: list[Object]) -> list[Object]:
 def headgate_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Return the command line of this checkout."""
     command = [str(Path(sys.prefix) / "bin" / "headgate"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)

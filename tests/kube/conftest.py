@@ -26,6 +26,8 @@ NODES = ("node-a", "node-b")
 STUB_JOB = Path(__file__).with_name("stub_job")
 """A job whose pods do nothing, as the image `stub/job`."""
 STUBS = (f"stub/job:*={STUB_JOB}",)
+TEST_S_MAX = 1800
+"""A test that hangs ends after this time. Its own waits are shorter, and say what did not come."""
 _numbers = itertools.count(1)
 
 
@@ -34,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.kube)
+            # Starting a control plane and a release counts for the test that needs it first.
+            item.add_marker(pytest.mark.timeout(TEST_S_MAX))
 
 
 @pytest.fixture(scope="session")

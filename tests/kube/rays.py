@@ -84,7 +84,7 @@ def start_ray(cluster: Cluster, namespace: str, workers: int, claim: str) -> str
         stateful_set("head", 1, head),
         namespace=namespace,
     )
-    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", "statefulset/head", seconds=180)
+    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", "statefulset/head")
     worker = ray_pod(
         *(f"--address=$(HEAD_SERVICE_HOST):{RAY_GCS.number}", "--num-cpus=1"),
         token=True,
@@ -93,7 +93,7 @@ def start_ray(cluster: Cluster, namespace: str, workers: int, claim: str) -> str
     )
     cluster.apply(stateful_set("worker", workers, worker), namespace=namespace)
     ready = f"jsonpath={{.status.readyReplicas}}={workers}"
-    cluster.wait(namespace, ready, "statefulset/worker", seconds=180)
+    cluster.wait(namespace, ready, "statefulset/worker")
     return f"head.{namespace}.svc:{RAY_GCS.number}"
 
 

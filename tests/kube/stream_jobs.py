@@ -20,7 +20,7 @@ from headgate.tests.support.kube.cluster import Cluster, CommandError
 Object = dict[str, Any]
 EXAMPLES = Path(headgate.__file__).parent / "k8s" / "examples"
 OPERATOR = "deployment/streams-headgate"
-STEP_S_MAX = 300
+STEP_S_MAX = 600
 """The longest wait for one step of a test, such as the start of a job."""
 LOOK_S = 0.3
 PACED = "headgate.tests.kube.paced"
@@ -30,7 +30,7 @@ PACED = "headgate.tests.kube.paced"
 def released(cluster: Cluster, namespace: str, *more: str) -> Iterator[str]:
     """Install an operator for a namespace, possibly with more settings; the definitions exist."""
     settings = f"crds.install=false,image.repository=headgate,watchNamespaces={{{namespace}}}"
-    wait = ("--wait", "--timeout", "2m")
+    wait = ("--wait", "--timeout", "10m")
     values = ("--set", ",".join((settings, *more)))
     cluster.helm("install", "streams", str(CHART), "-n", namespace, *values, *wait)
     try:
@@ -50,7 +50,7 @@ def remove(cluster: Cluster, namespace: str, job: str) -> None:
     """Delete a StreamJob without a last savepoint."""
     quick = json.dumps({"spec": {"kubernetes": {"deletion": {"policy": "Abort"}}}})
     cluster.kubectl("patch", "sj", job, "-n", namespace, "--type=merge", "-p", quick)
-    cluster.kubectl("delete", "sj", job, "-n", namespace, "--timeout=120s")
+    cluster.kubectl("delete", "sj", job, "-n", namespace, "--timeout=600s")
 
 
 def example(name: str) -> list[Object]:
@@ -59,7 +59,7 @@ def example(name: str) -> list[Object]:
 
 
 def lasting(name: str, **kubernetes: Any) -> list[Object]:
-    """Return the job of the docs with its own name and volume; it ends only after `Lasting.hurry`.
+    """Return the job of the docs with its own name and volume; it ends only after `StreamJob.hurry`.
 
     Args:
         name: the name of the StreamJob and of its volume claim.
@@ -72,7 +72,7 @@ def lasting(name: str, **kubernetes: Any) -> list[Object]:
     )
     generator = spec["sources"]["flights"]["generator"]
     del generator["rate"]
-    # At 400 rows a second in each subtask these are some minutes.
+    # The steps become slower and slower, so this is enough for hours.
     generator |= {"rows": 500_000, "batchRows": 100}
     spec["operators"]["paced"] = {"from": "flights", "python": f"{PACED}:slow"}
     spec["operators"]["delays"]["from"] = "paced"

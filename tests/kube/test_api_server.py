@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import psutil
@@ -19,13 +20,15 @@ def test_it_answers_with_its_version(api_server: Cluster) -> None:
 
 def test_nothing_listens_on_another_address_than_loopback(api_server: Cluster) -> None:
     directory = str(api_server.plane.directory)
-    listening = [
-        (process.name(), connection.laddr.ip)
-        for process in psutil.Process().children(recursive=True)
-        if directory in " ".join(process.cmdline())
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a container may end meanwhile
+            if directory in " ".join(process.cmdline()):
+                listening += [
+                    (process.name(), connection.laddr.ip)
+                    for connection in process.net_connections("inet")
+                    if connection.status == psutil.CONN_LISTEN
+                ]
     assert {name for name, _ in listening} >= {"etcd", "kube-apiserver"}
     assert [entry for entry in listening if not entry[1].startswith("127.")] == []
 

@@ -20,7 +20,6 @@ from headgate.tests.kube.stream_jobs import (
 )
 from headgate.tests.support.kube.cluster import Cluster
 
-pytestmark = pytest.mark.timeout(900)
 STABLE_SOON = {"stabilizationPeriod": "1s"}
 
 
@@ -37,7 +36,7 @@ def scaled(job: StreamJob, parallelism: int) -> None:
         f"parallelism {parallelism}",
         lambda status: (
             status["parallelism"].get("current") == parallelism
-            and status["workers"] == {"ready": parallelism, "desired": parallelism}
+            and status.get("workers") == {"ready": parallelism, "desired": parallelism}
         ),
     )
 
@@ -96,6 +95,7 @@ def test_bad_revisions_are_rolled_back_with_state_and_a_good_one_goes_on(
 
     job.patch(kubernetes={"env": {"FOLDER": "delays"}})
     assert job.until_running(6)["run"]["revision"] != first
-    assert job.condition("Degraded")["status"] == "False"
+    good = lambda _: job.condition("Degraded")["status"] == "False"  # noqa: E731
+    job.until("the end of Degraded", good)
     job.hurry()
     assert job.result().equals(expected)

@@ -55,7 +55,7 @@ def clean(cluster: Cluster, of: Deployment) -> str:
     """Return the output of the Job that deletes the state; its pod must be restricted and succeed."""
     cluster.apply(state_cleaning_job(of, CLEAN), namespace=of.namespace)
     try:
-        cluster.wait(of.namespace, "condition=Complete", f"job/{CLEAN}", seconds=60)
+        cluster.wait(of.namespace, "condition=Complete", f"job/{CLEAN}")
     except CommandError as error:
         said = cluster.kubectl("logs", f"job/{CLEAN}", "-n", of.namespace)
         raise AssertionError(f"{error}\n{said}") from None

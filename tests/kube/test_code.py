@@ -36,7 +36,7 @@ def said(cluster: Cluster, of: Deployment, ask: str) -> str:
     spec["containers"] = [plain | {"command": ["python", "-c", ask]}]
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
     cluster.apply(made, namespace=of.namespace)
-    cluster.wait(of.namespace, "jsonpath={.status.phase}=Succeeded", "pod/one", seconds=90)
+    cluster.wait(of.namespace, "jsonpath={.status.phase}=Succeeded", "pod/one")
     return cluster.kubectl("logs", "one", "-c", "headgate", "-n", of.namespace)
 
 

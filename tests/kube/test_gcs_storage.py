@@ -11,7 +11,6 @@ import signal
 import time
 
 import pyarrow as pa
-import pytest
 
 from headgate.tests.kube.stream_jobs import LOOK_S, STEP_S_MAX, StreamJob, explain, started
 from headgate.tests.support.kube.cluster import Cluster
@@ -31,7 +30,6 @@ def claims(job: StreamJob) -> dict[str, str]:
     return {each["metadata"]["name"]: each["metadata"]["uid"] for each in found}
 
 
-@pytest.mark.timeout(900)
 def test_workers_outlive_a_head_that_is_killed(
     cluster: Cluster, operated: str, expected: pa.Table
 ) -> None:
@@ -43,7 +41,8 @@ def test_workers_outlive_a_head_that_is_killed(
     job.until(
         "checkpoints under the next coordinator",
         lambda status: (
-            status["job"]["epoch"] == 2 and int(status["checkpoint"]["id"]) >= before + 2
+            status.get("job", {}).get("epoch") == 2
+            and int(status["checkpoint"]["id"]) >= before + 2
         ),
     )
     log = cluster.kubectl("logs", "kept-head-0", "-n", operated)

@@ -144,7 +144,7 @@ def running(cluster: Cluster, definitions: str) -> Iterator[Running]:
         try:
             try:
                 cluster.kubectl("wait", "-n", namespace, "--for=create", f"sj/{JOB}")
-                cluster.wait(namespace, "condition=Ready", f"sj/{JOB}", seconds=150)
+                cluster.wait(namespace, "condition=Ready", f"sj/{JOB}", seconds=600)
             except CommandError as error:
                 raise AssertionError(f"{error}\n{explain(cluster, namespace)}") from None
             yield Running(cluster, namespace)
@@ -213,7 +213,7 @@ def test_planted_secrets_are_nowhere_but_in_their_secrets(
     running.keep_objects("while it runs")
     volume = cluster.get("pvc", "state", "-n", namespace)["spec"]["volumeName"]
     storage = Path(cluster.get("pv", volume)["spec"]["hostPath"]["path"])
-    cluster.kubectl("delete", "sj", JOB, "-n", namespace, "--timeout=150s")
+    cluster.kubectl("delete", "sj", JOB, "-n", namespace, "--timeout=600s")
     running.keep_objects("behind its end")
     names = {path.relative_to(storage).as_posix() for path in storage.rglob("*") if path.is_file()}
     assert any(name.startswith("savepoints/") for name in names), names

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import yaml
 
 from headgate.tests.kube.charts import CHART, CRDS, headgate_command
 from headgate.tests.kube.stream_jobs import explain
-from headgate.tests.support.kube.cluster import Cluster, CommandError
+from headgate.tests.support.kube.cluster import WAIT_S_MAX, Cluster, CommandError
 
 IMAGE = ("--set", "image.repository=headgate", "--set-string", "image.tag=1")
-WAIT = ("--wait", "--timeout", "2m")
+WAIT = ("--wait", "--timeout", "10m")
 OPERATOR = "deployment/streams-headgate"
 
 
@@ -63,6 +64,13 @@ def may(cluster: Cluster, token: str, verb: str, what: str, namespace: str) -> b
     return "yes" in said
 
 
+def until_may(cluster: Cluster, token: str, verb: str, what: str, namespace: str) -> None:
+    """Wait until a right that was just given is known to the API server's authorization."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not may(cluster, token, verb, what, namespace):
+        assert time.monotonic() < deadline, f"the right to {verb} {what} did not come"
+
+
 def test_install_upgrade_rollback_uninstall(cluster: Cluster, release: str) -> None:
     def image() -> str:
         found = cluster.get(OPERATOR, "-n", release)
@@ -75,14 +83,15 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, release: str) -> N
     assert image() == "headgate:1"
     upgrade("--set-string", "image.tag=2", "--set", "operator.replicas=2")
     assert image() == "headgate:2"
-    assert cluster.get(OPERATOR, "-n", release)["status"]["readyReplicas"] == 2
+    # Helm waits for the pods that are to come, not for the end of those before.
+    cluster.wait(release, "jsonpath={.status.readyReplicas}=2", OPERATOR)
     # A release that never becomes ready fails in time, and goes back by itself.
     with pytest.raises(CommandError, match=r"rolled back|context deadline|not ready"):
         upgrade("--set", "image.repository=registry.example/none", "--atomic", "--timeout", "10s")
     assert image() == "headgate:2"
     cluster.helm("rollback", "streams", "1", "-n", release, *WAIT)
     assert image() == "headgate:1"
-    assert cluster.get(OPERATOR, "-n", release)["status"]["readyReplicas"] == 1
+    cluster.wait(release, "jsonpath={.status.readyReplicas}=1", OPERATOR)
 
     cluster.helm("uninstall", "streams", "-n", release, *WAIT)
     kinds = "deploy,svc,sa,role,rolebinding,networkpolicy,pdb,cm"
@@ -104,18 +113,19 @@ def test_definitions_of_the_chart_itself_are_upgraded_and_stay(
 
 def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, release: str) -> None:
     try:
-        said = cluster.helm("test", "streams", "-n", release, "--timeout", "170s")
+        said = cluster.helm("test", "streams", "-n", release, "--timeout", "600s")
     except CommandError as error:
         # The pod of a test that failed stays; Helm's own `--logs` fails where it does not.
         error.add_note(cluster.kubectl("logs", "streams-headgate-test", "-n", release))
         error.add_note(explain(cluster, release))
         raise
     assert re.search(r"TEST SUITE:\s+streams-headgate-test\n.*Phase:\s+Succeeded", said, re.DOTALL)
-    hooks = cluster.get(
-        "pods,sa,role,rolebinding,cm", "-n", release, "-l", "app.kubernetes.io/component=test"
-    )
-    assert hooks["items"] == []
-    assert cluster.get("streamjobs", "-n", release)["items"] == []
+    for left in (
+        ("pods,sa,role,rolebinding,cm", "-l", "app.kubernetes.io/component=test"),
+        ("streamjobs", "--all"),
+    ):
+        # At once if there are none.
+        cluster.wait(release, "delete", *left)
 
 
 def test_the_first_job_of_the_notes_is_accepted_and_runs(
@@ -215,9 +225,12 @@ def test_people_who_may_edit_or_view_a_namespace_may_do_so_with_its_jobs(
     # The roles are put together by a controller.
     for role, part in (("view", "status"), ("edit", "scale")):
         gathered = f"jsonpath={{.rules[?(@.resources[0]=='streamjobs/{part}')].verbs[0]}}"
-        cluster.kubectl("wait", f"clusterrole/{role}", f"--for={gathered}", "--timeout=60s")
+        cluster.kubectl(
+            "wait", f"clusterrole/{role}", f"--for={gathered}", f"--timeout={WAIT_S_MAX}s"
+        )
     view, edit = (cluster.token(release, role) for role in ("view", "edit"))
-    assert may(cluster, view, "get", "streamjobs.headgate.io", release)
+    for token in (view, edit):
+        until_may(cluster, token, "get", "streamjobs.headgate.io", release)
     assert not may(cluster, view, "create", "streamjobs.headgate.io", release)
     assert may(cluster, edit, "create", "streamsnapshots.headgate.io", release)
     assert may(cluster, edit, "update", "streamjobs.headgate.io:scale", release)

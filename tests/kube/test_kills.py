@@ -6,6 +6,7 @@ job has completed checkpoints again. The oracle is the same job in one process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable
 
 import pyarrow as pa
-import pytest
 
 from headgate.tests.kube.stream_jobs import (
     LOOK_S,
@@ -76,7 +76,8 @@ class Killer:
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
     def _kill(self, pod: Object) -> None:
-        os.kill(_process(pod), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+            os.kill(_process(pod), signal.SIGKILL)
 
     def _delete(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
@@ -99,7 +100,6 @@ def _process(pod: Object) -> int:
     return int(statuses[0]["containerID"].removeprefix("process://") or 0)
 
 
-@pytest.mark.timeout(1200)
 def test_ten_kills_change_nothing(cluster: Cluster, operated: str, expected: pa.Table) -> None:
     job = started(cluster, operated, "killed")
     kill = Killer(job)

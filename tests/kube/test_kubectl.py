@@ -79,7 +79,7 @@ class Plugin:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=900,
             check=False,
         )
 
@@ -151,7 +151,7 @@ def test_suspend_resume_and_scale_change_the_spec(
     running = {"phase": "Running", "observedGeneration": generation}
     write_status(api_server, namespace, "sj/clicks", running)
     assert line_with(resuming.stdout, "streamjob clicks runs")
-    assert resuming.wait(timeout=60) == 0
+    assert resuming.wait(timeout=300) == 0
 
 
 def test_what_does_not_come_in_time_is_said(plugin: Plugin, job: Object) -> None:
@@ -174,7 +174,7 @@ def test_a_savepoint_is_an_object_that_is_waited_for(
     }
     write_status(api_server, namespace, "ss/before", complete)
     line_with(taking.stdout, "s3://bucket/sp-1")
-    assert taking.wait(timeout=60) == 0
+    assert taking.wait(timeout=300) == 0
     spec = api_server.get("ss", "before", "-n", namespace)["spec"]
     assert spec == {"jobRef": {"name": "clicks"}, "format": "Native"}
     listed = plugin.says("snapshots", "clicks").splitlines()[1]
@@ -191,7 +191,7 @@ def test_a_savepoint_that_fails_is_an_error(
     ended = {"phase": "Failed", "message": "no room", "completedAt": "2026-01-01T00:00:00Z"}
     write_status(api_server, namespace, "ss/never", ended)
     line_with(taking.stderr, "error: the savepoint is Failed name=`never`: no room")
-    assert taking.wait(timeout=60) == 1
+    assert taking.wait(timeout=300) == 1
 
 
 def test_explain_and_the_manifest_on_the_cluster(plugin: Plugin, job: Object) -> None:
@@ -279,7 +279,7 @@ def head(cluster: Cluster, namespace: str, job: Object) -> str:
         namespace=namespace,
     )
     what = f"statefulset/{head_name('clicks')}"
-    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", what, seconds=120)
+    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", what)
     return f"{head_name('clicks')}-0"
 
 
@@ -291,7 +291,7 @@ def interrupted() -> Iterator[Callable[[subprocess.Popen[str]], int]]:
     def interrupt(process: subprocess.Popen[str]) -> int:
         started.append(process)
         os.kill(process.pid, signal.SIGINT)
-        return process.wait(timeout=30)
+        return process.wait(timeout=300)
 
     yield interrupt
     for process in started:
@@ -322,7 +322,7 @@ def test_the_rest_api_and_the_logs_of_a_head(
     request = urllib.request.Request(
         f"{line.split()[0]}/v1/job", headers={"Authorization": f"Bearer {TOKEN}"}
     )
-    with urllib.request.urlopen(request, timeout=30) as answered:
+    with urllib.request.urlopen(request, timeout=300) as answered:
         assert json.load(answered)["status"] == "RUNNING"
     assert interrupted(forwarding) == 130
 

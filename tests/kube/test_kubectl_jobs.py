@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from headgate.tests.kube.stream_jobs import example, explain
 from headgate.tests.kube.test_kubectl import Plugin
 from headgate.tests.support.kube.cluster import Cluster
 
 
-@pytest.mark.timeout(600)
 def test_a_job_is_looked_at_saved_suspended_and_resumed(
     cluster: Cluster, operated: str, tmp_path: Path
 ) -> None:
@@ -23,7 +20,7 @@ def test_a_job_is_looked_at_saved_suspended_and_resumed(
     job["spec"]["checkpoint"]["every"] = "5s"
     cluster.apply(claim, job, namespace=operated)
     plugin = Plugin(cluster, operated, tmp_path)
-    running = plugin.run("resume", "flights", "--wait", "--timeout", "200s")
+    running = plugin.run("resume", "flights", "--wait", "--timeout", "600s")
     assert running.returncode == 0, running.stderr + explain(cluster, operated)
 
     shown = plugin.says("status", "flights")
@@ -36,7 +33,7 @@ def test_a_job_is_looked_at_saved_suspended_and_resumed(
     assert any(each["is_savepoint"] for each in answer["history"])
     assert "[flights-head-0]" in plugin.says("logs", "flights", "--role", "head", "--tail", "5")
 
-    plugin.says("suspend", "flights", "--wait", "--timeout", "200s")
+    plugin.says("suspend", "flights", "--wait", "--timeout", "600s")
     assert "no head" in plugin.refuses("logs", "flights")
     seen = json.loads(plugin.says("status", "flights", "-o", "json"))
     assert (seen["phase"], seen["pods"]) == ("Suspended", [])

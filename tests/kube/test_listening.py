@@ -22,8 +22,8 @@ import asyncio, json, sys
 async def is_open(host, port, limit):
     async with limit:
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 10)
-        except OSError:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 120)
+        except ConnectionRefusedError:
             return False
         writer.close()
         return True
@@ -44,7 +44,7 @@ found = {}
 for path in paths:
     for method in ("GET", "POST", "PUT", "DELETE"):
         try:
-            connection = http.client.HTTPConnection(host, int(port), timeout=10)
+            connection = http.client.HTTPConnection(host, int(port), timeout=120)
             connection.request(method, path)
             answer = connection.getresponse()
             answer.read()
@@ -62,7 +62,7 @@ PATHS = (
 
 def scanner(cluster: Cluster, namespace: str) -> str:
     """A pod from which others are looked at."""
-    cluster.apply(pod("scanner", container("sleep", "600")), namespace=namespace)
+    cluster.apply(pod("scanner", container("sleep", "infinity")), namespace=namespace)
     cluster.wait(namespace, "condition=Ready", "pod/scanner")
     return "scanner"
 

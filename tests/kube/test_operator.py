@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from headgate.tests.kube.charts import CRDS
 from headgate.tests.kube.operators import (
     Object,
     Operator,
+    Start,
     found,
     holder,
     phase,
@@ -31,29 +32,26 @@ from headgate.tests.support.kube.cluster import Cluster
 def definitions(api_server: Cluster) -> None:
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS / "templates"))
     for name in ("streamjobs", "streamsnapshots"):
-        crd = f"crd/{name}.headgate.io"
-        for what in (f"jsonpath={{.status.acceptedNames.plural}}={name}", "condition=Established"):
-            api_server.kubectl("wait", f"--for={what}", crd, "--timeout=60s")
+        api_server.established(f"{name}.headgate.io")
 
 
 @pytest.fixture
-def start(
-    api_server: Cluster, namespace: str, tmp_path: Path
-) -> Iterator[Callable[[str], Operator]]:
+def start(api_server: Cluster, namespace: str, tmp_path: Path) -> Iterator[Start]:
     """Starts an operator of this name for the test's namespace."""
     started: list[Operator] = []
 
-    def make(name: str) -> Operator:
-        started.append(Operator(api_server, namespace, name, tmp_path / f"{name}.log"))
+    def make(name: str, *, real_lease: bool = False) -> Operator:
+        log = tmp_path / f"{name}.log"
+        started.append(Operator(api_server, namespace, name, log, real_lease=real_lease))
         return started[-1]
 
     yield make
     for one in started:
-        control_plane.stop(one.process)
+        one.close()
 
 
 def test_a_stream_job_is_deployed_changed_and_deleted(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+    api_server: Cluster, namespace: str, start: Start
 ) -> None:
     operator = start("one")
     api_server.apply(stream_job(), namespace=namespace)
@@ -73,18 +71,23 @@ def test_a_stream_job_is_deployed_changed_and_deleted(
     assert job["metadata"]["finalizers"] == ["headgate.io/state"]
     accepted = [each for each in job["status"]["conditions"] if each["type"] == "Accepted"]
     assert [each["status"] for each in accepted] == ["True"]
-    events = api_server.get("events.events.k8s.io", "-n", namespace)["items"]
-    about = [e for e in events if e.get("reportingController") == "headgate.io/operator"]
-    assert {e["regarding"]["name"] for e in about} == {"flights"}
 
-    healthy, missing = operator.read(operator.health, "/healthz").splitlines()
-    assert healthy == "ok"
-    assert missing.startswith("rayclusters in ")
-    assert "are not watched: GET /apis/ray.io/v1/" in missing
-    metrics = operator.read(operator.metrics, "/metrics")
-    assert "headgate_operator_leader 1.0" in metrics
+    def events() -> set[str]:
+        """The names of the objects about which the operator has made events."""
+        listed = api_server.get("events.events.k8s.io", "-n", namespace)["items"]
+        ours = [e for e in listed if e.get("reportingController") == "headgate.io/operator"]
+        return {e["regarding"]["name"] for e in ours}
+
+    operator.until("events", lambda: bool(events()))
+    assert events() == {"flights"}
+
+    missing = f"rayclusters in {namespace} are not watched: GET /apis/ray.io/v1/"
+    healthy = lambda: operator.read(operator.health, "/healthz").startswith(f"ok\n{missing}")  # noqa: E731
+    operator.until("health", healthy)
     reconciled = 'headgate_operator_reconciles_total{kind="StreamJob",outcome="success"}'
-    assert reconciled in metrics
+    counted = lambda: reconciled in operator.read(operator.metrics, "/metrics")  # noqa: E731
+    operator.until("a reconciliation without a conflict", counted)
+    assert "headgate_operator_leader 1.0" in operator.read(operator.metrics, "/metrics")
 
     api_server.kubectl("delete", "sj", "flights", "-n", namespace, "--wait=false")
     gone = lambda: found(api_server, namespace, "sj", "flights") is None  # noqa: E731
@@ -93,13 +96,12 @@ def test_a_stream_job_is_deployed_changed_and_deleted(
 
 
 def test_a_wrong_spec_is_told_and_a_corrected_one_is_deployed(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+    api_server: Cluster, namespace: str, start: Start
 ) -> None:
     operator = start("one")
     wrong = stream_job(sinks={"out": {"from": "nothing", "print": {}}})
     wrong["spec"]["sinks"]["out"]["prnt"] = {}
     api_server.apply(wrong, namespace=namespace)
-    api_server.kubectl("wait", "-n", namespace, "--for=create", "sj/flights")
     api_server.wait(namespace, "condition=Accepted=False", "sj/flights")
     assert found(api_server, namespace, "statefulset/flights-head") is None
     api_server.apply(stream_job(), namespace=namespace)
@@ -107,27 +109,31 @@ def test_a_wrong_spec_is_told_and_a_corrected_one_is_deployed(
 
 
 def test_pods_that_a_quota_refuses_are_told_until_there_is_room(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+    api_server: Cluster, namespace: str, start: Start
 ) -> None:
     api_server.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
     api_server.wait(namespace, "jsonpath={.status.hard.pods}=0", "quota/none")
     operator = start("one")
     api_server.apply(stream_job(), namespace=namespace)
 
+    messages = [""]
+
     def message() -> str:
         job = found(api_server, namespace, "sj", "flights")
-        return "" if job is None else str(job.get("status", {}).get("message", ""))
+        messages.append("" if job is None else str(job.get("status", {}).get("message", "")))
+        return messages[-1]
 
     told = lambda: message().startswith("StatefulSet flights-head: FailedCreate: ")  # noqa: E731
     operator.until("the refusal of the head", told)
-    assert "exceeded quota: none" in message()
+    assert "exceeded quota: none" in messages[-1]
     api_server.kubectl("delete", "quota", "none", "-n", namespace)
     operator.until("room", lambda: "FailedCreate" not in message())
-    assert found(api_server, namespace, "pod/flights-head-0") is not None
+    made = lambda: found(api_server, namespace, "pod/flights-head-0") is not None  # noqa: E731
+    operator.until("the pod of the head", made)
 
 
 def test_the_lease_is_released_and_the_next_operator_leads(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator]
+    api_server: Cluster, namespace: str, start: Start
 ) -> None:
     first = start("one")
     first.until("the Lease", lambda: holder(api_server, namespace) == "one")

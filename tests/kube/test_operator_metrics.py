@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headgate.k8s.monitoring.boards import OPERATOR_BOARD
 from headgate.k8s.monitoring.evaluate import filled, table, watched
 from headgate.k8s.monitoring.grafana import OPERATOR
-from headgate.tests.kube.operators import WAIT_S_MAX, Operator, phase, stream_job
+from headgate.tests.kube.operators import WAIT_S_MAX, Start, phase, stream_job
 from headgate.tests.kube.test_operator import definitions, start
 from headgate.tests.support import dashboards
 from headgate.tests.support.kube.cluster import Cluster
@@ -24,7 +23,7 @@ __all__ = ["definitions", "start"]
 
 
 def test_every_expression_about_the_operator_has_a_value(
-    api_server: Cluster, namespace: str, start: Callable[[str], Operator], tmp_path: Path
+    api_server: Cluster, namespace: str, start: Start, tmp_path: Path
 ) -> None:
     operator = start("one")
     api_server.apply(stream_job(), namespace=namespace)

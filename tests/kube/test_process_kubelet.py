@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from headgate.tests.kube.pods import (
     secret,
     stateful_set,
 )
-from headgate.tests.support.kube.cluster import Cluster
+from headgate.tests.support.kube.cluster import WAIT_S_MAX, Cluster
 
 SLEEP = ("sleep", "infinity")
 SERVE = (
@@ -173,9 +174,15 @@ def test_a_service_reaches_ready_pods_by_address_variable_and_name(
     }
     cluster.apply(outside, namespace=namespace)
     ask = (
-        "import os, urllib.request as u\n"
+        "import os, time, urllib.request as u\n"
+        "def answer(host):\n"
+        "    while True:  # what is new reaches a node some time after the API server\n"
+        "        try:\n"
+        "            return u.urlopen(f'http://{host}:8080/', timeout=120).read().decode()\n"
+        "        except OSError:\n"
+        "            time.sleep(0.1)\n"
         f"for host in (os.environ['WEB_SERVICE_HOST'], 'web', 'web.{namespace}.svc', 'outside'):\n"
-        "    print(u.urlopen(f'http://{host}:8080/', timeout=20).read().decode())\n"
+        "    print(answer(host))\n"
     )
     asking = pod("ask", container("python", "-c", ask), restartPolicy="Never")
     cluster.apply(asking, namespace=namespace)
@@ -216,8 +223,18 @@ def test_sigterm_gives_the_grace_period_and_then_all_processes_are_killed(
     process = psutil.Process(cluster.pid(namespace, "stays"))
     everything = [process, *process.children(recursive=True)]
     assert len(everything) >= 2
-    cluster.kubectl("delete", "pod", "stays", "-n", namespace)
-    psutil.wait_procs(everything, timeout=10)
+    # The period is long enough for the container to answer, and is then shortened to its end.
+    delete = ("delete", "pod", "stays", "-n", namespace)
+    cluster.kubectl(*delete, "--grace-period=600", "--wait=false")
+    claimed = cluster.get("pvc", "shared", "-n", namespace)["spec"]["volumeName"]
+    log = Path(cluster.get("pv", claimed)["spec"]["hostPath"]["path"]) / "log"
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, "it was not asked to stop"
+        time.sleep(0.05)
+    assert process.is_running()
+    cluster.kubectl(*delete, "--grace-period=1")
+    psutil.wait_procs(everything, timeout=WAIT_S_MAX)
     assert [one for one in everything if one.is_running()] == []
     reads = pod("reads", container("cat", "/shared/log", **mounted), restartPolicy="Never", **more)
     cluster.apply(reads, namespace=namespace)
@@ -257,9 +274,9 @@ def test_an_image_that_is_not_there_and_a_pod_that_fits_nowhere_say_so(
     cluster.apply(bad, large, namespace=namespace)
     waits = "jsonpath={.status.containerStatuses[0].state.waiting.reason}=ErrImagePull"
     cluster.wait(namespace, waits, "pod/bad")
+    why = "0/2 nodes are available: 2 Insufficient cpu."
+    cluster.wait(namespace, f"jsonpath={{.status.conditions[*].message}}={why}", "pod/large")
     cluster.wait(namespace, "condition=PodScheduled=false", "pod/large")
-    conditions = cluster.get("pod", "large", "-n", namespace)["status"]["conditions"]
-    assert [c["message"] for c in conditions] == ["0/2 nodes are available: 2 Insufficient cpu."]
 
 
 def test_a_drained_node_loses_its_pods_and_the_other_one_takes_them(
@@ -268,10 +285,12 @@ def test_a_drained_node_loses_its_pods_and_the_other_one_takes_them(
     cluster.apply(stateful_set("drained", 2, pod_spec(container(*SLEEP))), namespace=namespace)
     cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/drained")
     try:
-        cluster.kubectl("drain", "node-a", "--pod-selector=app=drained", "--timeout=60s")
-        cluster.wait(namespace, "jsonpath={.status.readyReplicas}=2", "statefulset/drained")
-        pods = cluster.get("pods", "-n", namespace)["items"]
-        assert {p["spec"]["nodeName"] for p in pods} == {"node-b"}
+        cluster.kubectl("drain", "node-a", "--pod-selector=app=drained", "--timeout=300s")
+        # The status of the set may still be that of before.
+        for name in ("drained-0", "drained-1"):
+            cluster.wait(namespace, "create", f"pod/{name}")
+            cluster.wait(namespace, "jsonpath={.spec.nodeName}=node-b", f"pod/{name}")
+            cluster.wait(namespace, "condition=Ready", f"pod/{name}")
     finally:
         cluster.kubectl("uncordon", "node-a")
 
@@ -287,7 +306,7 @@ def test_a_pod_reaches_the_api_server_with_the_token_of_its_service_account(
         "q = u.Request(url + '/apis/authentication.k8s.io/v1/selfsubjectreviews', json.dumps(r).encode())\n"
         "q.add_header('Authorization', 'Bearer ' + open(d + 'token').read())\n"
         "q.add_header('Content-Type', 'application/json')\n"
-        "answer = u.urlopen(q, context=ssl.create_default_context(cafile=d + 'ca.crt'), timeout=20)\n"
+        "answer = u.urlopen(q, context=ssl.create_default_context(cafile=d + 'ca.crt'), timeout=120)\n"
         "print(json.dumps(json.load(answer)['status']['userInfo']['username']))\n"
     )
     once = container("python", "-c", ask, securityContext=RESTRICTED)

@@ -18,7 +18,7 @@ def test_a_head_and_its_workers_in_pods(cluster: Cluster, namespace: str) -> Non
         stateful_set("head", 1, ray_pod(*HEAD, readinessProbe=LISTENS)),
         namespace=namespace,
     )
-    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", "statefulset/head", seconds=120)
+    cluster.wait(namespace, "jsonpath={.status.readyReplicas}=1", "statefulset/head")
     # The service's variable, as workers have no names of services to rely on.
     worker = ray_pod(f"--address=$(HEAD_SERVICE_HOST):{RAY_GCS.number}", "--num-cpus=1")
     cluster.apply(stateful_set("worker", 2, worker), namespace=namespace)

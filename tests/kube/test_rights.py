@@ -41,7 +41,7 @@ NOT_LOGGED = FINALIZERS | {
 }
 """Rights that the API server asks for within another request: for an object that gets an owner, and for one
 that an apply makes. The last two tests show that it does."""
-WAIT_S_MAX = 90.0
+WAIT_S_MAX = 300.0
 __all__ = ["definitions"]
 
 
@@ -115,7 +115,6 @@ def installed(
     cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
 
 
-@pytest.mark.timeout(600)
 def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     installed: Installed, kuberay: KubeRay
 ) -> None:
@@ -128,7 +127,7 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     installed.job(
         "rays", ray={"mode": "KubeRay", "version": "2.50.0"}, deletion={"policy": "Abort"}
     )
-    cluster.wait(namespace, "condition=Ready", "sj/flights", seconds=90)
+    cluster.wait(namespace, "condition=Ready", "sj/flights")
     installed.until("a RayCluster", lambda: installed.did("ray.io", "rayclusters", "create"))
     cluster.kubectl("scale", "sj/rays", "--replicas=9", *inside)
     installed.until("more workers", lambda: installed.did("ray.io", "rayclusters", "patch"))
@@ -137,7 +136,7 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
         cluster.kubectl("annotate", what, f"{CONTENT}=x", "--overwrite", *inside)
     cluster.kubectl("scale", "sj/flights", "--replicas=4", *inside)
     ready = "jsonpath={.status.parallelism.current}=4"
-    cluster.wait(namespace, ready, "sj/flights", seconds=90)
+    cluster.wait(namespace, ready, "sj/flights")
     # The node of a pod has never answered: nobody but the operator lets go of the pod.
     silent = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}}
     cluster.apply(silent, namespace=namespace)
@@ -152,9 +151,9 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     installed.until("the end of the old manifest", dropped)
     surplus = lambda: installed.did("headgate.io", "streamsnapshots", "delete")  # noqa: E731
     installed.until("the end of a surplus savepoint", surplus)
-    cluster.kubectl("delete", "sj", "flights", "rays", *inside, "--timeout=90s")
+    cluster.kubectl("delete", "sj", "flights", "rays", *inside, "--timeout=600s")
     cluster.kubectl("delete", "node", "silent")
-    cluster.kubectl("delete", "sj", "lost", *inside, "--timeout=200s")
+    cluster.kubectl("delete", "sj", "lost", *inside, "--timeout=600s")
 
     granted = rights(*JOBS, *KUBERAY, *LEASE, *LEASE_CREATION)
     asked = installed.asked()
@@ -205,7 +204,7 @@ class Review:
                 "Content-Type": "application/json",
             },
         )
-        with urllib.request.urlopen(request, timeout=30, context=self.context) as answer:
+        with urllib.request.urlopen(request, timeout=300, context=self.context) as answer:
             found: Object = json.load(answer)
             return found
 

@@ -30,7 +30,7 @@ from headgate.tests.support.held import PacedByCompletion
 from headgate.tests.support.prometheus import Prometheus, serving
 
 INTERVAL = "5s"
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 
 
 def make_job(path: Path) -> hg.Job:

@@ -24,7 +24,7 @@ def run(process: str, tmp_path: Path) -> dict[str, Any]:
         env=environment | {"HEADGATE_RUN_DIR": str(tmp_path / "run")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -170,36 +170,36 @@ async def _measured(
     if opening is not None:
         await opening
 
-    def shown(name: str) -> float:
+    def metric(name: str) -> float:
         samples = [sample for family in registry.collect() for sample in family.samples]
         (value,) = [each.value for each in samples if each.name == f"headgate_sink_{name}"]
         return value
 
-    return operator, shown
+    return operator, metric
 
 
 def test_metrics_tell_what_is_prepared_and_for_how_long() -> None:
     async def run() -> None:
         writer, clock = _Writer(), _Stopped()
-        operator, shown = await _measured(writer, clock)
-        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (0, 0)
+        operator, metric = await _measured(writer, clock)
+        assert (metric("uncommitted_seconds"), metric("prepared_seconds")) == (0, 0)
         operator.process(ObjectBatch([b"one", b"two"]), 0)
         make = _items(operator, 1)
         clock.ms += 5_000
-        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (5, 0)
-        assert shown("pending_transactions") == 0
+        assert (metric("uncommitted_seconds"), metric("prepared_seconds")) == (5, 0)
+        assert metric("pending_transactions") == 0
         make()
-        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (5, 5)
-        assert shown("pending_transactions") == 2
+        assert (metric("uncommitted_seconds"), metric("prepared_seconds")) == (5, 5)
+        assert metric("pending_transactions") == 2
         operator.process(ObjectBatch([b"three"]), 0)
         _items(operator, 2)()
-        assert shown("pending_transactions") == 3
+        assert metric("pending_transactions") == 3
         writer.while_committing = lambda: setattr(clock, "ms", clock.ms + 2_000)
         await _complete(operator, 1)
-        assert (shown("uncommitted_seconds"), shown("pending_transactions")) == (2, 1)
+        assert (metric("uncommitted_seconds"), metric("pending_transactions")) == (2, 1)
         await _complete(operator, 2)
-        assert (shown("uncommitted_seconds"), shown("prepared_seconds")) == (0, 0)
-        assert (shown("commits_total"), shown("commit_seconds_sum")) == (2, 4)
+        assert (metric("uncommitted_seconds"), metric("prepared_seconds")) == (0, 0)
+        assert (metric("commits_total"), metric("commit_seconds_sum")) == (2, 4)
 
     asyncio.run(run())
 
@@ -207,10 +207,10 @@ def test_metrics_tell_what_is_prepared_and_for_how_long() -> None:
 def test_a_barrier_with_nothing_to_commit_waits_for_nothing() -> None:
     async def run() -> None:
         clock = _Stopped()
-        operator, shown = await _measured(_Writer(), clock)
+        operator, metric = await _measured(_Writer(), clock)
         _items(operator, 1)()
         clock.ms += 5_000
-        assert shown("uncommitted_seconds") == 0
+        assert metric("uncommitted_seconds") == 0
 
     asyncio.run(run())
 
@@ -224,13 +224,13 @@ def test_the_age_of_what_is_prepared_outlives_a_restart() -> None:
         operator.process(ObjectBatch([b"one"]), 0)
         items = _items(operator, 1)()
         clock.ms += 60_000
-        again, shown = await _measured(failing := _Writer(), clock, restored=1)
+        again, metric = await _measured(failing := _Writer(), clock, restored=1)
         failing.fails = True
         waiting = again.restore(RestoredState(items={"committables": items}))
         assert waiting is not None
         with pytest.raises(OSError, match="away"):
             await waiting
-        assert (shown("prepared_seconds"), shown("uncommitted_seconds")) == (60, 60)
-        assert shown("pending_transactions") == 1
+        assert (metric("prepared_seconds"), metric("uncommitted_seconds")) == (60, 60)
+        assert metric("pending_transactions") == 1
 
     asyncio.run(run())

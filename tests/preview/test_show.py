@@ -19,14 +19,14 @@ def read(job, rows=ROWS):
     return job.read(from_list(rows, schema=COLUMNS), name="in")
 
 
-def shown(capsys):
+def printed_rows(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_first_rows_as_a_table(capsys):
     stream = read(hg.Job("look")).select("k", "v * 2 AS twice")
     stream.show(3)
-    assert shown(capsys) == [
+    assert printed_rows(capsys) == [
         ["k:", "string", "twice:", "int64"],
         ["a", "0"],
         ["b", "2"],
@@ -37,7 +37,7 @@ def test_the_first_rows_as_a_table(capsys):
 
 def test_all_rows_where_there_are_few(capsys):
     read(hg.Job("look"), ROWS[:2]).show()
-    assert shown(capsys)[-1] == ["2", "rows,", "which", "is", "all"]
+    assert printed_rows(capsys)[-1] == ["2", "rows,", "which", "is", "all"]
 
 
 def test_objects_and_nulls(capsys):
@@ -47,7 +47,7 @@ def test_objects_and_nulls(capsys):
     assert [line.strip() for line in lines[:2]] == ["record", "('a', 1)"]
     assert lines[2].strip().endswith("…")
     job.read(from_list([{"n": None}], schema={"n": "int64"}), name="nulls").show()
-    assert shown(capsys)[1] == ["null"]
+    assert printed_rows(capsys)[1] == ["null"]
 
 
 def test_windows_and_side_outputs(capsys):
@@ -55,9 +55,9 @@ def test_windows_and_side_outputs(capsys):
     keyed = read(job).event_time("at").key_by("k")
     counts = keyed.window(hg.tumbling("10s")).agg(n=hg.count(), name="counts").parallel(2)
     counts.show(50)
-    assert len(shown(capsys)) == 22
+    assert len(printed_rows(capsys)) == 22
     counts.late.show()
-    assert shown(capsys)[-1] == ["0", "rows,", "which", "is", "all"]
+    assert printed_rows(capsys)[-1] == ["0", "rows,", "which", "is", "all"]
 
 
 def test_storage_and_sinks_and_other_branches_are_left_alone(tmp_path, capsys):
@@ -71,20 +71,22 @@ def test_storage_and_sinks_and_other_branches_are_left_alone(tmp_path, capsys):
     before = repr(job), dict(job.options)
     kept.show(2)
     assert (repr(job), job.options) == before
-    assert shown(capsys)[1] == ["a", "6000", "6"]
+    assert printed_rows(capsys)[1] == ["a", "6000", "6"]
     assert written == called == list(tmp_path.iterdir()) == []
 
 
 def test_a_stream_without_end_is_cut_off(capsys):
     job = hg.Job("look")
     job.read(numbers(), name="numbers").show(5)
-    assert len(shown(capsys)) == 7
+    assert len(printed_rows(capsys)) == 7
 
 
 def test_what_takes_too_long_is_shown_as_far_as_it_came(capsys):
     job = hg.Job("look")
     job.read(generator({"n": "sequence"}, rate=1), name="slow").filter("n < 0").show(within="300ms")
-    assert " ".join(shown(capsys)[-1]) == "0 rows; there may be more (looked for at most 300ms)"
+    assert (
+        " ".join(printed_rows(capsys)[-1]) == "0 rows; there may be more (looked for at most 300ms)"
+    )
 
 
 def test_loops_are_run_whole(capsys):
@@ -96,7 +98,7 @@ def test_loops_are_run_whole(capsys):
         return down.filter(lambda n: n > 0), down.filter(lambda n: n == 0)
 
     start.iterate(body, name="loop").show()
-    assert shown(capsys)[1:] == [["0"], ["1", "row,", "which", "is", "all"]]
+    assert printed_rows(capsys)[1:] == [["0"], ["1", "row,", "which", "is", "all"]]
 
 
 def test_also_under_a_running_event_loop(capsys):
@@ -104,7 +106,7 @@ def test_also_under_a_running_event_loop(capsys):
         read(hg.Job("look")).show(1)
 
     asyncio.run(notebook())
-    assert shown(capsys)[1] == ["a", "0", "0"]
+    assert printed_rows(capsys)[1] == ["a", "0", "0"]
 
 
 def test_a_failing_function_is_named(caplog):

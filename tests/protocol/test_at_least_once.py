@@ -154,11 +154,11 @@ SCRIPTS_OF_THREE = [SCRIPTS[i] for i in (0, 1, 2, 4, 5, 11)]
 
 
 def explore(
-    tracker: AtLeastOnceTracker, queues: list[tuple[str, ...]], read: list[str], story: list[tuple]
+    tracker: AtLeastOnceTracker, queues: list[tuple[str, ...]], read: list[str], taken: list[tuple]
 ) -> int:
     """Follow every order of delivery, without a channel ever being blocked; the number of leaves."""
     if not any(queues):
-        check_end(tracker, read, story)
+        check_end(tracker, read, taken)
         return 1
     leaves = 0
     for position, queue in enumerate(queues):
@@ -170,15 +170,15 @@ def explore(
                 branch,
                 rest,
                 [*read, f"{position}{queue[0]}"],
-                [*story, *((decision, len(read) + 1) for decision in decisions)],
+                [*taken, *((decision, len(read) + 1) for decision in decisions)],
             )
     return leaves
 
 
-def check_end(tracker: AtLeastOnceTracker, read: list[str], story: list[tuple]) -> None:
+def check_end(tracker: AtLeastOnceTracker, read: list[str], taken: list[tuple]) -> None:
     channels = range(max(int(event[0]) for event in read) + 1)
     outcomes: Counter[int] = Counter()
-    for decision, at in story:
+    for decision, at in taken:
         if isinstance(decision, TriggerSnapshot):
             id_ = decision.barrier.checkpoint_id
             outcomes[id_] += 1
@@ -189,8 +189,8 @@ def check_end(tracker: AtLeastOnceTracker, read: list[str], story: list[tuple]) 
             outcomes[decision.checkpoint_id] += 1
     assert all(count == 1 for count in outcomes.values()), "passed on twice"
     cancelled = {event[2:] for event in read if event[1] == "c"}
-    aborted = {d.checkpoint_id for d, _ in story if isinstance(d, AbortCheckpoint)}
-    assert aborted == {d.checkpoint_id for d, _ in story if isinstance(d, ForwardCancel)}
+    aborted = {d.checkpoint_id for d, _ in taken if isinstance(d, AbortCheckpoint)}
+    assert aborted == {d.checkpoint_id for d, _ in taken if isinstance(d, ForwardCancel)}
     for id_ in ("1", "2"):
         first = [event[2:] for event in read if event[2:] in ("1", "2")]
         if id_ in first and not (id_ == "1" and first[0] == "2"):

@@ -36,6 +36,7 @@ from headgate.runtime.observe.metrics import MetricsRegistry
 from headgate.runtime.options.registry import Options
 from headgate.runtime.rest.routes import ROUTES
 from headgate.runtime.rest.server import RestServer
+from headgate.testing.servers.process import HeldPort
 
 TOKEN = "secret"
 PATIENT = ListenerLimits(handshake_timeout_ms=600_000)
@@ -125,30 +126,25 @@ async def rest(
     await server.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @asynccontextmanager
 async def operator_health(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
-    health, scraped = free_port(), free_port()
-    async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
-        yield Port(("127.0.0.1", health))
+    with HeldPort() as health, HeldPort() as scraped:
+        async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
+            yield Port(("127.0.0.1", health))
 
 
 @asynccontextmanager
 async def operator_metrics(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
-    health, scraped = free_port(), free_port()
-    async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
-        yield Port(("127.0.0.1", scraped))
+    with HeldPort() as health, HeldPort() as scraped:
+        async with serving_operator("127.0.0.1", health, scraped, list, bytes, limits=limits):
+            yield Port(("127.0.0.1", scraped))
 
 
 @asynccontextmanager
 async def worker_probes(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
-    port = free_port()
-    async with probes(Node(grace_s=0), "127.0.0.1", port, limits):
-        yield Port(("127.0.0.1", port))
+    with HeldPort() as port:
+        async with probes(Node(grace_s=0), "127.0.0.1", port, limits):
+            yield Port(("127.0.0.1", port))
 
 
 OF_PODS = [operator_health, operator_metrics, worker_probes]

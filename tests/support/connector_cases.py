@@ -24,8 +24,10 @@ from headgate.connectors import (
     from_list,
     kafka_sink,
     kafka_source,
+    postgres_sink,
 )
 from headgate.connectors.kafka.transactions import TransactionClient
+from headgate.connectors.postgres.sink import PostgresSink
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
@@ -38,6 +40,7 @@ from headgate.testing.connectors import (
     read_all,
 )
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 NOWHERE = "127.0.0.1:1"
@@ -330,6 +333,72 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
         return {"a topic that does not exist": (wrong, "no-such-topic")}
 
 
+# -- PostgreSQL ---------------------------------------------------------------------------------------
+
+PASSWORD = "no-password-of-ours"
+
+
+class DatabaseTable:
+    """A table of its own for each check, on a server that is killed now and then."""
+
+    columns = "id bigint PRIMARY KEY, name text"
+
+    def __init__(self, database: PostgresServer) -> None:
+        self.database = database
+        self.server: Server | None = database
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"case_{next(_numbers)}"
+        self.database.execute(f"CREATE TABLE {name} ({self.columns})")
+        yield name
+        self.database.execute(f"DROP TABLE {name}")
+
+    @property
+    def wrong_password(self) -> str:
+        """An address with a password that the server refuses."""
+        self.database.execute(
+            f"DO $$ BEGIN CREATE ROLE {WITH_PASSWORD}; CREATE ROLE ann LOGIN PASSWORD 'right' "
+            f"IN ROLE {WITH_PASSWORD}; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        )
+        return self.database.dsn.replace("postgres@", f"ann:{PASSWORD}@")
+
+
+class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
+    """Rows that are appended, staged or at least once."""
+
+    columns = "id bigint, name text"
+    features = frozenset(
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
+            *(Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+    secrets = (PASSWORD,)
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return self.table_sink(place, guarantee=guarantee)
+
+    def table_sink(self, place: str, **options: Any) -> PostgresSink:
+        return postgres_sink(self.database.dsn, place, **options)
+
+    def visible(self, place: str) -> list[Any]:
+        rows = self.database.execute(f"SELECT id, name FROM {place} ORDER BY id")
+        return [{"id": number, "name": name} for number, name in rows]
+
+    def pending(self, place: str) -> Sequence[Any]:
+        return self.database.execute("SELECT relname FROM pg_class WHERE relname LIKE 'hg\\_%'")
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        dsn = self.database.dsn
+        nowhere = dsn.replace(str(self.database.port), "1")
+        return {
+            "a table that does not exist": (postgres_sink(dsn, "no_such_table"), "no_such_table"),
+            "no server": (postgres_sink(nowhere, place), "127.0.0.1:1"),
+            "a wrong password": (postgres_sink(self.wrong_password, place), "password"),
+        }
+
+
 FILES_AND_MEMORY: dict[str, type[Case]] = {
     "csv_source": CsvSource,
     "json_source": JsonSource,
@@ -340,4 +409,5 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "parquet_sink": ParquetSink,
     "collect": CollectSink,
 }
+POSTGRES: dict[str, type[Case]] = {"postgres_sink": PostgresSinkCase}
 KAFKA: dict[str, type[Topic]] = {"kafka_source": KafkaSource, "kafka_sink": KafkaSinkCase}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headgate.testing.servers.process import HeldPort
 from headgate.testing.servers.programs import NotAvailableError, made_once, run_command
 
 from .skips import skip_or_fail
 
 DOWNLOAD_S_MAX = 300
-START_S_MAX = 60
+START_S_MAX = 180
 PROGRAMS = ("promtool", "prometheus")
 
 
@@ -112,9 +112,7 @@ def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Ite
     }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "prometheus.yml").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = HeldPort()
     log = directory / "prometheus.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -122,15 +120,15 @@ def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Ite
                 str(server),
                 f"--config.file={directory / 'prometheus.yml'}",
                 f"--storage.tsdb.path={directory / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
+                f"--web.listen-address=127.0.0.1:{held.number}",
                 "--log.level=warn",
             ],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
-        yield Prometheus(f"http://127.0.0.1:{port}")
+        _wait_until_ready(process, f"http://127.0.0.1:{held.number}", log)
+        yield Prometheus(f"http://127.0.0.1:{held.number}")
     finally:
         process.terminate()
         try:
@@ -138,14 +136,15 @@ def serving(directory: Path, targets: list[str], *, every: str = "250ms") -> Ite
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        held.release()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()
+            urllib.request.urlopen(f"{url}/-/ready", timeout=30).close()
             return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             time.sleep(0.05)
     raise RuntimeError(f"Prometheus did not start: {log.read_text(errors='replace')[-2000:]}")

@@ -39,12 +39,12 @@ class Cluster:
     """Uids of pods on nodes that do not answer."""
     allowed: set[str] = field(default_factory=set)
     """What the user allowed runs to begin with: `nothing`, or paths."""
-    story: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
     _versions: Any = field(default_factory=lambda: itertools.count(1))
     _seen_by_controllers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def tell(self, text: str) -> None:
-        self.story.append(f"{(self.now_ms - 1_700_000_000_000) / 1000:8.1f} {text}")
+        self.trace.append(f"{(self.now_ms - 1_700_000_000_000) / 1000:8.1f} {text}")
 
     # the API server
 

@@ -55,8 +55,8 @@ class Model:
             self._trouble()
             self._quiet()
         except Broken as broken:
-            story = "\n".join(self.cluster.story[-60:])
-            raise Broken(f"seed {self.seed}: {broken}\n{story}") from None
+            trace = "\n".join(self.cluster.trace[-60:])
+            raise Broken(f"seed {self.seed}: {broken}\n{trace}") from None
 
     @property
     def in_groups(self) -> bool:

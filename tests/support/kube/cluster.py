@@ -22,7 +22,11 @@ Object = dict[str, Any]
 IMAGES = ("headgate:*", "registry.test/headgate:*")
 """Patterns of the images that exist; any other cannot be pulled. In the image `PATTERN=DIRECTORY` the
 programs of a directory come before all others."""
-COMMAND_S_MAX = 180
+COMMAND_S_MAX = 900
+WAIT_S_MAX = 300
+"""How long tests wait for what is to come: a loaded machine is much slower than an idle one."""
+NOT_SENT = "TLS handshake timeout"
+"""With this error, which comes after ten seconds, kubectl has sent no request."""
 _numbers = itertools.count(1)
 
 
@@ -45,7 +49,13 @@ class Cluster:
             CommandError: kubectl failed.
         """
         config = [] if token is None else ["--kubeconfig", str(self.kubeconfig(token))]
-        return self._run([str(self.programs.kubectl), *config, *arguments], stdin)
+        deadline = time.monotonic() + WAIT_S_MAX
+        while True:
+            try:
+                return self._run([str(self.programs.kubectl), *config, *arguments], stdin)
+            except CommandError as error:
+                if NOT_SENT not in str(error) or time.monotonic() > deadline:
+                    raise
 
     def kubeconfig(self, token: str) -> Path:
         """Return a kubeconfig file for the holder of a token."""
@@ -88,7 +98,7 @@ class Cluster:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=text)
 
-    def wait(self, namespace: str, condition: str, *what: str, seconds: int = 60) -> None:
+    def wait(self, namespace: str, condition: str, *what: str, seconds: int = WAIT_S_MAX) -> None:
         """Wait for a condition with `kubectl wait --for=CONDITION`."""
         self.kubectl("wait", "-n", namespace, f"--for={condition}", f"--timeout={seconds}s", *what)
 
@@ -100,17 +110,22 @@ class Cluster:
             f"jsonpath={{.status.acceptedNames.plural}}={plural}",
             "condition=Established",
         ):
-            self.kubectl("wait", f"--for={what}", f"crd/{crd}", "--timeout=60s")
+            self.kubectl("wait", f"--for={what}", f"crd/{crd}", f"--timeout={WAIT_S_MAX}s")
 
     def token(self, namespace: str, account: str) -> str:
         """Return a token of a service account."""
         return self.kubectl("create", "token", account, "--namespace", namespace).strip()
 
     def pid(self, namespace: str, pod: str, container: str | None = None) -> int:
-        """Return the process id, on this machine, of a running container."""
-        statuses = self.get("pod", pod, "-n", namespace)["status"]["containerStatuses"]
-        one = next(s for s in statuses if container in (None, s["name"]))
-        return int(one["containerID"].removeprefix("process://"))
+        """Return the process id, on this machine, of a container, as soon as it runs."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while True:
+            found = self.get("pod", pod, "-n", namespace)["status"]
+            for one in found.get("containerStatuses", ()):
+                if container in (None, one["name"]) and "running" in one["state"]:
+                    return int(one["containerID"].removeprefix("process://"))
+            assert time.monotonic() < deadline, f"no container of pod {pod} runs: {found}"
+            time.sleep(0.1)
 
     def inside(self, namespace: str, pod: str, *command: str) -> str:
         """Return the output of a command in a pod, with the user and variables of the pod's process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,20 @@ import aiohttp
 Object = dict[str, Any]
 RELIST_S = 0.5
 WATCH_S_MAX = 300
+REQUEST_S_MAX = 120
 
 
 class ApiError(Exception):
-    """An answer of the API server that is not a success."""
+    """An answer of the API server that is not a success; with the status 0 there was no answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (0, 429) or self.status >= 500
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Api:
             self.server,
             headers={"Authorization": f"Bearer {self.token}"},
             connector=aiohttp.TCPConnector(ssl=self.context, limit=0),
-            timeout=aiohttp.ClientTimeout(total=30),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_S_MAX),
         )
         return self
 
@@ -61,14 +67,28 @@ class Api:
         self, method: str, path: str, body: Object | None = None, kind: str = "application/json"
     ) -> Object:
         data = None if body is None else json.dumps(body)
-        async with self.session.request(
-            method, path, data=data, headers={"Content-Type": kind}
-        ) as answer:
-            text = await answer.text()
-            if answer.status >= 400:
-                raise ApiError(answer.status, text[:1000])
-            found: Object = json.loads(text)
-            return found
+        try:
+            async with self.session.request(
+                method, path, data=data, headers={"Content-Type": kind}
+            ) as answer:
+                status, text = answer.status, await answer.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, f"{method} {path}: {error!r}") from error
+        if status >= 400:
+            raise ApiError(status, text[:1000])
+        found: Object = json.loads(text)
+        return found
+
+    async def until_answered(self, request: Callable[[], Awaitable[Object]]) -> None:
+        """Make a request until it succeeds, or is refused for good."""
+        while True:
+            try:
+                await request()
+                return
+            except ApiError as error:
+                if not error.passes:
+                    return
+            await asyncio.sleep(RELIST_S)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
         """The changes since a resource version, until the server ends the watch."""
@@ -105,7 +125,7 @@ class Mirror:
                 self.synced.set()
                 async for kind, found in self.api.watch(self.path, version):
                     self._put(found, gone=kind == "DELETED")
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+            except (ApiError, aiohttp.ClientError, OSError):
                 await asyncio.sleep(RELIST_S)
 
     def _replace(self, listed: Object) -> str:

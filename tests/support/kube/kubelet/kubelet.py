@@ -126,18 +126,19 @@ class Kubelet:
             }
             account = found["spec"].get("serviceAccountName", "default")
             made = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-            answer = await self.api.post(made, {"spec": request})
+            try:
+                answer = await self.api.post(made, {"spec": request})
+            except ApiError as error:
+                raise spec.NotReadyError(f"there is no token of {account}: {error}") from None
             return str(answer["status"]["token"])
 
         async def report(status: Object) -> None:
-            with contextlib.suppress(ApiError):
-                await self.api.patch(f"{path}/status", {"metadata": {"uid": uid}, "status": status})
+            body = {"metadata": {"uid": uid}, "status": status}
+            await self.api.until_answered(lambda: self.api.patch(f"{path}/status", body))
 
         async def remove() -> None:
-            with contextlib.suppress(ApiError):
-                await self.api.delete(
-                    path, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-                )
+            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+            await self.api.until_answered(lambda: self.api.delete(path, body))
 
         return Machine(
             directory=self.directory / "pods" / uid,
@@ -195,7 +196,7 @@ class Kubelet:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for name in self.node_names:
-                with contextlib.suppress(ApiError, OSError):
+                with contextlib.suppress(ApiError):
                     await nodes.renew(self.api, name)
 
     async def _schedule(self) -> None:

@@ -329,7 +329,7 @@ class Pod:
 
         alive = await probes.until_started(container.spec, self._place(), running)
         if not alive:
-            await self._stop(container, self._grace())
+            await self._stop(container)
             return
         started(True)
         readiness = probes.keep(container.spec, "readinessProbe", self._place(), running, ready)
@@ -337,7 +337,7 @@ class Pod:
         watching = asyncio.create_task(readiness)
         try:
             await liveness
-            await self._stop(container, self._grace())
+            await self._stop(container)
         finally:
             watching.cancel()
 
@@ -351,23 +351,25 @@ class Pod:
 
     async def _terminate(self, life: asyncio.Task[None]) -> None:
         """SIGTERM, the grace period, SIGKILL. A pod that is gone by force was killed already."""
-        await asyncio.gather(*(self._stop(c, self._grace()) for c in self.init + self.containers))
+        await asyncio.gather(*(self._stop(c) for c in self.init + self.containers))
         if any(c.running for c in self.init + self.containers):
             # The tasks that wait for the processes still have to note how they ended.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(life), 5)
+                await asyncio.wait_for(asyncio.shield(life), 60)
 
-    async def _stop(self, container: Container, grace: float) -> None:
+    async def _stop(self, container: Container) -> None:
+        """Ask a container to stop, and kill it after the grace period, which may be shortened meanwhile."""
         running = container.running
         if running is None:
             return
         hook = container.spec.get("lifecycle", {}).get("preStop")
-        deadline = asyncio.get_running_loop().time() + grace
+        clock = asyncio.get_running_loop().time
+        began = clock()
         if hook and not self.gone:
-            await probes.hook(hook, container.spec, self._place(), running, grace)
+            await probes.hook(hook, container.spec, self._place(), running, self._grace())
         running.signal(signal.SIGTERM)
         while running.process.returncode is None and not self.gone:
-            if asyncio.get_running_loop().time() >= deadline:
+            if clock() >= began + self._grace():
                 break
             await asyncio.sleep(0.02)
         running.signal(signal.SIGKILL)

@@ -120,7 +120,10 @@ class Services:
         for path in self.directory.glob("*"):
             text = self._hosts(path.name)
             if path.read_text() != text:
-                path.write_text(text)
+                # It is never empty: a container may be reading it.
+                with path.open("r+") as file:
+                    file.write(text)
+                    file.truncate()
 
     def _hosts(self, namespace: str) -> str:
         lines = ["127.0.0.1 localhost"]

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.payloads import NO_VALUE, check_format, decoder
+from headgate.connectors.formats.format import NO_VALUE, Decode
+from headgate.connectors.formats.text import FormatName, to_format
 from headgate.errors import UsageError
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+
+def decoder(format: FormatName, schema: pa.Schema) -> Decode:
+    return to_format(format).decoder(schema)
+
+
 DAMAGED = [
     None,
     b"",
@@ -102,4 +109,4 @@ def test_a_tombstone_has_no_place_in_a_column_without_nulls() -> None:
 )
 def test_a_format_that_cannot_hold_the_columns(format: Any, schema: pa.Schema, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        check_format(format, schema)
+        to_format(format).check_columns(schema)

@@ -19,11 +19,11 @@ from .generators import BoundedGenerator, WatermarkGenerator
 
 @final
 @dataclass(slots=True)
-class Lane:
+class SplitProgress:
     """Event time of one split.
 
     Attributes:
-        active_at_s: when it last brought a record, or first could have.
+        active_at_s: when it last brought a record; before its first record, when it could first have.
         due: the watermark that its generator had reached at the restored checkpoint, not yet
             announced.
     """
@@ -34,21 +34,21 @@ class Lane:
     idle: bool = False
     due: int = WATERMARK_MIN
 
-    def rise(self, watermark: int | None) -> None:
+    def advance_to(self, watermark: int | None) -> None:
         """Advance to `watermark`; never go back."""
         if watermark is not None and watermark > self.watermark:
             self.watermark = watermark
 
-    def ask(self) -> None:
+    def advance(self) -> None:
         """Advance to the generator's watermark."""
-        self.rise(self.reached)
+        self.advance_to(self.reached)
         self.due = WATERMARK_MIN
 
     @property
     def reached(self) -> int:
         """The watermark that the records so far allow, announced or not."""
-        asked = self.generator.on_interval()
-        return max(self.watermark, self.due, WATERMARK_MIN if asked is None else asked)
+        found = self.generator.on_interval()
+        return max(self.watermark, self.due, WATERMARK_MIN if found is None else found)
 
 
 @final
@@ -61,10 +61,10 @@ class Slowest(NamedTuple):
 
 
 @final
-class Lanes:
-    """All splits of one subtask.
+class SplitWatermarks:
+    """The event times of all splits of one subtask.
 
-    `wait_for_queued`: no watermark until the last of them is being read.
+    With `wait_for_queued` there is no watermark until the last of them is being read.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Lanes:
         self._wait_for_queued = wait_for_queued
         self._restored: dict[str, int] = {}
         self._due: dict[str, int] = {}
-        """The due watermarks by split: see `Lane.due`."""
-        self._lanes: dict[str, Lane] = {WHOLE: Lane(make(), now_s)}
+        """The due watermarks by split: see `SplitProgress.due`."""
+        self._splits: dict[str, SplitProgress] = {WHOLE: SplitProgress(make(), now_s)}
         self._queued: dict[str, None] = {}
         """The splits that the reader has not reached, in order: they are never idle."""
-        self._told = False
+        self._splits_announced = False
         self._ended = WATERMARK_MIN
         """The furthest watermark of an ended split."""
         self._ended_last = WATERMARK_MIN
@@ -88,13 +88,13 @@ class Lanes:
 
     def open(self, split: str, queued: bool, now_s: float) -> None:
         """Add a split to wait for."""
-        if not self._told:
-            self._told = True
-            del self._lanes[WHOLE]
+        if not self._splits_announced:
+            self._splits_announced = True
+            del self._splits[WHOLE]
         if queued and split not in self._restored and split not in self._due:
             self._queued[split] = None
         else:
-            self._lanes[split] = self._lane(split, now_s)
+            self._splits[split] = self._new_progress(split, now_s)
 
     def restore(self, splits: Mapping[str, int], due: Mapping[str, int]) -> None:
         """Restore the watermarks of splits that were being read. Call this before any other method.
@@ -104,66 +104,66 @@ class Lanes:
             due: the watermarks their records allowed beyond that.
         """
         self._restored, self._due = dict(splits), dict(due)
-        for split, lane in self._lanes.items():
-            self._go_on(split, lane)
+        for split, progress in self._splits.items():
+            self._restore_split(split, progress)
 
-    def _lane(self, split: str, now_s: float) -> Lane:
-        lane = Lane(self._make(), now_s)
-        self._go_on(split, lane)
-        return lane
+    def _new_progress(self, split: str, now_s: float) -> SplitProgress:
+        progress = SplitProgress(self._make(), now_s)
+        self._restore_split(split, progress)
+        return progress
 
-    def _go_on(self, split: str, lane: Lane) -> None:
-        lane.rise(self._restored.pop(split, None))
-        lane.due = max(lane.due, self._due.pop(split, WATERMARK_MIN))
+    def _restore_split(self, split: str, progress: SplitProgress) -> None:
+        progress.advance_to(self._restored.pop(split, None))
+        progress.due = max(progress.due, self._due.pop(split, WATERMARK_MIN))
 
     def end(self, split: str) -> None:
         """End a split, which no longer holds back the watermark."""
         self._queued.pop(split, None)
-        lane = self._lanes.pop(split, None)
-        if lane is None:
+        progress = self._splits.pop(split, None)
+        if progress is None:
             return
-        lane.ask()
-        self._ended = max(self._ended, lane.watermark)
-        if not self._lanes and not self._wait_for_queued:
+        progress.advance()
+        self._ended = max(self._ended, progress.watermark)
+        if not self._splits and not self._wait_for_queued:
             # Small splits begin and end between two ticks, so they are never seen being read. The
             # time that this one and the one before it agree on counts: the next may be behind this
             # one's end.
-            self._passed = max(self._passed, min(self._ended_last, lane.watermark))
-        self._ended_last = lane.watermark
+            self._passed = max(self._passed, min(self._ended_last, progress.watermark))
+        self._ended_last = progress.watermark
 
-    def see(self, split: str, times: Timestamps, latest: int) -> bool:
+    def observe(self, split: str, times: Timestamps, latest: int) -> bool:
         """Observe records of a split, `latest` the greatest of their times.
 
         Return True if its watermark is to be sent at once.
         """
-        lane = self._lanes.get(split)
-        if lane is None:
+        progress = self._splits.get(split)
+        if progress is None:
             self._queued.pop(split, None)
-            lane = self._lanes[split] = self._lane(split, 0.0)
-        lane.idle = False
-        if isinstance(lane.generator, BoundedGenerator):
-            lane.generator.on_latest(latest)
+            progress = self._splits[split] = self._new_progress(split, 0.0)
+        progress.idle = False
+        if isinstance(progress.generator, BoundedGenerator):
+            progress.generator.on_latest(latest)
             return False
-        watermark = lane.generator.on_batch(times)
-        lane.rise(watermark)
+        watermark = progress.generator.on_batch(times)
+        progress.advance_to(watermark)
         return watermark is not None
 
-    def touch(self, split: str, now_s: float) -> None:
+    def mark_active(self, split: str, now_s: float) -> None:
         """Note that the work on records of a split ended now."""
-        self._lanes[split].active_at_s = now_s
+        self._splits[split].active_at_s = now_s
 
-    def tick(self) -> None:
+    def advance(self) -> None:
         """Advance all splits to their generators' watermarks."""
-        for lane in self._lanes.values():
-            lane.ask()
+        for progress in self._splits.values():
+            progress.advance()
 
-    def silence(self, now_s: float, longest_s: float, paused: Set[str]) -> None:
+    def mark_idle(self, now_s: float, longest_s: float, paused: Set[str]) -> None:
         """Mark splits idle that were silent for `longest_s`; splits in `paused` are not silent."""
-        for split, lane in self._lanes.items():
+        for split, progress in self._splits.items():
             if split in paused:
-                lane.active_at_s = now_s
-            elif now_s - lane.active_at_s >= longest_s:
-                lane.idle = True
+                progress.active_at_s = now_s
+            elif now_s - progress.active_at_s >= longest_s:
+                progress.idle = True
 
     @property
     def reached(self) -> int:
@@ -174,7 +174,9 @@ class Lanes:
         # None is active: as far as any has come, as in the valve when all channels are idle or have
         # ended. With a queue the reader will reach the next in a moment.
         ended = WATERMARK_MIN if self._queued else self._ended
-        return max([ended, self._passed, *(lane.watermark for lane in self._lanes.values())])
+        return max(
+            [ended, self._passed, *(progress.watermark for progress in self._splits.values())]
+        )
 
     @property
     def slowest(self) -> Slowest | None:
@@ -196,34 +198,40 @@ class Lanes:
 
     @property
     def _slowest_being_read(self) -> Slowest | None:
-        active = (Slowest(name, lane.watermark) for name, lane in self._active())
+        active = (Slowest(name, progress.watermark) for name, progress in self._active())
         return min(active, key=lambda each: each.watermark, default=None)
 
     @property
     def watermarks(self) -> dict[str, int]:
         """Return the watermarks of the splits being read that have one."""
-        lanes = self._lanes.items()
-        return {name: lane.watermark for name, lane in lanes if lane.watermark > WATERMARK_MIN}
+        splits = self._splits.items()
+        return {
+            name: progress.watermark
+            for name, progress in splits
+            if progress.watermark > WATERMARK_MIN
+        }
 
     @property
     def due(self) -> dict[str, int]:
-        """Return, for splits being read, the watermarks that their records allow beyond those announced."""
-        found = {name: lane.reached for name, lane in self._lanes.items()}
-        return {name: due for name, due in found.items() if due > self._lanes[name].watermark}
+        """Return the watermarks of splits being read that their records allow, where not yet announced."""
+        found = {name: progress.reached for name, progress in self._splits.items()}
+        return {name: due for name, due in found.items() if due > self._splits[name].watermark}
 
     @property
     def none_is_read(self) -> bool:
         """True if the reader is between two splits, or at the end of the last."""
-        return not self._lanes
+        return not self._splits
 
     def above(self, limit: int) -> frozenset[str]:
         """Return the splits being read whose watermark is above `limit`."""
-        return frozenset(name for name, lane in self._lanes.items() if lane.watermark > limit)
+        return frozenset(
+            name for name, progress in self._splits.items() if progress.watermark > limit
+        )
 
-    def _active(self) -> Iterator[tuple[str, Lane]]:
-        return ((name, lane) for name, lane in self._lanes.items() if not lane.idle)
+    def _active(self) -> Iterator[tuple[str, SplitProgress]]:
+        return ((name, progress) for name, progress in self._splits.items() if not progress.idle)
 
     def counts(self) -> tuple[int, int, int]:
         """Return (splits being read, those of them that are idle, splits queued)."""
-        idle = sum(lane.idle for lane in self._lanes.values())
-        return len(self._lanes), idle, len(self._queued)
+        idle = sum(progress.idle for progress in self._splits.values())
+        return len(self._splits), idle, len(self._queued)

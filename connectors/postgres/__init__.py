@@ -1,0 +1,1 @@
+"""Tables of PostgreSQL as sources, as streams of changes, and as sinks."""

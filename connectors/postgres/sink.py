@@ -1,0 +1,153 @@
+"""A table of PostgreSQL as a sink, at least once or exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from ...errors import PlanError, UsageError
+from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sizes import parse_size
+from ...operators.suggestions import suggest
+from ..rows import check_count
+from .client import Address, connect, refusals
+from .tables import can_write, find_table
+from .target import SinkSettings, check_stream, checked_target
+from .writer import PostgresWriter
+
+BUFFER: Final = "32mb"
+MODES: Final = ("append", "upsert")
+CREATE: Final = ("never", "if_not_exists")
+ON_LOST: Final = ("fail", "skip")
+
+
+class PostgresSink(Sink):
+    """One table."""
+
+    guarantees = frozenset(Guarantee)
+    needs_columns = True
+    extras = ("postgres",)
+
+    def __init__(self, settings: SinkSettings, guarantee: Guarantee) -> None:
+        self.settings = settings
+        self.guarantee = guarantee
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        if schema is None:
+            raise PlanError(
+                "rows of a table are made of columns, and this stream is of Python objects",
+                fix="add into=<a Struct class or schema> to the map before it",
+            )
+        check_stream(self.settings, schema)
+        for field in schema:
+            if not can_write(field.type):
+                raise PlanError(
+                    f"PostgreSQL has no type for this column column=`{field.name}` type=`{field.type}`",
+                    fix="select the column out, or cast it",
+                )
+        self.settings = replace(self.settings, stream=schema)
+        self.place = f"{self.settings.table} of {self.settings.address}"
+
+    def writer(self) -> SinkWriter:
+        return PostgresWriter(self.settings)
+
+    def check_output(self, run: SinkRun) -> None:
+        """Check that the server answers, and that the table takes the columns of the stream."""
+        settings = self.settings
+        with (
+            connect(settings.address, f"headgate-{run.job}-{run.sink}") as connection,
+            refusals(
+                f"the table cannot be looked at table=`{settings.table}` server=`{settings.address}`",
+                "check the rights of the user",
+            ),
+        ):
+            missing = find_table(connection, settings.table, settings.address) is None
+            if not (missing and settings.create == "if_not_exists"):
+                checked_target(connection, settings)
+
+    def describe(self) -> str:
+        return f"postgres({self.settings.table})"
+
+
+def postgres_sink(
+    dsn: str,
+    table: str,
+    *,
+    mode: Literal["append", "upsert"] = "append",
+    key: str | Sequence[str] = (),
+    op: str | None = None,
+    guarantee: GuaranteeLike = "at_least_once",
+    create: Literal["never", "if_not_exists"] = "never",
+    staging_schema: str | None = None,
+    on_lost: Literal["fail", "skip"] = "fail",
+    buffer: str | int = BUFFER,
+    password: str | None = None,
+) -> PostgresSink:
+    """Return a sink that writes to a table of PostgreSQL. It needs `pip install 'headgate[postgres]'`.
+
+    Args:
+        dsn: the address of the database, `postgresql://user@host:5432/database` or `host=... dbname=...`;
+            or where it can be read on each machine: `file:/path` or `env:NAME`.
+        table: the name of the table as SQL writes it: `orders`, `shop.orders` or `"Orders"`.
+        mode: `append` inserts each record; `upsert` inserts or replaces the row with its key.
+        key: with `upsert`: the columns of a unique index of the table, such as its primary key.
+        op: with `upsert`: a column of the stream that is not written, and says what to do: the value
+            `delete` deletes the row with this key; `insert`, `update` and `snapshot` write it.
+        guarantee: `at_least_once`, `exactly_once` (rows are staged, and appear when the checkpoint is
+            complete) or `none`.
+        create: `if_not_exists` creates the table, with the key as its primary key.
+        staging_schema: with `exactly_once`: the schema of the tables of staged rows; by default that of
+            the table.
+        on_lost: what a restore does if staged rows of the checkpoint are missing in the database: `fail`,
+            or `skip` them with a warning.
+        buffer: the most bytes that wait to be sent, per subtask.
+        password: the password, or where it can be read on each machine: `file:/path` or `env:NAME`.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the table fits is found out when the job starts.
+    """
+    address = Address(dsn, password)
+    address.check()
+    if not table:
+        raise UsageError("no table is named", fix='postgres_sink("postgresql://...", "orders")')
+    for name, value, known in (
+        ("mode", mode, MODES),
+        ("create", create, CREATE),
+        ("on_lost", on_lost, ON_LOST),
+    ):
+        if value not in known:
+            raise UsageError(
+                f"no such choice {name}=`{value}`", fix=suggest(value, known, "choices")
+            )
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    if mode == "upsert" and not keys:
+        raise UsageError(
+            "mode=`upsert` needs the columns by which rows are replaced", fix='key=["id"]'
+        )
+    if mode == "append" and (keys or op is not None):
+        raise UsageError(
+            f"rows are only appended key=`{', '.join(keys)}` op=`{op}`",
+            fix="say mode=`upsert`, or leave key= and op= out",
+        )
+    if len(set(keys)) < len(keys):
+        raise UsageError(f"a column is named twice key=`{', '.join(keys)}`")
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    made = parse_guarantee(guarantee)
+    settings = SinkSettings(
+        address,
+        table,
+        mode,
+        keys,
+        op,
+        create,
+        staging_schema,
+        on_lost,
+        buffer,
+        made is Guarantee.EXACTLY_ONCE,
+    )
+    return PostgresSink(settings, made)

@@ -1,0 +1,480 @@
+"""Writers of one table: rows travel by COPY, at once into the table, or into a table of staged rows.
+
+Exactly once takes tables of its own in the database. The rows between two barriers are *staged* in a
+table that the checkpoint names. When the checkpoint is complete, one transaction of the database moves
+them to their place, drops the table, and notes that in the *marker*, a row for each writer. So a commit
+that is repeated finds the marker and does nothing, also if it is that of a process that was thought to be
+dead. A table that is missing without a marker is an error, and never silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import DataError, InternalError, JobError
+from ...operators.base import OperatorContext
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import DISCARDED_COUNTER, SinkWriter
+from ...state.snapshot import CommitPermit
+from .client import Connection, connect, is_lost, reason_of, refusals
+from .tables import to_csv
+from .target import MARKERS, SinkSettings, Target, checked_target
+
+T = TypeVar("T")
+_CHUNK_BYTES: Final = 8 << 20
+"""Rows are sent in transactions of about this size, at the latest at the barrier."""
+_AWAY_S: Final = 30.0
+"""A call waits for at most this time for a server that is away."""
+_PAUSE_S: Final = 0.2
+_LOOK_MS: Final = 500
+_COMMITS_MAX: Final = 20
+"""So often a commit is tried that meets others of the same rows."""
+_DEAD_TABLE: Final = re.compile(r"(\d+)_(\d+)_(\d+)_\d+_[0-9a-f]+")
+"""The end of the name of a staged table: attempt, checkpoint before, subtask, number, and a random part."""
+_log = logging.getLogger("headgate.connectors.postgres")
+
+
+class Staged(msgspec.Struct):
+    """The committable of one epoch: what any process needs to commit it.
+
+    Attributes:
+        schema: of the staged table and of the marker.
+        table: the staged table.
+        writer: the marker.
+        number: of the epoch, by which the marker advances.
+        rows: in the staged table.
+        target: schema and name of the table that the rows are for.
+        columns: of the rows.
+        key: of the table, if later rows replace earlier ones.
+        deletes: some rows delete instead.
+        identity: the server numbers a column, and must take our value instead.
+    """
+
+    schema: str
+    table: str
+    writer: str
+    number: int
+    rows: int
+    target: tuple[str, str]
+    columns: list[str]
+    key: list[str]
+    deletes: bool
+    identity: bool
+
+
+class LostRows(JobError):
+    """Rows that a checkpoint needs are not in the database any more."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """The rows between two barriers."""
+
+    number: int
+    table: str
+    rows: int = 0
+    begun: bool = False
+    """Its staged table may exist."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Rows of one epoch that are sent in one transaction."""
+
+    epoch: _Epoch
+    first_row: int
+    parts: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+    tried: bool = False
+    """It was sent before, and the answer may have been lost."""
+
+
+class PostgresWriter(SinkWriter):
+    """Writes the rows of one subtask."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        self._exactly_once = settings.exactly_once
+        self._target: Target | None = None
+        self._changed = threading.Condition()
+        self._queue: deque[_Chunk] = deque()
+        """Chunks to be sent, in order; `_changed` guards it and the three below."""
+        self._waiting_bytes = 0
+        self._failure = ""
+        self._sending = False
+        """A thread sends chunks that are full."""
+        self._closed = False
+        self._turn = threading.Lock()
+        """Held while `_connection` is used."""
+        self._connection: Connection | None = None
+        self._commit_turn = threading.Lock()
+        self._commit_connection: Connection | None = None
+        self._number = 0
+        self._epoch: _Epoch | None = None
+        self._chunk: _Chunk | None = None
+        self._unprepared: dict[str, _Epoch] = {}
+        """Epochs with staged rows that no checkpoint can have yet."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._after = context.restored_checkpoint
+        self._application = f"headgate-{context.job_name}-{context.operator_name}"
+        self._nonce = secrets.token_hex(6)
+        self._writer = f"{context.attempt}-{self._after}-{context.subtask_index}-{self._nonce}"
+        context.timers.call_later(_LOOK_MS, self._look)
+
+    def _look(self) -> None:
+        """Fail the attempt if rows cannot be sent, also while no record comes."""
+        if not self._closed:
+            self._check()
+            self.context.timers.call_later(_LOOK_MS, self._look)
+
+    def prepare(self) -> None:
+        settings, context = self._settings, self.context
+        connection = connect(settings.address, self._application)
+        self._connection = connection
+        with _about(settings):
+            target = self._target = checked_target(connection, settings)
+            names = f"{context.job_name}\0{context.operator_name}\0{target.full_name}".encode()
+            self._prefix = f"hg_{hashlib.blake2s(names, digest_size=8).hexdigest()}_"
+            if self._exactly_once:
+                target.create_markers(connection)
+                self._drop_dead(connection, target)
+
+    def _drop_dead(self, connection: Connection, target: Target) -> None:
+        """Drop the staged tables that older attempts of this subtask left and no checkpoint has.
+
+        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
+        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
+        of subtasks that no longer exist.
+        """
+        context = self.context
+        discarded = context.metrics.counter(DISCARDED_COUNTER)
+        for name in target.staged_tables(connection, self._prefix):
+            found = _DEAD_TABLE.fullmatch(name.removeprefix(self._prefix))
+            if found is None:
+                continue
+            attempt, after, subtask = (int(part) for part in found.groups())
+            orphaned = context.subtask_index == 0 and subtask >= context.parallelism
+            ours = subtask == context.subtask_index or orphaned
+            if ours and attempt < context.attempt and after >= context.restored_checkpoint:
+                target.drop_staged(connection, name)
+                discarded.inc()
+
+    # -- the mailbox --------------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        self._check()
+        if not len(batch):
+            return
+        epoch = self._epoch
+        if epoch is None:
+            self._number += 1
+            epoch = self._epoch = _Epoch(self._number, self._new_name())
+        if self._chunk is None:
+            self._chunk = _Chunk(epoch, epoch.rows)
+        chunk = self._chunk
+        lines = self._encode(batch.data, epoch.rows)
+        epoch.rows += len(batch)
+        chunk.parts.append(lines)
+        chunk.size_bytes += len(lines)
+        if chunk.size_bytes >= min(_CHUNK_BYTES, self._settings.buffer_bytes):
+            self._close_chunk()
+            self._send_in_background()
+            self._wait_for_room()
+
+    def _new_name(self) -> str:
+        """Return the name of a staged table, which is never used again.
+
+        It says which attempt made it, and behind which checkpoint.
+        """
+        context = self.context
+        place = f"{context.attempt}_{self._after}_{context.subtask_index}_{self._number}"
+        return f"{self._prefix}{place}_{self._nonce}"
+
+    def _encode(self, data: pa.RecordBatch, first_row: int) -> bytes:
+        settings = self._settings
+        for name in settings.key:
+            if data.column(name).null_count:
+                raise DataError(
+                    f"a row has no value in a column of the key column=`{name}` table=`{settings.table}`",
+                    fix="filter such rows out before the sink",
+                )
+        columns = [data.column(name) for name in settings.columns]
+        if settings.plain:
+            return to_csv(columns)
+        rows = pa.array(range(first_row, first_row + data.num_rows), pa.int64())
+        if settings.op is not None:
+            rows_and_deletes = [rows, _deletes(data.column(settings.op), settings.op)]
+            return to_csv([*rows_and_deletes, *columns])
+        return to_csv([rows, *columns])
+
+    def _close_chunk(self) -> None:
+        chunk, self._chunk = self._chunk, None
+        if chunk is not None:
+            with self._changed:
+                self._queue.append(chunk)
+                self._waiting_bytes += chunk.size_bytes
+
+    def _send_in_background(self) -> None:
+        """Send the full chunks in a thread, unless one does."""
+        with self._changed:
+            if self._sending:
+                return
+            self._sending = True
+
+        def send() -> None:
+            try:
+                self._send_until(self._number)
+            except Exception as error:
+                with self._changed:
+                    self._failure = self._failure or str(error)
+            finally:
+                with self._changed:
+                    self._sending = False
+                    self._changed.notify_all()
+
+        self.context.run_in_thread(send)
+
+    def _wait_for_room(self) -> None:
+        """Wait while too many bytes wait to be sent: that is the backpressure."""
+        with self._changed:
+            while self._waiting_bytes > self._settings.buffer_bytes and self._sending:
+                self._changed.wait(_PAUSE_S)
+        self._check()
+
+    def _check(self) -> None:
+        with self._changed:
+            if self._failure:
+                raise JobError(self._failure)
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        self._after = checkpoint_id
+        self._close_chunk()
+        epoch, self._epoch = self._epoch, None
+        if epoch is None:
+            return None
+        return lambda: self._precommit(epoch)
+
+    def _precommit(self, epoch: _Epoch) -> list[bytes]:
+        """Make the rows of an epoch durable, while later ones are written."""
+        try:
+            self._send_until(epoch.number)
+        except JobError as error:
+            if error.__cause__ is None or not is_lost(error.__cause__):
+                # It cannot succeed later either, so the attempt must end.
+                with self._changed:
+                    self._failure = self._failure or str(error)
+            raise
+        if not self._exactly_once:
+            return []
+        self._unprepared.pop(epoch.table, None)
+        return [msgspec.msgpack.encode(self._staged(epoch))]
+
+    def _staged(self, epoch: _Epoch) -> Staged:
+        settings, target = self._settings, self._known_target
+        return Staged(
+            target.staging_schema,
+            epoch.table,
+            self._writer,
+            epoch.number,
+            epoch.rows,
+            (target.schema, target.name),
+            list(settings.columns),
+            list(settings.key),
+            settings.op is not None,
+            target.identity,
+        )
+
+    @property
+    def _known_target(self) -> Target:
+        if self._target is None:
+            raise InternalError("the writer was not prepared")
+        return self._target
+
+    def finish(self) -> Callable[[], None] | None:
+        if self._exactly_once:
+            return None
+        self._close_chunk()
+        return lambda: self._send_until(self._number)
+
+    def close(self) -> None:
+        """Drop staged rows that no checkpoint has, in a thread, as the server may not answer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+        def end() -> None:
+            with self._turn, self._commit_turn, suppress(Exception):
+                connection = self._connection
+                # What fails here is done by the next attempt.
+                if connection is not None and not connection.closed:
+                    for name in [e.table for e in self._unprepared.values() if e.begun]:
+                        self._known_target.drop_staged(connection, name)
+            for each in (self._connection, self._commit_connection):
+                if each is not None:
+                    each.close()
+
+        with suppress(RuntimeError):
+            self.context.run_in_thread(end).add_done_callback(_look_at)
+
+    # -- threads ------------------------------------------------------------------------------------
+
+    def _send_until(self, number: int) -> None:
+        """Send all chunks of epochs up to this one, in order."""
+        with self._turn:
+            while True:
+                with self._changed:
+                    chunk = self._queue[0] if self._queue else None
+                if chunk is None or chunk.epoch.number > number:
+                    return
+                with _about(self._settings):
+                    self._persistently(partial(self._send, chunk))
+                with self._changed:
+                    self._queue.popleft()
+                    self._waiting_bytes -= chunk.size_bytes
+                    self._changed.notify_all()
+
+    def _send(self, chunk: _Chunk) -> None:
+        """Send one chunk. It may have been sent before, if the connection broke."""
+        import psycopg
+
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._settings.address, self._application)
+        connection, target, epoch = self._connection, self._known_target, chunk.epoch
+        tried, chunk.tried = chunk.tried, True
+        with connection.transaction(), connection.cursor() as cursor:
+            if self._exactly_once:
+                self._unprepared[epoch.table] = epoch
+                epoch.begun = True
+                if chunk.first_row == 0:
+                    target.create_staged(cursor, epoch.table)
+                    target.add_marker(cursor, self._writer)
+                if tried:
+                    target.forget_rows(cursor, epoch.table, chunk.first_row)
+                into = target.staged_name(epoch.table)
+            elif self._settings.plain:
+                into = psycopg.sql.Identifier(target.schema, target.name)
+            else:
+                into = target.create_temporary(cursor)
+            with cursor.copy(target.copy_statement(into)) as copy:
+                for part in chunk.parts:
+                    copy.write(part)
+            if not self._exactly_once and not self._settings.plain:
+                target.move(cursor, into, self._staged(epoch))
+
+    def _persistently(self, work: Callable[[], T]) -> T:
+        """Do something with the server, and again if it is away for a moment."""
+        import psycopg
+
+        clock = self.context.clock
+        deadline = clock.monotonic() + _AWAY_S
+        while True:
+            try:
+                return work()
+            except (psycopg.Error, JobError) as error:
+                cause = error if isinstance(error, psycopg.Error) else error.__cause__
+                if cause is None or not is_lost(cause) or self._closed:
+                    raise
+                if clock.monotonic() > deadline:
+                    raise
+                _log.warning("the sink tries again: %s", reason_of(cause))
+                time.sleep(_PAUSE_S)
+
+    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        with self._commit_turn:
+            for committable in committables:
+                staged = msgspec.msgpack.decode(committable, type=Staged)
+                try:
+                    with _about(self._settings):
+                        self._persistently(partial(self._commit, staged))
+                except LostRows as error:
+                    if self._settings.on_lost == "fail":
+                        raise
+                    _log.warning("the job goes on without rows: %s", error.message)
+
+    def _commit(self, staged: Staged) -> None:
+        import psycopg
+
+        if self._commit_connection is None or self._commit_connection.closed:
+            self._commit_connection = connect(self._settings.address, self._application)
+        for attempt in range(_COMMITS_MAX):
+            try:
+                with (
+                    self._commit_connection.transaction(),
+                    self._commit_connection.cursor() as cursor,
+                ):
+                    _move_once(cursor, self._known_target, staged)
+                return
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+                # Another subtask writes the same rows in another order.
+                if attempt + 1 == _COMMITS_MAX:
+                    raise
+
+
+def _move_once(cursor: Any, target: Target, staged: Staged) -> None:
+    """Move staged rows to their table, unless the marker says that it was done."""
+    done = target.lock_marker(cursor, staged.schema, staged.writer)
+    if done is not None and done >= staged.number:
+        return
+    if done is None or not target.exists(cursor, staged.schema, staged.table):
+        raise LostRows(
+            "rows of a checkpoint are not in the database, and there is no mark that they were committed "
+            f"table=`{'.'.join(staged.target)}` staged=`{staged.schema}.{staged.table}` "
+            f"rows=`{staged.rows}`",
+            fix=f"somebody has dropped the table, or the rows of {MARKERS}, or the database was restored "
+            "from an older backup; restore an older checkpoint, or say on_lost=`skip` to go on without",
+        )
+    import psycopg
+
+    source = psycopg.sql.Identifier(staged.schema, staged.table)
+    target.move(cursor, source, staged)
+    cursor.execute(psycopg.sql.SQL("DROP TABLE {}").format(source))
+    target.advance_marker(cursor, staged.schema, staged.writer, staged.number)
+
+
+def _about(settings: SinkSettings) -> Any:
+    return refusals(
+        f"rows cannot be written table=`{settings.table}` server=`{settings.address}`",
+        "if the server names a value or a rule of the table, correct the rows before the sink; else check "
+        "that it can be reached, and the rights on the table",
+    )
+
+
+_OPS: Final = ("insert", "update", "snapshot", "delete")
+
+
+def _deletes(ops: pa.Array, name: str) -> pa.Array:
+    """Return which rows delete."""
+    if pa.types.is_dictionary(ops.type):
+        ops = ops.dictionary_decode()
+    known = pc.is_in(ops, value_set=pa.array(_OPS, ops.type))
+    if not pc.all(known, min_count=0).as_py():
+        bad = ops.filter(pc.invert(known))[0].as_py()
+        raise DataError(
+            f"a row has no operation that a table can do column=`{name}` value=`{bad}`",
+            fix=f"the values are {', '.join(_OPS)}; filter other rows out before the sink",
+        )
+    return pc.equal(ops, "delete")
+
+
+def _look_at(future: Any) -> None:
+    """Look at the error, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,473 @@
+"""The sink of PostgreSQL: values, keys and deletions, mistakes, staged rows of the living and the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.connectors import from_list, generator, postgres_sink, sequence
+from headgate.connectors.postgres.sink import PostgresSink
+from headgate.connectors.postgres.target import MARKERS
+from headgate.errors import DataError, HeadgateError, JobError, PlanError, UsageError
+from headgate.operators.elements import ColumnBatch
+from headgate.operators.sink import SinkRun, SinkWriter
+from headgate.state.snapshot import CommitPermit
+from headgate.testing.connectors import make_context
+from headgate.testing.servers.postgres import PostgresServer
+
+NewTable = Callable[..., str]
+GUARD_S = 120.0
+PERMIT = CommitPermit("conformance", 0, 1)
+
+
+def run(scenario: Any) -> Any:
+    async def guarded() -> Any:
+        async with asyncio.timeout(GUARD_S):
+            return await scenario
+
+    return asyncio.run(guarded())
+
+
+def batch(**columns: Any) -> ColumnBatch:
+    return ColumnBatch(pa.record_batch(columns))
+
+
+async def opened(sink: PostgresSink, like: ColumnBatch, **context: Any) -> SinkWriter:
+    sink.bind(like.data.schema)
+    writer = sink.writer()
+    writer.open(make_context(**context))
+    await asyncio.to_thread(writer.prepare)
+    return writer
+
+
+async def prepared(writer: SinkWriter, checkpoint_id: int = 1) -> list[bytes]:
+    precommit = writer.roll(checkpoint_id)
+    assert precommit is not None
+    return await asyncio.to_thread(precommit)
+
+
+async def written(sink: PostgresSink, *batches: ColumnBatch) -> None:
+    """Write batches, commit them if that is needed, and close the writer."""
+    writer = await opened(sink, batches[0])
+    try:
+        for each in batches:
+            writer.write(each)
+        committables = await prepared(writer)
+        await asyncio.to_thread(writer.commit, committables, PERMIT)
+    finally:
+        writer.close()
+
+
+def staged(database: PostgresServer) -> list[str]:
+    rows = database.execute("SELECT relname FROM pg_class WHERE relname LIKE 'hg\\_%'")
+    return [row[0] for row in rows]
+
+
+VALUES: dict[str, tuple[str, pa.DataType, Any, Any]] = {
+    "a": ("smallint", pa.int8(), -7, -7),
+    "b": ("integer", pa.uint16(), 60_000, 60_000),
+    "c": ("bigint", pa.int64(), 2**62, 2**62),
+    "d": ("numeric(20)", pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)),
+    "e": ("double precision", pa.float64(), 0.1, 0.1),
+    "f": ("numeric(10,2)", pa.decimal128(10, 2), Decimal("1.20"), Decimal("1.20")),
+    "g": ("boolean", pa.bool_(), True, True),
+    "h": ("text", pa.string(), 'a,"b"\n\\ ü', 'a,"b"\n\\ ü'),
+    "i": ("bytea", pa.binary(), b"\0\xff", b"\0\xff"),
+    "j": ("date", pa.date32(), date(2024, 2, 29), date(2024, 2, 29)),
+    "k": (
+        "timestamptz",
+        pa.timestamp("us", "UTC"),
+        datetime(2024, 1, 2, 3, 4, 5, 6, UTC),
+        datetime(2024, 1, 2, 3, 4, 5, 6, UTC),
+    ),
+    "l": ("timestamp", pa.timestamp("ms"), datetime(2024, 1, 2, 3), datetime(2024, 1, 2, 3)),
+    "m": ("time", pa.time64("us"), time(1, 2, 3), time(1, 2, 3)),
+    "n": ("jsonb", pa.struct([("x", pa.int64())]), {"x": 1}, {"x": 1}),
+    "o": ("jsonb", pa.list_(pa.string()), ["p", None], ["p", None]),
+    "q": ("uuid", pa.string(), "00000000-0000-0000-0000-000000000001", None),
+    "r": ("text", pa.string(), "", ""),
+}
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_values_of_all_types(database: PostgresServer, new_table: NewTable, guarantee: Any) -> None:
+    table = new_table(", ".join(f"{name} {kind[0]}" for name, kind in VALUES.items()))
+    columns = {name: pa.array([value, None], kind) for name, (_, kind, value, _) in VALUES.items()}
+    run(written(postgres_sink(database.dsn, table, guarantee=guarantee), batch(**columns)))
+    found, nulls = database.execute(f"SELECT * FROM {table} ORDER BY a")
+    for (name, (_, _, _, wanted)), value in zip(VALUES.items(), found, strict=True):
+        assert value == wanted or (name == "q" and str(value) == VALUES["q"][2]), name
+    assert set(nulls) == {None}
+
+
+def test_a_table_is_made_of_the_columns(database: PostgresServer) -> None:
+    like = batch(**{name: pa.array([value], kind) for name, (_, kind, value, _) in VALUES.items()})
+    sink = postgres_sink(database.dsn, "made_here", mode="upsert", key="c", create="if_not_exists")
+    run(written(sink, like, like))
+    rows = database.execute(
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = 'made_here'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    made = {name: kind.replace("numeric(20,0)", "numeric(20)") for name, kind in rows}
+    wanted = {name: kind[0] for name, kind in VALUES.items()}
+    wanted |= {
+        "k": "timestamp with time zone",
+        "l": "timestamp without time zone",
+        "m": "time without time zone",
+        "q": "text",
+    }
+    assert made == wanted
+    assert database.execute("SELECT count(*) FROM made_here") == [(1,)]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_the_last_row_of_a_key_counts(
+    database: PostgresServer, new_table: NewTable, guarantee: Any
+) -> None:
+    table = new_table()
+    database.execute(f"INSERT INTO {table} VALUES (1, 'old'), (4, 'kept'), (5, 'old')")
+    sink = postgres_sink(
+        database.dsn, table, mode="upsert", key=["id"], op="op", guarantee=guarantee
+    )
+    rows = [
+        ("insert", 1, "first"),
+        ("insert", 2, "first"),
+        ("delete", 2, None),
+        ("update", 1, "second"),
+        ("delete", 3, None),
+        ("insert", 3, "again"),
+        ("delete", 5, None),
+    ]
+    given = [
+        batch(op=[op], id=pa.array([key], pa.int64()), name=pa.array([name], pa.string()))
+        for op, key, name in rows
+    ]
+    run(written(sink, *given))
+    found = database.execute(f"SELECT id, name FROM {table} ORDER BY id")
+    assert found == [(1, "second"), (3, "again"), (4, "kept")]
+
+
+def test_many_rows_travel_in_several_transactions(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """With a small buffer the writer waits, and the rows of an epoch appear all at once."""
+    table = new_table()
+
+    async def scenario() -> None:
+        rows = [
+            batch(id=list(range(at, at + 100)), name=["x" * 50] * 100) for at in range(0, 5000, 100)
+        ]
+        sink = postgres_sink(database.dsn, table, guarantee="exactly_once", buffer="10kb")
+        writer = await opened(sink, rows[0])
+        for each in rows:
+            writer.write(each)
+        committables = await prepared(writer)
+        assert database.execute(f"SELECT count(*) FROM {table}") == [(0,)]
+        await asyncio.to_thread(writer.commit, committables, PERMIT)
+        assert database.execute(f"SELECT count(*), sum(id) FROM {table}") == [(5000, 12497500)]
+        writer.close()
+
+    run(scenario())
+
+
+# -- mistakes -----------------------------------------------------------------------------------------
+
+
+def refused(sink: PostgresSink, like: ColumnBatch) -> str:
+    """Return the error that comes before the first row, in the coordinator and in a restored writer."""
+
+    def start() -> None:
+        sink.bind(like.data.schema)
+        sink.check_output(SinkRun("job", "sink", {}, None, print))
+
+    with pytest.raises(HeadgateError) as first:
+        start()
+    if not isinstance(first.value, PlanError):
+        with pytest.raises(HeadgateError) as second:
+            run(opened(sink, like))
+        assert second.value.message == first.value.message
+    return str(first.value)
+
+
+LIKE = batch(id=pa.array([1], pa.int64()), name=pa.array(["x"]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "told"),
+    [
+        ("id bigint", {}, "column=`name`"),
+        ("id bigint, name integer", {}, "has=`integer` stream=`string`"),
+        ("id bigint, name text", {"mode": "upsert", "key": "id"}, "CREATE UNIQUE INDEX"),
+        ("id bigint, name text, more text NOT NULL", {}, "column=`more`"),
+        ("id bigint, name text GENERATED ALWAYS AS ('x') STORED", {}, "computes"),
+        ("id bigint, name text", {"mode": "upsert", "key": "no"}, "key=`no`"),
+        (
+            "id bigint, name text",
+            {"guarantee": "exactly_once", "staging_schema": "nowhere"},
+            "CREATE SCHEMA nowhere",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit(
+    database: PostgresServer, new_table: NewTable, columns: str, options: Any, told: str
+) -> None:
+    assert told in refused(postgres_sink(database.dsn, new_table(columns), **options), LIKE)
+
+
+def test_missing_rights(database: PostgresServer, new_table: NewTable) -> None:
+    table = new_table()
+    database.execute(
+        "DO $$ BEGIN CREATE ROLE writer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+        "CREATE SCHEMA IF NOT EXISTS closed",
+    )
+    dsn = database.dsn.replace("postgres@", "writer@")
+    append = postgres_sink(dsn, table, guarantee="exactly_once")
+    assert "GRANT INSERT ON" in refused(append, LIKE)
+    database.execute(f"GRANT INSERT ON {table} TO writer")
+    assert "GRANT CREATE ON SCHEMA public" in refused(append, LIKE)
+    database.execute("GRANT USAGE ON SCHEMA closed TO writer")
+    elsewhere = postgres_sink(dsn, table, guarantee="exactly_once", staging_schema="closed")
+    assert "GRANT CREATE ON SCHEMA closed" in refused(elsewhere, LIKE)
+    database.execute("GRANT CREATE ON SCHEMA closed TO writer")
+    run(written(elsewhere, LIKE))
+    upsert = postgres_sink(dsn, table, mode="upsert", key="id")
+    assert "right to SELECT" in refused(upsert, LIKE)
+
+
+def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in (
+        {"mode": "upsert"},
+        {"key": "id"},
+        {"mode": "replace"},
+        {"create": "always"},
+        {"guarantee": "twice"},
+        {"on_lost": "cry"},
+        {"mode": "upsert", "key": ["a", "a"]},
+    ):
+        with pytest.raises(UsageError):
+            postgres_sink("postgresql://host/db", "t", **given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no server"):
+        postgres_sink("", "t")
+    with pytest.raises(PlanError, match="Python objects"):
+        postgres_sink("postgresql://host/db", "t").bind(None)
+    with pytest.raises(PlanError, match="no type"):
+        postgres_sink("postgresql://host/db", "t").bind(pa.schema([("d", pa.duration("s"))]))
+    sink = postgres_sink("postgresql://ann:geheim@host/db", "t", password="env:NO_SUCH_SECRET")
+    assert "geheim" not in repr(sink.settings)
+    sink.bind(LIKE.data.schema)
+    assert "geheim" not in sink.place
+    with pytest.raises(UsageError, match="NO_SUCH_SECRET"):
+        sink.check_output(SinkRun("job", "sink", {}, None, print))
+
+
+def test_secrets_are_read_where_the_client_runs(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = new_table()
+    (tmp_path / "dsn").write_text(f"{database.dsn}\n")
+    monkeypatch.setenv("THE_DSN", database.dsn)
+    run(written(postgres_sink(f"file:{tmp_path}/dsn", table), LIKE))
+    run(written(postgres_sink("env:THE_DSN", table, mode="upsert", key="id"), LIKE))
+    assert database.execute(f"SELECT * FROM {table}") == [(1, "x")]
+
+
+def test_bad_rows_end_the_attempt(database: PostgresServer, new_table: NewTable) -> None:
+    table = new_table("id smallint PRIMARY KEY, name text")
+    sink = postgres_sink(database.dsn, table, mode="upsert", key="id", guarantee="exactly_once")
+
+    async def scenario() -> None:
+        writer = await opened(sink, LIKE)
+        with pytest.raises(DataError, match="no value in a column of the key"):
+            writer.write(batch(id=pa.array([None], pa.int64()), name=["x"]))
+        with pytest.raises(DataError, match="NUL"):
+            writer.write(batch(id=[1], name=["x\0"]))
+        writer.write(batch(id=[70_000], name=["too large"]))
+        with pytest.raises(JobError, match="out of range"):
+            await prepared(writer)
+        with pytest.raises(JobError, match="out of range"):
+            writer.write(LIKE)
+        writer.close()
+
+    run(scenario())
+
+
+# -- staged rows --------------------------------------------------------------------------------------
+
+
+def test_only_own_leftovers_are_dropped(database: PostgresServer, new_table: NewTable) -> None:
+    table, another = new_table(), new_table()
+
+    async def scenario() -> None:
+        sink = postgres_sink(database.dsn, table, guarantee="exactly_once")
+        neighbour = await opened(
+            postgres_sink(database.dsn, another, guarantee="exactly_once"), LIKE
+        )
+        neighbour.write(LIKE)
+        theirs = await prepared(neighbour)
+        first = await opened(sink, LIKE)
+        first.write(LIKE)
+        kept = await prepared(first, 1)
+        first.write(batch(id=[2], name=["y"]))
+        await prepared(first, 2)
+        other_subtask = await opened(sink, LIKE, subtask_index=1, parallelism=2)
+        other_subtask.write(batch(id=[3], name=["z"]))
+        await prepared(other_subtask, 2)
+        assert len(staged(database)) == 4
+        # Checkpoint 1 is restored. What was staged behind it is dead, except that of the other subtask.
+        second = await opened(sink, LIKE, attempt=2, restored_checkpoint=1, parallelism=2)
+        assert len(staged(database)) == 3
+        await asyncio.to_thread(second.commit, kept, PERMIT)
+        assert database.execute(f"SELECT id FROM {table}") == [(1,)]
+        # Now subtask 1 does not exist any more.
+        third = await opened(sink, LIKE, attempt=3, restored_checkpoint=0)
+        assert len(staged(database)) == 1
+        await asyncio.to_thread(neighbour.commit, theirs, PERMIT)
+        assert staged(database) == []
+        for writer in (neighbour, first, other_subtask, second, third):
+            writer.close()
+
+    run(scenario())
+
+
+def test_rows_that_vanished_are_an_error_and_never_silence(
+    database: PostgresServer, new_table: NewTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = new_table()
+
+    async def scenario() -> None:
+        sink = postgres_sink(database.dsn, table, guarantee="exactly_once")
+        writer = await opened(sink, LIKE)
+        writer.write(LIKE)
+        lost = await prepared(writer)
+        database.execute(*(f"DROP TABLE {name}" for name in staged(database)))
+        with pytest.raises(JobError, match="no mark that they were committed"):
+            await asyncio.to_thread(writer.commit, lost, PERMIT)
+        writer.write(LIKE)
+        marked = await prepared(writer, 2)
+        database.execute(f"DELETE FROM {MARKERS}")
+        with pytest.raises(JobError, match="no mark that they were committed"):
+            await asyncio.to_thread(writer.commit, marked, PERMIT)
+        tolerant = postgres_sink(database.dsn, table, guarantee="exactly_once", on_lost="skip")
+        other = await opened(tolerant, LIKE)
+        await asyncio.to_thread(other.commit, lost, PERMIT)
+        assert "goes on without rows" in caplog.text
+        database.execute(*(f"DROP TABLE {name}" for name in staged(database)))
+        writer.close()
+        other.close()
+
+    run(scenario())
+
+
+def test_the_server_is_killed_between_both_phases(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    table = new_table()
+
+    async def scenario() -> None:
+        sink = postgres_sink(database.dsn, table, guarantee="exactly_once")
+        writer = await opened(sink, LIKE)
+        writer.write(LIKE)
+        committables = await prepared(writer)
+        await asyncio.to_thread(database.kill)
+        await asyncio.to_thread(database.start)
+        assert database.execute(f"SELECT count(*) FROM {table}") == [(0,)]
+        successor = await opened(sink, LIKE, attempt=2, restored_checkpoint=1)
+        for each in (successor, writer, successor):
+            await asyncio.to_thread(each.commit, committables, PERMIT)
+            assert database.execute(f"SELECT count(*) FROM {table}") == [(1,)]
+        writer.close()
+        successor.close()
+
+    run(scenario())
+
+
+def test_writers_of_the_same_rows_do_not_stop_each_other(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """They lock the rows in the order of the key, or try again."""
+    table = new_table()
+
+    async def scenario() -> None:
+        sink = postgres_sink(database.dsn, table, mode="upsert", key="id", guarantee="exactly_once")
+        writers = [await opened(sink, LIKE, subtask_index=n, parallelism=4) for n in range(4)]
+        for number, writer in enumerate(writers):
+            ids = list(range(2000)) if number % 2 else list(range(1999, -1, -1))
+            writer.write(batch(id=ids, name=[str(number)] * 2000))
+        committables = [await prepared(writer) for writer in writers]
+        await asyncio.gather(
+            *(
+                asyncio.to_thread(writer.commit, own, PERMIT)
+                for writer, own in zip(writers, committables, strict=True)
+            )
+        )
+        assert database.execute(f"SELECT count(*), count(DISTINCT name) FROM {table}") == [
+            (2000, 1)
+        ]
+        for writer in writers:
+            writer.close()
+
+    run(scenario())
+
+
+# -- jobs ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_server_is_killed(
+    database: PostgresServer, new_table: NewTable, tmp_path: Path
+) -> None:
+    table = new_table("n bigint")
+    job = hg.Job("rows", parallelism=2)
+    job.checkpoint(every="100ms", storage=str(tmp_path / "checkpoints"))
+    rows = job.read(generator({"n": sequence()}, rows=6000, rate=3000, splits=2), name="rows")
+    rows.write(postgres_sink(database.dsn, table, guarantee="exactly_once"), name="table")
+    over = threading.Event()
+
+    def trouble() -> None:
+        while not over.is_set():
+            if database.execute(f"SELECT count(*) FROM {table}")[0][0]:
+                database.kill()
+                database.start()
+                return
+
+    killer = threading.Thread(target=trouble)
+    killer.start()
+    try:
+        job.run()
+    finally:
+        over.set()
+        killer.join()
+    found = database.execute(f"SELECT count(*), count(DISTINCT n), sum(n) FROM {table}")
+    assert found == [(6000, 6000, 17997000)]
+    assert staged(database) == []
+
+
+def test_a_job_from_a_manifest(
+    database: PostgresServer, new_table: NewTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    monkeypatch.setenv("THE_DSN", database.dsn)
+    job = hg.Job("upserts")
+    job.checkpoint(every="1s", storage=str(tmp_path / "checkpoints"))
+    rows = job.read(
+        from_list(
+            [{"id": n % 3, "name": str(n)} for n in range(30)],
+            schema={"id": "long", "name": "string"},
+        ),
+        name="rows",
+    )
+    rows.write(
+        postgres_sink("env:THE_DSN", table, mode="upsert", key="id", guarantee="exactly_once"),
+        name="table",
+    )
+    job.run()
+    found = database.execute(f"SELECT * FROM {table} ORDER BY id")
+    assert found == [(0, "27"), (1, "28"), (2, "29")]
