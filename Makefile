@@ -103,7 +103,7 @@ kube-programs: $(STAMP)
 
 test-kube: kube-programs
 	@echo "==> running the tests that need Kubernetes"
-	@$(BIN)/python -m pytest -n $(KUBE_PROCESSES) --dist loadfile -m kube tests/kube $(ARGS)
+	@$(BIN)/python -m pytest -n $(KUBE_PROCESSES) --dist loadfile --no-loadscope-reorder -m kube tests/kube $(ARGS)
 
 kube-up: kube-programs
 	@$(BIN)/python -m headgate.tests.support.kube

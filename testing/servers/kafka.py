@@ -11,19 +11,22 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from ...operators.clock import SystemClock
 from .process import HeldPort, ServerProcess
 from .programs import NotAvailableError, made_once, run_command
 
 NEWEST: Final = "4.4.0"
 OLDEST: Final = "3.9.2"
 _FETCH_S_MAX: Final = 300
-_FORMAT_S_MAX: Final = 120
+_FORMAT_S_MAX: Final = 300
+_REQUEST_S_MAX: Final = 300
 _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>headgate</groupId><artifactId>test-servers</artifactId><version>1</version>
@@ -156,12 +159,24 @@ class KafkaServer:
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
         """Create a topic, and wait until it exists."""
+        from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         admin = self.admin()  # its requests end with it
-        for created in admin.create_topics([topic], operation_timeout=30).values():
-            created.result(60)
+        clock = SystemClock()
+        deadline = clock.monotonic() + _REQUEST_S_MAX
+        while True:
+            try:
+                for created in admin.create_topics([topic], operation_timeout=30).values():
+                    created.result(_REQUEST_S_MAX)
+                return
+            except KafkaException as error:
+                # A broker that a slow machine has paused is fenced for a moment, and none is left.
+                fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+                if not fenced or clock.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def produce(
         self,
@@ -196,8 +211,8 @@ class KafkaServer:
                 on_delivery=delivered,
             )
             if index % 10_000 == 9_999:
-                producer.flush(60)
-        left = producer.flush(60)
+                producer.flush(_REQUEST_S_MAX)
+        left = producer.flush(_REQUEST_S_MAX)
         if failed or left:
             raise RuntimeError(f"{left} records were not written: {failed[:1]}")
 
@@ -205,7 +220,7 @@ class KafkaServer:
         from confluent_kafka import KafkaException
 
         try:
-            found = self.admin().list_topics(timeout=1)
+            found = self.admin().list_topics(timeout=10)
         except KafkaException:
             return False
         return bool(found.cluster_id == self._cluster and found.brokers)

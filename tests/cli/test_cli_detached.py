@@ -67,7 +67,7 @@ def ended(cli: Any, run: str = "from-outside") -> dict[str, Any]:
         "from headgate.runtime.finding import Where\n"
         "where = Where(storage='checkpoints')\n"
         f"job = FoundJob('counting', {run!r}, where, where)\n"
-        f"print(json.dumps(JobHandle('counting', {run!r}, job).wait(100).as_json()))"
+        f"print(json.dumps(JobHandle('counting', {run!r}, job).wait(600).as_json()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -75,7 +75,7 @@ def ended(cli: Any, run: str = "from-outside") -> dict[str, Any]:
         env=cli.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=700,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -90,7 +90,7 @@ def test_a_job_outlives_the_kill_of_its_submitter(counting: Any) -> None:
         env=counting.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=700,
     )
     assert submitter.returncode == -signal.SIGKILL, submitter.stderr
     outcome = ended(counting)

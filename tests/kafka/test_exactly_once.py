@@ -26,7 +26,7 @@ from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 
 NewTopic = Callable[..., str]
-GUARD_S = 120.0
+GUARD_S = 600.0
 TRANSACTIONS = "hg-"
 """The ids of transactions begin with this."""
 

@@ -23,7 +23,7 @@ from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 
 NewTopic = Callable[..., str]
-GUARD_S = 150.0
+GUARD_S = 600.0
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 

@@ -30,7 +30,7 @@ NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
 DEAD = "127.0.0.1:1"
 """An address at which nothing listens."""
-GUARD_S = 150.0
+GUARD_S = 600.0
 
 
 def rows(first: int, count: int) -> list[bytes | None]:
@@ -367,7 +367,7 @@ def test_the_group_has_the_offsets_of_completed_checkpoints_only(
     reporter = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "log_level": 0})
 
     def committed() -> int:
-        return int(reporter.committed([TopicPartition(topic, 0)], timeout=30)[0].offset)
+        return int(reporter.committed([TopicPartition(topic, 0)], timeout=300)[0].offset)
 
     async def scenario() -> None:
         made = source(broker, topic, group=group)
@@ -439,7 +439,7 @@ def test_a_topic_that_is_deleted_ends_the_attempt(broker: KafkaServer, new_topic
         reader = open_reader(made, made.splits(1))
         await read_batches(reader, 1)
         admin = broker.admin()
-        for deleted in admin.delete_topics([topic], operation_timeout=30).values():
+        for deleted in admin.delete_topics([topic], operation_timeout=300).values():
             deleted.result(30)
         with pytest.raises(SourceError, match="topic does not exist"):
             await read_batches(reader, 1)

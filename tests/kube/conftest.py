@@ -26,6 +26,12 @@ NODES = ("node-a", "node-b")
 STUB_JOB = Path(__file__).with_name("stub_job")
 """A job whose pods do nothing, as the image `stub/job`."""
 STUBS = (f"stub/job:*={STUB_JOB}",)
+LONG = (
+    *("kills", "kept_state", "kuberay", "changes", "external_ray", "gcs_storage", "groups"),
+    *("kubectl_jobs", "given_away", "operator_chaos", "install", "rights", "jobs", "kubectl"),
+)
+"""Files that take a minute and more come first, the longest before all others. pytest-xdist gives a process
+several files at a time, so with long files at the end one process would work long after the others."""
 TEST_S_MAX = 1800
 """A test that hangs ends after this time. Its own waits are shorter, and say what did not come."""
 _numbers = itertools.count(1)
@@ -33,11 +39,19 @@ _numbers = itertools.count(1)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.kube)
-            # Starting a control plane and a release counts for the test that needs it first.
-            item.add_marker(pytest.mark.timeout(TEST_S_MAX))
+    places = [n for n, item in enumerate(items) if item.path.is_relative_to(here)]
+    ours = sorted((items[n] for n in places), key=_rank)
+    for n, item in zip(places, ours, strict=True):
+        items[n] = item
+        item.add_marker(pytest.mark.kube)
+        # Starting a control plane and a release counts for the test that needs it first.
+        item.add_marker(pytest.mark.timeout(TEST_S_MAX))
+
+
+def _rank(item: pytest.Item) -> int:
+    """Where the file of a test stands among the long ones; behind them if it is a short one."""
+    name = item.path.stem.removeprefix("test_")
+    return LONG.index(name) if name in LONG else len(LONG)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from headgate.testing.servers.process import HeldPort
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.support.kube import control_plane
-from headgate.tests.support.kube.cluster import Cluster, CommandError
+from headgate.tests.support.kube.cluster import Cluster
 
 Object = dict[str, Any]
 WAIT_S_MAX = 180.0
@@ -112,21 +112,11 @@ def stream_job(**spec: Any) -> Object:
     return made
 
 
-def found(cluster: Cluster, namespace: str, *what: str) -> Object | None:
-    """Return an object; None if the API server says that there is none."""
-    try:
-        return cluster.get(*what, "-n", namespace)
-    except CommandError as error:
-        if "(NotFound)" not in str(error):
-            raise
-        return None
-
-
 def phase(cluster: Cluster, namespace: str) -> str:
-    job = found(cluster, namespace, "sj", "flights")
+    job = cluster.find(namespace, "sj/flights")
     return "" if job is None else str(job.get("status", {}).get("phase", ""))
 
 
 def holder(cluster: Cluster, namespace: str) -> str:
-    lease = found(cluster, namespace, "lease", "operator")
+    lease = cluster.find(namespace, "lease/operator")
     return "" if lease is None else str(lease["spec"].get("holderIdentity", ""))

@@ -87,7 +87,9 @@ class StreamJob:
         self.cluster, self.namespace, self.name = cluster, namespace, name
 
     def get(self) -> Object:
-        return self.cluster.get("sj", self.name, "-n", self.namespace)
+        found = self.cluster.find(self.namespace, f"sj/{self.name}")
+        assert found is not None, f"there is no StreamJob {self.name}"
+        return found
 
     def status(self) -> Object:
         found: Object = self.get().get("status", {})
@@ -138,7 +140,7 @@ class StreamJob:
         """Return the pods of the job that are not terminating: all, or those of its `head` or `worker`."""
         labels = f"headgate.io/job={self.name}"
         labels += f",headgate.io/role={component}" * bool(component)
-        found = self.cluster.get("pods", "-n", self.namespace, "-l", labels)["items"]
+        found = self.cluster.listed(self.namespace, "pods", labels)
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def until_no_pods(self) -> None:

@@ -26,7 +26,7 @@ def containers(job: StreamJob) -> list[str]:
 
 def claims(job: StreamJob) -> dict[str, str]:
     """The volume claims of the job, by name, and their uids."""
-    found = job.cluster.get("pvc", "-n", job.namespace)["items"]
+    found = job.cluster.listed(job.namespace, "pvc")
     return {each["metadata"]["name"]: each["metadata"]["uid"] for each in found}
 
 

@@ -40,6 +40,15 @@ def release(cluster: Cluster, namespace: str, definitions: str) -> Iterator[str]
         cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
 
 
+@pytest.fixture(scope="module")
+def standing(cluster: Cluster, definitions: str) -> Iterator[str]:
+    """The same for all tests that leave it as it is."""
+    with cluster.namespace("standing") as namespace:
+        install(cluster, namespace, "--set", f"watchNamespaces={{{namespace}}}")
+        yield namespace
+        cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
+
+
 def install(cluster: Cluster, namespace: str, *arguments: str) -> None:
     """Install without the resource definitions, which belong to a release of their own."""
     own = ("--set", "crds.install=false", *IMAGE, *WAIT)
@@ -111,13 +120,13 @@ def test_definitions_of_the_chart_itself_are_upgraded_and_stay(
         cluster.kubectl("get", "crd", "streamjobs.headgate.io", "streamsnapshots.headgate.io")
 
 
-def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, release: str) -> None:
+def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, standing: str) -> None:
     try:
-        said = cluster.helm("test", "streams", "-n", release, "--timeout", "600s")
+        said = cluster.helm("test", "streams", "-n", standing, "--timeout", "600s")
     except CommandError as error:
         # The pod of a test that failed stays; Helm's own `--logs` fails where it does not.
-        error.add_note(cluster.kubectl("logs", "streams-headgate-test", "-n", release))
-        error.add_note(explain(cluster, release))
+        error.add_note(cluster.kubectl("logs", "streams-headgate-test", "-n", standing))
+        error.add_note(explain(cluster, standing))
         raise
     assert re.search(r"TEST SUITE:\s+streams-headgate-test\n.*Phase:\s+Succeeded", said, re.DOTALL)
     for left in (
@@ -125,13 +134,13 @@ def test_helm_test_runs_a_job_and_leaves_nothing(cluster: Cluster, release: str)
         ("streamjobs", "--all"),
     ):
         # At once if there are none.
-        cluster.wait(release, "delete", *left)
+        cluster.wait(standing, "delete", *left)
 
 
 def test_the_first_job_of_the_notes_is_accepted_and_runs(
-    cluster: Cluster, release: str, tmp_path: Path
+    cluster: Cluster, standing: str, tmp_path: Path
 ) -> None:
-    notes = cluster.helm("get", "notes", "streams", "-n", release)
+    notes = cluster.helm("get", "notes", "streams", "-n", standing)
     manifest = re.search(r"<<EOF\n(.*?)\n\s*EOF", notes, re.DOTALL)
     assert manifest, notes
     text = "\n".join(line.removeprefix("  ") for line in manifest[1].splitlines())
@@ -139,20 +148,20 @@ def test_the_first_job_of_the_notes_is_accepted_and_runs(
     path.write_text(text)
     ran = headgate_command("run", "--cluster", "in-process", str(path))
     assert ran.returncode == 0, ran.stderr
-    cluster.kubectl("apply", "-n", release, "-f", str(path))
+    cluster.kubectl("apply", "-n", standing, "-f", str(path))
     wait = re.search(r"kubectl (wait .*)", notes)
     assert wait
     cluster.kubectl(*(part.replace("'", "") for part in wait[1].split()))
     name = yaml.safe_load(text)["metadata"]["name"]
-    cluster.kubectl("delete", "streamjob", name, "-n", release)
+    cluster.kubectl("delete", "streamjob", name, "-n", standing)
 
 
-def test_a_namespaced_operator_has_no_rights_elsewhere(cluster: Cluster, release: str) -> None:
-    token = operator_token(cluster, release)
-    assert may(cluster, token, "list", "streamjobs.headgate.io", release)
-    assert may(cluster, token, "create", "statefulsets.apps", release)
-    assert may(cluster, token, "get", "secrets/any", release)
-    assert may(cluster, token, "patch", "streamjobs.headgate.io:status", release)
+def test_a_namespaced_operator_has_no_rights_elsewhere(cluster: Cluster, standing: str) -> None:
+    token = operator_token(cluster, standing)
+    assert may(cluster, token, "list", "streamjobs.headgate.io", standing)
+    assert may(cluster, token, "create", "statefulsets.apps", standing)
+    assert may(cluster, token, "get", "secrets/any", standing)
+    assert may(cluster, token, "patch", "streamjobs.headgate.io:status", standing)
     for verb, what in [
         ("list", "secrets"),
         ("watch", "secrets"),
@@ -164,7 +173,7 @@ def test_a_namespaced_operator_has_no_rights_elsewhere(cluster: Cluster, release
         ("delete", "streamjobs.headgate.io"),
         ("deletecollection", "statefulsets.apps"),
     ]:
-        assert not may(cluster, token, verb, what, release), (verb, what)
+        assert not may(cluster, token, verb, what, standing), (verb, what)
     for verb, what in [
         ("list", "streamjobs.headgate.io"),
         ("get", "secrets/any"),
@@ -172,15 +181,15 @@ def test_a_namespaced_operator_has_no_rights_elsewhere(cluster: Cluster, release
     ]:
         assert not may(cluster, token, verb, what, "kube-system"), (verb, what)
     with pytest.raises(CommandError, match="cannot list resource"):
-        cluster.kubectl("get", "secrets", "-n", release, token=token)
+        cluster.kubectl("get", "secrets", "-n", standing, token=token)
 
 
-def test_the_lease_of_the_leader_is_the_only_one(cluster: Cluster, release: str) -> None:
-    token = operator_token(cluster, release)
-    assert may(cluster, token, "create", "leases.coordination.k8s.io", release)
-    assert may(cluster, token, "update", "leases.coordination.k8s.io/streams-headgate", release)
-    assert not may(cluster, token, "update", "leases.coordination.k8s.io/other", release)
-    assert not may(cluster, token, "list", "leases.coordination.k8s.io", release)
+def test_the_lease_of_the_leader_is_the_only_one(cluster: Cluster, standing: str) -> None:
+    token = operator_token(cluster, standing)
+    assert may(cluster, token, "create", "leases.coordination.k8s.io", standing)
+    assert may(cluster, token, "update", "leases.coordination.k8s.io/streams-headgate", standing)
+    assert not may(cluster, token, "update", "leases.coordination.k8s.io/other", standing)
+    assert not may(cluster, token, "list", "leases.coordination.k8s.io", standing)
 
 
 def test_an_operator_of_the_whole_cluster_sees_all_jobs_and_no_list_of_secrets(
@@ -197,7 +206,8 @@ def test_an_operator_of_the_whole_cluster_sees_all_jobs_and_no_list_of_secrets(
     finally:
         cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
     names = cluster.kubectl("get", "clusterrole,clusterrolebinding", "-o", "name")
-    assert "streams-headgate" not in names
+    # The namespace is a part of the names of all releases.
+    assert f"streams-headgate-{namespace}" not in names
 
 
 def test_the_account_of_jobs_may_do_nothing(
@@ -214,13 +224,13 @@ def test_the_account_of_jobs_may_do_nothing(
 
 
 def test_people_who_may_edit_or_view_a_namespace_may_do_so_with_its_jobs(
-    cluster: Cluster, release: str
+    cluster: Cluster, standing: str
 ) -> None:
     for role in ("view", "edit"):
-        cluster.kubectl("create", "serviceaccount", role, "-n", release)
-        bound = f"--serviceaccount={release}:{role}"
+        cluster.kubectl("create", "serviceaccount", role, "-n", standing)
+        bound = f"--serviceaccount={standing}:{role}"
         cluster.kubectl(
-            "create", "rolebinding", role, f"--clusterrole={role}", bound, "-n", release
+            "create", "rolebinding", role, f"--clusterrole={role}", bound, "-n", standing
         )
     # The roles are put together by a controller.
     for role, part in (("view", "status"), ("edit", "scale")):
@@ -228,10 +238,10 @@ def test_people_who_may_edit_or_view_a_namespace_may_do_so_with_its_jobs(
         cluster.kubectl(
             "wait", f"clusterrole/{role}", f"--for={gathered}", f"--timeout={WAIT_S_MAX}s"
         )
-    view, edit = (cluster.token(release, role) for role in ("view", "edit"))
+    view, edit = (cluster.token(standing, role) for role in ("view", "edit"))
     for token in (view, edit):
-        until_may(cluster, token, "get", "streamjobs.headgate.io", release)
-    assert not may(cluster, view, "create", "streamjobs.headgate.io", release)
-    assert may(cluster, edit, "create", "streamsnapshots.headgate.io", release)
-    assert may(cluster, edit, "update", "streamjobs.headgate.io:scale", release)
-    assert not may(cluster, edit, "update", "streamjobs.headgate.io:status", release)
+        until_may(cluster, token, "get", "streamjobs.headgate.io", standing)
+    assert not may(cluster, view, "create", "streamjobs.headgate.io", standing)
+    assert may(cluster, edit, "create", "streamsnapshots.headgate.io", standing)
+    assert may(cluster, edit, "update", "streamjobs.headgate.io:scale", standing)
+    assert not may(cluster, edit, "update", "streamjobs.headgate.io:status", standing)

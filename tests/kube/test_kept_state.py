@@ -104,7 +104,9 @@ def until_begun(cluster: Cluster, namespace: str, name: str) -> None:
     """Wait until a savepoint is being taken, or is complete already."""
     deadline = time.monotonic() + STEP_S_MAX
     phases = ("Running", "Completed")
-    while cluster.get("ss", name, "-n", namespace).get("status", {}).get("phase") not in phases:
+    while (cluster.find(namespace, f"ss/{name}") or {}).get("status", {}).get(
+        "phase"
+    ) not in phases:
         assert time.monotonic() < deadline, explain(cluster, namespace)
         time.sleep(LOOK_S)
 
@@ -112,7 +114,7 @@ def until_begun(cluster: Cluster, namespace: str, name: str) -> None:
 def kill_operator(cluster: Cluster, namespace: str) -> None:
     """Kill the operator with SIGKILL; the kubelet starts it again."""
     labels = "app.kubernetes.io/component=operator"
-    (pod,) = cluster.get("pods", "-n", namespace, "-l", labels)["items"]
+    (pod,) = cluster.listed(namespace, "pods", labels)
     os.kill(cluster.pid(namespace, pod["metadata"]["name"]), signal.SIGKILL)
 
 

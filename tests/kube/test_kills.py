@@ -72,7 +72,7 @@ class Killer:
 
     def _operators(self) -> list[Object]:
         label = "app.kubernetes.io/name=headgate-operator"
-        items: list[Object] = self._cluster.get("pods", "-n", self._namespace, "-l", label)["items"]
+        items = self._cluster.listed(self._namespace, "pods", label)
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
     def _kill(self, pod: Object) -> None:

@@ -19,7 +19,6 @@ from headgate.tests.kube.operators import (
     Object,
     Operator,
     Start,
-    found,
     holder,
     phase,
     stream_job,
@@ -64,7 +63,7 @@ def test_a_stream_job_is_deployed_changed_and_deleted(
         "pdb/flights-workers",
     )
     for each in made:
-        operator.until(each, lambda each=each: found(api_server, namespace, each) is not None)
+        operator.until(each, lambda each=each: api_server.find(namespace, each) is not None)
     secret = api_server.get("secret", "flights-token", "-n", namespace)
     assert len(base64.b64decode(secret["data"]["auth_token"])) == 64
     job = api_server.get("sj", "flights", "-n", namespace)
@@ -90,7 +89,7 @@ def test_a_stream_job_is_deployed_changed_and_deleted(
     assert "headgate_operator_leader 1.0" in operator.read(operator.metrics, "/metrics")
 
     api_server.kubectl("delete", "sj", "flights", "-n", namespace, "--wait=false")
-    gone = lambda: found(api_server, namespace, "sj", "flights") is None  # noqa: E731
+    gone = lambda: api_server.find(namespace, "sj/flights") is None  # noqa: E731
     operator.until("the end of the StreamJob", gone)
     assert operator.stop() == 0, operator.log.read_text()
 
@@ -103,7 +102,7 @@ def test_a_wrong_spec_is_told_and_a_corrected_one_is_deployed(
     wrong["spec"]["sinks"]["out"]["prnt"] = {}
     api_server.apply(wrong, namespace=namespace)
     api_server.wait(namespace, "condition=Accepted=False", "sj/flights")
-    assert found(api_server, namespace, "statefulset/flights-head") is None
+    assert api_server.find(namespace, "statefulset/flights-head") is None
     api_server.apply(stream_job(), namespace=namespace)
     operator.until("Deploying", lambda: phase(api_server, namespace) == "Deploying")
 
@@ -119,7 +118,7 @@ def test_pods_that_a_quota_refuses_are_told_until_there_is_room(
     messages = [""]
 
     def message() -> str:
-        job = found(api_server, namespace, "sj", "flights")
+        job = api_server.find(namespace, "sj/flights")
         messages.append("" if job is None else str(job.get("status", {}).get("message", "")))
         return messages[-1]
 
@@ -128,7 +127,7 @@ def test_pods_that_a_quota_refuses_are_told_until_there_is_room(
     assert "exceeded quota: none" in messages[-1]
     api_server.kubectl("delete", "quota", "none", "-n", namespace)
     operator.until("room", lambda: "FailedCreate" not in message())
-    made = lambda: found(api_server, namespace, "pod/flights-head-0") is not None  # noqa: E731
+    made = lambda: api_server.find(namespace, "pod/flights-head-0") is not None  # noqa: E731
     operator.until("the pod of the head", made)
 
 

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("kubernetes_asyncio", reason="pip install 'headgate[k8s]'")
 
 from headgate.k8s.operator.api import Api, Patience
-from headgate.tests.kube.operators import Object, found, stream_job
+from headgate.tests.kube.operators import Object, stream_job
 from headgate.tests.kube.test_operator import definitions
 from headgate.tests.kube.test_operator_troubles import at, operating
 from headgate.tests.support.kube.cluster import Cluster
@@ -71,7 +71,7 @@ class User:
         """Wait until an object has these values in its status; without values until it is deleted."""
         seen: Object | None = None
         for _ in range(int(STEP_S_MAX / 0.2)):
-            seen = await asyncio.to_thread(found, self.cluster, self.namespace, what)
+            seen = await asyncio.to_thread(self.cluster.find, self.namespace, what)
             if seen is None and not status:
                 return
             if seen is not None and status and _has(seen, status):

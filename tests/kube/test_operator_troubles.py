@@ -101,7 +101,9 @@ def test_a_leader_that_is_killed_is_replaced_after_the_lease_duration(
     last: list[Object] = []
 
     def taken() -> bool:
-        last.append(api_server.get("lease", "operator", "-n", namespace)["spec"])
+        lease = api_server.find(namespace, "lease/operator")
+        assert lease is not None
+        last.append(lease["spec"])
         return str(last[-1]["holderIdentity"]) == "two"
 
     # The first look comes before the kill, because a slow test may see the lease only after its takeover.

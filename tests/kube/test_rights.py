@@ -6,10 +6,10 @@ jobs are deployed, changed, rescaled and deleted. Their pods do nothing (tests/k
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +21,7 @@ from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CHART
 from headgate.tests.kube.test_install import WAIT, definitions
 from headgate.tests.support.kube.cluster import Cluster, CommandError
+from headgate.tests.support.kube.control_plane import Connection
 from headgate.tests.support.kube.programs import KubeRay
 
 Object = dict[str, Any]
@@ -99,24 +100,35 @@ class Installed:
         return (group, resource, verb) in self.asked()
 
 
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, definitions: str) -> Iterator[Installed]:
+    """An operator for one namespace, for all tests of a file."""
+    with cluster.namespace("installed") as namespace, operating(cluster, namespace, [namespace]):
+        yield Installed(cluster, namespace)
+
+
 @pytest.fixture
-def installed(
-    cluster: Cluster, namespace: str, definitions: str, request: pytest.FixtureRequest
-) -> Iterator[Installed]:
-    """Install the operator; with the parameter `cluster` it is one of the whole cluster."""
-    watched = [] if getattr(request, "param", "") == "cluster" else [namespace]
+def installed_for_all(cluster: Cluster, namespace: str, definitions: str) -> Iterator[Installed]:
+    """An operator for the whole cluster."""
+    with operating(cluster, namespace, []):
+        yield Installed(cluster, namespace)
+
+
+@contextlib.contextmanager
+def operating(cluster: Cluster, namespace: str, watched: list[str]) -> Iterator[None]:
+    """Install the operator for the time of the block."""
     settings = (
         "crds.install=false,rbac.kubeRay=true,image.repository=headgate,jobs.image=stub/job:1"
     )
     watched_json = ("--set-json", f"watchNamespaces={json.dumps(watched)}")
     arguments = ("-n", namespace, "--set", settings, *watched_json, *WAIT)
     cluster.helm("install", "streams", str(CHART), *arguments)
-    yield Installed(cluster, namespace)
+    yield
     cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)
 
 
 def test_it_asks_for_all_that_it_may_and_for_nothing_else(
-    installed: Installed, kuberay: KubeRay
+    kuberay: KubeRay, installed: Installed
 ) -> None:
     cluster, namespace = installed.cluster, installed.namespace
     inside = ("-n", namespace)
@@ -167,11 +179,12 @@ def pods(installed: Installed) -> list[str]:
     return [each["metadata"]["name"] for each in found if "nodeName" in each["spec"]]
 
 
-@pytest.mark.parametrize("installed", ["namespace", "cluster"], indirect=True)
+@pytest.mark.parametrize("where", ["installed", "installed_for_all"])
 def test_everything_else_is_refused(
-    installed: Installed, kuberay: KubeRay, request: pytest.FixtureRequest
+    where: str, kuberay: KubeRay, request: pytest.FixtureRequest
 ) -> None:
     """Every verb on every resource of the API server, by its own answer."""
+    installed: Installed = request.getfixturevalue(where)
     ask = Review(installed.cluster, installed.account)
     resources = ask.resources()
     assert {("", "secrets"), ("", "pods/exec"), ("headgate.io", "streamjobs/status")} <= resources
@@ -181,7 +194,7 @@ def test_everything_else_is_refused(
     own = {each for each in every if ask.may(each, installed.namespace)}
     assert own == jobs | rights(*LEASE_CREATION)
     elsewhere = {each for each in every if ask.may(each, "kube-system")}
-    assert elsewhere == (jobs if "cluster" in request.node.callspec.id else set())
+    assert elsewhere == (jobs if where == "installed_for_all" else set())
     # The Lease of this release, and no other.
     update = ("coordination.k8s.io", "leases", "update")
     assert ask.may(update, installed.namespace, "streams-headgate")
@@ -192,32 +205,24 @@ class Review:
     """Asks the API server whether an account may do something."""
 
     def __init__(self, cluster: Cluster, account: str) -> None:
-        self.plane, self.account = cluster.plane, account
-        self.context = cluster.plane.context()
+        self.account = account
+        self.connection = Connection(cluster.plane)
 
-    def call(self, path: str, body: Object | None = None) -> Object:
-        request = urllib.request.Request(
-            self.plane.server + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": f"Bearer {self.plane.token}",
-                "Content-Type": "application/json",
-            },
-        )
-        with urllib.request.urlopen(request, timeout=300, context=self.context) as answer:
-            found: Object = json.load(answer)
-            return found
+    def get(self, path: str) -> Object:
+        found = self.connection.get(path)
+        assert found is not None, path
+        return found
 
     def resources(self) -> set[tuple[str, str]]:
         """Return all resources and subresources, with their API groups."""
-        groups = self.call("/apis")["groups"]
+        groups = self.get("/apis")["groups"]
         paths = {"": "/api/v1"} | {
             group["name"]: f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups
         }
         return {
             (group, resource["name"])
             for group, path in paths.items()
-            for resource in self.call(path)["resources"]
+            for resource in self.get(path)["resources"]
         }
 
     def may(self, right: Right, namespace: str, name: str = "") -> bool:
@@ -230,7 +235,7 @@ class Review:
             "kind": "SubjectAccessReview",
             "spec": {"user": self.account, "resourceAttributes": attributes},
         }
-        answer = self.call("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        answer = self.connection.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer["status"]["allowed"])
 
 

@@ -23,7 +23,7 @@ from headgate.runtime.listening import Listener, worker_metrics_port
 from headgate.runtime.options.registry import Options
 
 AT_ONCE = {"headgate.listener.port-patience": "0 ms"}
-GUARD_S = 120.0
+GUARD_S = 600.0
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -25,7 +25,7 @@ from headgate.runtime.control import registry
 from headgate.runtime.worker.local_directories import claim
 
 NOBODY = 65534
-GUARD_S = 240.0
+GUARD_S = 600.0
 as_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can look at files as another user: run this test as root"
 )

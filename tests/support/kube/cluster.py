@@ -8,14 +8,21 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from headgate.tests.support.kube import control_plane
-from headgate.tests.support.kube.control_plane import ControlPlane, bound_to_us, stop
+from headgate.tests.support.kube.control_plane import (
+    Connection,
+    ControlPlane,
+    bound_to_us,
+    stop,
+)
 from headgate.tests.support.kube.programs import Programs
 
 Object = dict[str, Any]
@@ -27,6 +34,26 @@ WAIT_S_MAX = 300
 """How long tests wait for what is to come: a loaded machine is much slower than an idle one."""
 NOT_SENT = "TLS handshake timeout"
 """With this error, which comes after ten seconds, kubectl has sent no request."""
+GROUPS = {
+    "api/v1": ("pods", "secrets", "services", "persistentvolumeclaims"),
+    "apis/apps/v1": ("deployments", "statefulsets"),
+    "apis/coordination.k8s.io/v1": ("leases",),
+    "apis/headgate.io/v1alpha1": ("streamjobs", "streamsnapshots"),
+    "apis/networking.k8s.io/v1": ("networkpolicies",),
+    "apis/policy/v1": ("poddisruptionbudgets",),
+}
+SHORT = {
+    "deploy": "deployments",
+    "netpol": "networkpolicies",
+    "networkpolicy": "networkpolicies",
+    "pdb": "poddisruptionbudgets",
+    "pvc": "persistentvolumeclaims",
+    "sj": "streamjobs",
+    "ss": "streamsnapshots",
+    "sts": "statefulsets",
+    "svc": "services",
+}
+"""The kinds of `Cluster.find`: other names than their plurals without an s, and their API groups."""
 _numbers = itertools.count(1)
 
 
@@ -41,6 +68,7 @@ class Cluster:
     programs: Programs
     plane: ControlPlane
     _nodes: subprocess.Popen[bytes] | None = field(default=None)
+    _threads: threading.local = field(default_factory=threading.local)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, token: str | None = None) -> str:
         """Return the output of kubectl, with the rights of `token` or else of an administrator.
@@ -93,6 +121,27 @@ class Cluster:
         found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
+    def find(self, namespace: str, what: str) -> Object | None:
+        """Return the object `KIND/NAME` of a namespace; None if there is none."""
+        kind, _, name = what.partition("/")
+        return self._connection.get(f"{_path(namespace, kind)}/{name}")
+
+    def listed(self, namespace: str, kind: str, selector: str = "") -> list[Object]:
+        """Return the objects of a kind, possibly only those with some labels (`NAME=VALUE,...`)."""
+        query = urlencode({"labelSelector": selector} if selector else {})
+        found = self._connection.get(f"{_path(namespace, kind)}?{query}")
+        assert found is not None, f"there is no kind {kind}"
+        items: list[Object] = found["items"]
+        return items
+
+    @property
+    def _connection(self) -> Connection:
+        """The connection of this thread."""
+        if not hasattr(self._threads, "connection"):
+            self._threads.connection = Connection(self.plane)
+        made: Connection = self._threads.connection
+        return made
+
     def apply(self, *objects: Object, namespace: str) -> None:
         """Apply objects to a namespace with `kubectl apply`."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
@@ -120,7 +169,7 @@ class Cluster:
         """Return the process id, on this machine, of a container, as soon as it runs."""
         deadline = time.monotonic() + WAIT_S_MAX
         while True:
-            found = self.get("pod", pod, "-n", namespace)["status"]
+            found = (self.find(namespace, f"pod/{pod}") or {}).get("status", {})
             for one in found.get("containerStatuses", ()):
                 if container in (None, one["name"]) and "running" in one["state"]:
                     return int(one["containerID"].removeprefix("process://"))
@@ -186,6 +235,12 @@ class Cluster:
         if self._nodes is not None:
             stop(self._nodes)
             self._nodes = None
+
+
+def _path(namespace: str, kind: str) -> str:
+    plural = SHORT.get(kind) or f"{kind.removesuffix('s')}s"
+    group = next(group for group, plurals in GROUPS.items() if plural in plurals)
+    return f"/{group}/namespaces/{namespace}/{plural}"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ loopback, else it refuses to start. It gets one that does not exist, and nothing
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ from headgate.testing.servers.process import HeldPort
 from headgate.tests.support.kube.programs import Programs
 
 START_S_MAX = 300
+REQUEST_S_MAX = 120
 STOP_S_MAX = 15
 ADVERTISED = "192.0.2.1"
 """An address for documentation (RFC 5737), which no machine has."""
@@ -64,12 +66,72 @@ class ControlPlane:
         """Return all requests of a service account until now, from the API server's audit log."""
         # The last line may be half written.
         lines = (self.directory / "audit.log").read_text().splitlines(keepends=True)
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        events = [json.loads(line) for line in lines if user in line and line.endswith("\n")]
         return [event for event in events if event["user"]["username"] == user]
 
     def context(self) -> ssl.SSLContext:
         """Return the context that verifies the API server's certificate."""
         return ssl.create_default_context(cafile=str(self.ca_file))
+
+
+class Connection:
+    """One connection to the API server, with the rights of an administrator, for many requests.
+
+    It costs a small part of what a process of kubectl does.
+    """
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._headers = {
+            "Authorization": f"Bearer {plane.token}",
+            "Content-Type": "application/json",
+        }
+        host = plane.server.removeprefix("https://").rpartition(":")[0]
+        self._connection = http.client.HTTPSConnection(
+            host, plane.port, timeout=REQUEST_S_MAX, context=plane.context()
+        )
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """Return the answer of the API server; None if there is no such object.
+
+        Raises:
+            RequestError: it refuses, or does not answer.
+        """
+        return self._call("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to an object that is sent; a request whose connection breaks is sent again.
+
+        Raises:
+            RequestError: as above.
+        """
+        answer = self._call("POST", path, json.dumps(body))
+        if answer is None:
+            raise RequestError(f"POST {path}: not found")
+        return answer
+
+    def _call(self, method: str, path: str, data: str | None) -> dict[str, Any] | None:
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while True:
+            try:
+                self._connection.request(method, path, data, self._headers)
+                answer = self._connection.getresponse()
+                text = answer.read()
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()  # the next request opens it again
+                if time.monotonic() > deadline:
+                    raise RequestError(f"{method} {path}: {error!r}") from error
+                time.sleep(0.1)
+        if answer.status == 404:
+            return None
+        if answer.status >= 400:
+            raise RequestError(f"{method} {path}: {answer.status} {text.decode()[:1000]}")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+class RequestError(Exception):
+    """A request that the API server refused or did not answer."""
 
 
 @contextlib.contextmanager
