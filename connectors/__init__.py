@@ -7,6 +7,7 @@ from .collections import Crash, Pause, from_list
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.avro import avro_format
+from .formats.schema_registry import schema_registry
 from .generator import (
     choice,
     constant,
@@ -58,6 +59,7 @@ __all__ = [
     "print_sink",
     "random_float",
     "random_int",
+    "schema_registry",
     "sequence",
     "spark_source",
     "throttle",

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import UsageError
 from .avro_decode import AvroDecoder
 from .avro_encode import record_writer
 from .avro_schema import AvroType, Unfit, avro_of, columns_of, parse_avro
 from .format import Decode, Encode, Format, Values, with_tombstones
+from .schema_registry import (
+    HEADER_BYTES,
+    DecodeBehind,
+    Registered,
+    RegistryClient,
+    RegistryError,
+    SchemaCache,
+    SchemaRegistry,
+    UnknownSchema,
+    decode_by_id,
+    header_of,
+    subject_of,
+    written_id,
+)
 
+T = TypeVar("T")
 RECORD_NAME: Final = "Value"
 """The name of the record in a schema that is made from columns."""
 
 
 class AvroFormat(Format):
-    """Messages of Avro, which all have one schema."""
+    """Messages of Avro, which all have one schema, or name theirs in a header."""
 
     name = "avro"
     columns_apart = True
 
-    def __init__(self, schema: str | None) -> None:
+    def __init__(self, schema: str | None, registry: SchemaRegistry | None) -> None:
         self._schema = schema
+        self._registry = registry
 
     def _parsed(self) -> AvroType | None:
         return None if self._schema is None else parse_avro(self._schema)
@@ -36,35 +53,91 @@ class AvroFormat(Format):
 
     def check_columns(self, schema: pa.Schema) -> None:
         avro = self._parsed()
-        if avro is None:
+        if avro is not None:
+            _fit(lambda: AvroDecoder(avro, schema, avro))
+        elif self._registry is None:
             raise UsageError(
                 "messages of Avro are read by the schema of their writer",
                 fix="avro_format(schema=...), or registry=schema_registry(...)",
             )
-        _fit(lambda: AvroDecoder(avro, schema, avro))
 
     def decoder(self, schema: pa.Schema) -> Decode:
         avro = self._parsed()
-        assert avro is not None  # check_columns
-        decode = AvroDecoder(avro, schema, avro)
-        return lambda payloads: with_tombstones(payloads, decode)
+        if self._registry is None:
+            assert avro is not None  # check_columns
+            decode = AvroDecoder(avro, schema, avro)
+            return lambda payloads: with_tombstones(payloads, decode)
+
+        def make(registered: Registered) -> DecodeBehind:
+            decode = _decoder_of(registered, schema, avro)
+            return lambda messages: decode(messages, HEADER_BYTES)
+
+        client = RegistryClient(self._registry)
+        cache = SchemaCache(client, make, self._registry.cached)
+        return lambda payloads: with_tombstones(
+            payloads, lambda messages: decode_by_id(messages, cache)
+        )
 
     def check_output(self, schema: pa.Schema) -> None:
         _check_not_empty(schema)
-        _fit(lambda: record_writer(self._written(schema), schema))
+        if self._schema is not None or self._registry is None or self._registry.auto_register:
+            text = self._written(schema)
+            _fit(lambda: record_writer(parse_avro(text), schema))
 
     def encoder(self, schema: pa.Schema, topic: str) -> Encode:
-        write = record_writer(self._written(schema), schema)
+        header = b""
+        if self._registry is None:
+            avro = parse_avro(self._written(schema))
+        elif self._schema is None and not self._registry.auto_register:
+            registered = _latest(self._registry, topic)
+            avro, header = _avro_of(registered), header_of(registered.id)
+        else:
+            text = self._written(schema)
+            avro, header = (
+                parse_avro(text),
+                header_of(written_id(self._registry, topic, "AVRO", text)),
+            )
+        write = _fit(lambda: record_writer(avro, schema))
 
         def encode(batch: pa.RecordBatch) -> Values:
-            values: Values = write(batch).to_pylist()
+            encoded = write(batch)
+            if header:
+                encoded = pc.binary_join_element_wise(pa.scalar(header), encoded, b"")
+            values: Values = encoded.to_pylist()
             return values
 
         return encode
 
-    def _written(self, schema: pa.Schema) -> AvroType:
+    def _written(self, schema: pa.Schema) -> str:
         """Return the schema of messages with these columns."""
-        return self._parsed() or parse_avro(avro_of(schema, RECORD_NAME))
+        return self._schema or json.dumps(avro_of(schema, RECORD_NAME))
+
+
+def _decoder_of(registered: Registered, schema: pa.Schema, reader: AvroType | None) -> AvroDecoder:
+    """Return the decoder of messages of a registered schema; raises ValueError if there is none."""
+    try:
+        return AvroDecoder(_avro_of(registered), schema, reader)
+    except (Unfit, UsageError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+
+
+def _avro_of(registered: Registered) -> AvroType:
+    if registered.kind != "AVRO":
+        raise UsageError(
+            f"a schema of type {registered.kind}, not of Avro", fix="use its own format"
+        )
+    return parse_avro(registered.text, [text for _, text in registered.references])
+
+
+def _latest(registry: SchemaRegistry, topic: str) -> Registered:
+    """Return the newest schema of a topic."""
+    try:
+        return RegistryClient(registry).latest(subject_of(topic))
+    except UnknownSchema as error:
+        raise RegistryError(
+            f"the sink has no schema topic=`{topic}`: {error}",
+            fix="register one; or say auto_register=True, then one is made from the columns",
+        ) from None
 
 
 def _check_not_empty(schema: pa.Schema) -> None:
@@ -72,14 +145,14 @@ def _check_not_empty(schema: pa.Schema) -> None:
         raise UsageError("no column is left for the value", fix="select another one")
 
 
-def _fit(make: Callable[[], object]) -> None:
+def _fit(make: Callable[[], T]) -> T:
     """Call, and say what to do if columns and a schema of Avro do not fit.
 
     Raises:
         UsageError: they do not.
     """
     try:
-        make()
+        return make()
     except Unfit as error:
         raise UsageError(
             f"the columns do not fit the Avro schema: {error}",
@@ -87,18 +160,25 @@ def _fit(make: Callable[[], object]) -> None:
         ) from None
 
 
-def avro_format(*, schema: str | Mapping[str, Any] | None = None) -> Format:
+def avro_format(
+    *,
+    schema: str | Mapping[str, Any] | None = None,
+    registry: SchemaRegistry | None = None,
+) -> Format:
     """Return the format Avro, for `kafka_source` and `kafka_sink`.
 
     Args:
-        schema: a schema of Avro, as JSON or as what JSON makes, with which all messages are written. A
-            sink without one makes it from its columns, and a source without declared columns takes those
-            of the schema.
+        schema: a schema of Avro, as JSON or as what JSON makes. Without a registry, all messages are
+            written with it. With one, it is the schema of the reader: its aliases and defaults count. A
+            source that declares no columns takes those of the schema. A sink without it makes one from
+            its columns, or takes the newest one of the registry.
+        registry: of the schemas of messages, as `schema_registry` returns it. Then each message names its
+            schema in a header.
 
     Raises:
         UsageError: it is no schema of Avro.
     """
     if schema is None:
-        return AvroFormat(None)
+        return AvroFormat(None, registry)
     parse_avro(schema)
-    return AvroFormat(schema if isinstance(schema, str) else json.dumps(schema))
+    return AvroFormat(schema if isinstance(schema, str) else json.dumps(schema), registry)

@@ -85,8 +85,14 @@ class Unfit(Exception):
     """Raised if a type of Avro has no form as the type of a column; the text gives the reason."""
 
 
-def parse_avro(schema: str | Mapping[str, Any] | Sequence[Any]) -> AvroType:
-    """Return a schema, which is given as JSON or as what JSON makes.
+def parse_avro(
+    schema: str | Mapping[str, Any] | Sequence[Any], references: Sequence[str] = ()
+) -> AvroType:
+    """Return a schema.
+
+    Args:
+        schema: as JSON, or as what JSON makes.
+        references: schemas whose types it names, each behind those that it needs.
 
     Raises:
         UsageError: it is no schema of Avro.
@@ -94,7 +100,10 @@ def parse_avro(schema: str | Mapping[str, Any] | Sequence[Any]) -> AvroType:
     if isinstance(schema, str) and schema.strip() in PRIMITIVES:
         return Primitive(schema.strip())
     try:
-        return _Parser().parse(json.loads(schema) if isinstance(schema, str) else schema, "")
+        parser = _Parser()
+        for each in references:
+            parser.parse(json.loads(each), "")
+        return parser.parse(json.loads(schema) if isinstance(schema, str) else schema, "")
     except ValueError as error:
         raise _wrong(f"it is no JSON: {error}") from None
     except RecursionError:

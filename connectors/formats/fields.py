@@ -5,24 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ...api.manifest.fields import Anything, Choice, Field, OneOf, Section, Table
+from ...api.manifest.fields import (
+    Anything,
+    Boolean,
+    Choice,
+    Field,
+    Integer,
+    OneOf,
+    Section,
+    Table,
+    Text,
+    duration,
+    size,
+)
 from ...errors import UsageError
 from ...operators.suggestions import suggest
 from .avro import avro_format
 from .format import Format
+from .schema_registry import schema_registry
 
+_REGISTRY: Final = Section(
+    "registry",
+    {
+        "url": Field(Text(), "its address; several with commas", required=True),
+        "username": Field(Text(), "for basic authentication"),
+        "password": Field(Text(), "`file:/path` or `env:NAME`, read on the worker"),
+        "token": Field(Text(), "for bearer authentication, in the same forms"),
+        "ca": Field(Text(), "a file with the certificates to trust"),
+        "certificate": Field(Text(), "a file with the certificate of the client"),
+        "key": Field(Text(), "a file with the key of the certificate"),
+        "timeout": Field(duration(), "for one request; 5s"),
+        "patience": Field(duration(), "how long requests are tried again; 30s"),
+        "cached": Field(Integer(1), "the most schemas that a subtask keeps; 1000"),
+        "responseMax": Field(size(), "the most bytes of an answer; 4mb"),
+        "autoRegister": Field(Boolean(), "true: a sink registers its schema"),
+    },
+)
 _SECTION: Final = Section(
     "format",
     {
         "avro": Field(
             Section(
                 "avro",
-                {"schema": Field(Anything(), "the schema of Avro, as YAML or as a text of JSON")},
+                {
+                    "schema": Field(Anything(), "the schema of Avro, as YAML or as a text of JSON"),
+                    "registry": Field(_REGISTRY, "of the schemas of messages"),
+                },
             ),
             "messages of Avro",
         ),
     },
 )
+_NAMES: Final = {"responseMax": "response_max", "autoRegister": "auto_register"}
 _MAKERS: Final[Mapping[str, Callable[..., Format]]] = {"avro": avro_format}
 
 
@@ -45,4 +79,9 @@ def read_format(given: Any) -> Any:
             fix=suggest("avro", list(_MAKERS), "formats"),
         )
     ((name, fields),) = given.items()
-    return _MAKERS[name](**(fields.values if isinstance(fields, Table) else fields))
+    arguments = fields.values if isinstance(fields, Table) else dict(fields)
+    if "registry" in arguments:
+        registry = arguments["registry"].values
+        named = {_NAMES.get(each, each): value for each, value in registry.items()}
+        arguments = {**arguments, "registry": schema_registry(**named)}
+    return _MAKERS[name](**arguments)

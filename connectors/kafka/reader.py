@@ -23,6 +23,7 @@ from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.source import SourceReader
 from ..bad_records import BadRecordHandler
+from ..formats.format import UndecodableError
 from .client import ErrorListener, make_consumer
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, decoded
 
@@ -403,7 +404,11 @@ class KafkaReader(SourceReader):
             position = stop
             self._end(name)
         values = [message.value() for message in group]
-        decoded = self._decode(values)
+        try:
+            decoded = self._decode(values)
+        except UndecodableError as error:
+            place = f"{name} offset {group[error.index].offset()}"
+            raise SourceError(error.message, where=place, fix=error.fix) from error
         bad = [(group[index], reason) for index, reason in decoded.bad]
         if bad:
             places = {index for index, _ in decoded.bad}

@@ -77,7 +77,7 @@ class KafkaSink(Sink):
         return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings, self._values)
 
     def check_output(self, run: SinkRun) -> None:
-        """Check that the cluster answers and has the topic."""
+        """Check that the cluster answers and has the topic, and that the values can be encoded."""
         from confluent_kafka import KafkaException
 
         settings, errors = self.settings, ErrorListener()
@@ -91,6 +91,8 @@ class KafkaSink(Sink):
             raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
         if settings.topic not in known:
             raise no_topic(settings.topic, sorted(known))
+        if self._values is not None:
+            settings.format.encoder(self._values, settings.topic)
 
     def describe(self) -> str:
         return f"kafka({self.settings.topic})"
