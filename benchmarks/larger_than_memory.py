@@ -8,9 +8,9 @@ Shows keys per second of random batches, the memory of the process over time, an
 take: the runs without a delta over them (lookups), and a delta that never spills (all in memory).
 
 With `--step` it is an operator, with either backend. `sessions` are session windows: a session per key,
-which is extended once, and then all of them fire. `interval-join` and `window-join` get a row of each key
-on the right, and then one on the left, which meet at once or when the window fires. Shown are rows per
-second of processor time, threads included, and memory.
+which is extended once, and then all of them fire. The joins get a row of each key on the right, and then
+one on the left. They meet at once in `interval-join`, and at the end in `window-join` and `as-of-join`.
+Shown are rows per second of processor time, threads included, and memory.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import headgate as hg
 from headgate.operators.aggregation.aggregates import AggregatePlan
 from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep
@@ -239,6 +240,7 @@ def join_step() -> JoinStep:
 STEPS = {
     "sessions": sessions,
     "interval-join": lambda: IntervalJoin(join_step(), Interval(-1_000_000, 1_000_000)),
+    "as-of-join": lambda: AsOfJoin(join_step()),
     "window-join": lambda: WindowJoin(join_step(), tumbling("1h")),
 }
 

@@ -12,9 +12,12 @@ arrive wins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.arrays import SlotArray
@@ -26,8 +29,11 @@ from ..time_progress import clamped
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .matching import sorted_order
-from .side import Alive
+from .row_store import RowStore
+from .side import Alive, Side
+from .spilling import SpillingSide
 from .step import JoinStep, WaitingRowsJoin
+from .tables import SIDES
 
 SWEEPS: Final = 8
 """A sweep for expired versions happens this many times within the validity of a version."""
@@ -42,12 +48,25 @@ class AsOfJoin(WaitingRowsJoin):
     def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
         """Create the operator. `valid_for_ms` limits the validity of a version; None: until the
         next one."""
-        super().__init__(step, _behind, self._expired_before, marks=(False, False))
+        super().__init__(step, _behind, self._expired_before)
         self._valid_for_ms = valid_for_ms
         self._swept_before = WATERMARK_MIN
-        self._waits, self._versions = self._sides
         self._current = SlotArray(np.int64, -1)
         """The newest version that the watermark has passed, by key; -1 for none."""
+
+    def _new_disk(self, side: int) -> SpillingSide:
+        keys, schema = self._columns.keys[side], self._columns.sides[side]
+        return SpillingSide(
+            self.context, SIDES[side], schema, keys, sent=side == LEFT, newest=side == RIGHT
+        )
+
+    @property
+    def _waits(self) -> Side:
+        return self._sides[LEFT]
+
+    @property
+    def _versions(self) -> Side:
+        return self._sides[RIGHT]
 
     @property
     def _behind(self) -> int:
@@ -75,6 +94,7 @@ class AsOfJoin(WaitingRowsJoin):
         if rows.num_rows:
             slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
             self._waits.add(rows, times, slots, self._keys.size)
+            self._settle_disk()
 
     def _add_versions(self, batch: Batch) -> None:
         groups = self._groups_of(RIGHT, columns_of(batch, self._step.name))
@@ -83,14 +103,17 @@ class AsOfJoin(WaitingRowsJoin):
             return
         slots = self._keys.slots(self._columns.key_columns(RIGHT, rows))
         self._current.reserve(self._keys.size)
-        late = self._late_versions(times, slots, groups)
+        late = self._late_versions(rows, times, slots, groups)
         if late.any():
             rows, times = self._without_late(batch, RIGHT, late, groups)
             slots = slots[~late]
         self._versions.add(rows, times, slots, self._keys.size)
         self._settle()
+        self._settle_disk()
 
-    def _late_versions(self, times: Index, slots: Index, groups: Index | None) -> Mask:
+    def _late_versions(
+        self, rows: pa.RecordBatch, times: Index, slots: Index, groups: Index | None
+    ) -> Mask:
         """Return which versions are late: they change nothing any more."""
         behind, expired = (self._progress.expired(groups, side) for side in (LEFT, RIGHT))
         late: Mask = times < behind
@@ -102,16 +125,23 @@ class AsOfJoin(WaitingRowsJoin):
         else:
             # `_current` follows the watermark of the subtask, and this key group may be further.
             current = self._versions.chains.latest(slots[which], behind[which] - 1, self._keys.size)
-        counts = self._counts_yet(slots[which], times[which], current)
+        newest = self._versions.chains.times_at(current)
+        if self._disk:
+            keys = self._columns.key_columns(RIGHT, rows.take(pa.array(which)))
+            last = np.broadcast_to(np.asarray(behind) - 1, len(times))[which]
+            if found := self._disk[RIGHT].latest(keys, last):
+                newest = np.maximum(newest, found[0].chains.times_at(found[1]))
+        counts = self._counts_yet(slots[which], times[which], newest)
         late[which] = ~counts | (times < expired)[which]
         return late
 
-    def _counts_yet(self, slots: Index, times: Index, current: Index) -> Mask:
+    @staticmethod
+    def _counts_yet(slots: Index, times: Index, before: Index) -> Mask:
         """Return which of some versions behind the watermark are the newest of their key on arrival.
 
-        `current` is the newest of the key so far, -1 for none.
+        `before` are the times of the newest ones so far, the least int64 for none.
         """
-        newest = times >= self._versions.chains.times_at(current)
+        newest: Mask = times >= before
         order = sorted_order(slots)
         # The greatest time so far within each key: a running maximum over (key, rank of the time).
         ranks = np.unique(times, return_inverse=True)[1][order]
@@ -152,28 +182,75 @@ class AsOfJoin(WaitingRowsJoin):
     def on_watermark(self, timestamp: int) -> None:
         """Emit the rows up to the watermark in order of time, then forward it."""
         if self._progress.advance(timestamp):
-            due = self._waits.order.due(self._behind)
-            for low in range(0, len(due), EMIT_ROWS_MAX):
-                self._join(due[low : low + EMIT_ROWS_MAX])
-            self._waits.release(due)
+            self._join_due()
             self._settle()
             self._sweep()
+            self._note_passed()
             if self._keys.tidy():
                 self._find_current()
         self.output.emit_watermark(timestamp)
 
-    def _join(self, rows: Index) -> None:
-        waits, versions = self._waits, self._versions
-        slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
+    def _join_due(self) -> None:
+        """Emit the rows up to the watermark, in memory and on disk."""
+        waits = self._waits
+        due = left = waits.order.due(self._behind)
+        for columns, times in self._disk[LEFT].release(self._behind) if self._disk else ():
+            upto = int(np.searchsorted(waits.chains.times[left], times[-1], "right"))
+            rows, left = left[:upto], left[upto:]
+            both = zip(columns, waits.store.take(rows), strict=True)
+            times = np.append(times, waits.chains.times[rows])
+            order = np.argsort(times, kind="stable")
+            batch = pa.RecordBatch.from_arrays(
+                [pa.concat_arrays(pair).take(pa.array(order)) for pair in both], schema=waits.schema
+            )
+            slots = self._keys.slots(self._columns.key_columns(LEFT, batch))
+            self._join(slots, times[order], partial(_of_batch, batch))
+        for low in range(0, len(left), EMIT_ROWS_MAX):
+            rows = left[low : low + EMIT_ROWS_MAX]
+            slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
+            self._join(slots, times, partial(_of_store, waits.store, rows))
+        waits.release(due)
+
+    def _join(self, slots: Index, times: Index, take: Callable[[Index], list[pa.Array]]) -> None:
+        """Emit rows with their versions.
+
+        Args:
+            slots: of their keys.
+            times: their times.
+            take: returns the columns of some of them.
+        """
+        versions = self._versions
         valid = versions.chains.latest(slots, times, self._keys.size)
+        since = versions.chains.times_at(valid)
+        older: Side | None = None
+        on_disk = np.full(len(times), -1, np.int64)
+        if self._disk and self._disk[RIGHT].active:
+            rows = pa.RecordBatch.from_arrays(
+                take(np.arange(len(times))), schema=self._columns.sides[LEFT]
+            )
+            keys = self._columns.key_columns(LEFT, rows)
+            if found := self._disk[RIGHT].latest(keys, times):
+                older, on_disk = found
+                since_on_disk = older.chains.times_at(on_disk)
+                on_disk[since_on_disk <= since] = -1
+                valid[on_disk >= 0] = -1
+                since = np.maximum(since, since_on_disk)
         if self._valid_for_ms is not None:
             # This also covers dropped versions: the other versions of their key are older still.
-            valid[versions.chains.times_at(valid) <= times - self._valid_for_ms] = -1
+            valid[since <= times - self._valid_for_ms] = -1
+            on_disk[since <= times - self._valid_for_ms] = -1
+        which = np.arange(len(times))
         if not self._step.outer[LEFT]:
-            found = np.flatnonzero(valid >= 0)
-            rows, times, valid = rows[found], times[found], valid[found]
-        if rows.size:
-            self._send(LEFT, waits.store.take(rows), versions.store.take(valid), times)
+            which = np.flatnonzero((valid >= 0) | (on_disk >= 0))
+            times, valid, on_disk = times[which], valid[which], on_disk[which]
+        if not which.size:
+            return
+        columns = versions.store.take(valid)
+        if older is not None:
+            both = zip(columns, older.store.take(on_disk), strict=True)
+            places = pa.array(np.arange(len(which)) + len(which) * (on_disk >= 0))
+            columns = [pa.concat_arrays(pair).take(places) for pair in both]
+        self._send(LEFT, take(which), columns, times)
 
     def _find_current(self) -> None:
         """Find the current versions again after rows or slots were renumbered."""
@@ -189,16 +266,35 @@ class AsOfJoin(WaitingRowsJoin):
     def _alive(self, side: int) -> Alive:
         return super()._alive(side) if side == LEFT else _not_dead(self._versions.dead())
 
-    def restore(self, state: RestoredState) -> None:
-        """Restore rows and versions, and the progress of event time."""
-        super().restore(state)
+    def _restore(self, state: RestoredState) -> None:
+        super()._restore(state)
+        self._note_passed(self._progress.further(LEFT))
         self._current.reserve(self._keys.size)
         self._settle()
+
+    def _note_passed(self, further: Index | None = None) -> None:
+        """Tell the versions on disk how far the watermark is."""
+        if self._disk:
+            versions = self._disk[RIGHT]
+            versions.passed(self._behind, further)
+            versions.released(self._progress.bounds[RIGHT])
+
+    def _replaced(self) -> None:
+        super()._replaced()
+        self._find_current()
 
 
 def _behind(watermark: int) -> int:
     """Return the first time that a watermark has not reached."""
     return clamped(watermark + 1)
+
+
+def _of_batch(rows: pa.RecordBatch, which: Index) -> list[pa.Array]:
+    return list(rows.take(pa.array(which)).columns)
+
+
+def _of_store(store: RowStore, rows: Index, which: Index) -> list[pa.Array]:
+    return store.take(rows[which])
 
 
 def _not_dead(dead: Mask) -> Alive:

@@ -10,6 +10,9 @@ are looked up by key. Rows never change, except that outer joins mark those that
 that is marked becomes part of the delta again, and its old form is hidden by it. Outer joins look up the
 rows on disk whose time has come (`DueRows`), and emit those that are not marked.
 
+**Temporal joins.** Rows that wait for the watermark come out of disk by their time (`DueRows`). They look
+up the versions of their keys, of which merges leave out those that are no longer needed (`VersionBound`).
+
 **Windows.** A window that fires reads the rows of both sides from end to end in the order of the hashes of
 their keys, and is joined a piece at a time. A piece has all rows of its keys. Rows that come for a window
 that has fired look up those of their keys.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -26,9 +30,10 @@ import numpy as np
 import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
-from ...state.hashing import Hashes, distinct, hash_columns
+from ...state.hashing import Hashes, distinct, hash_columns, identity_columns
 from ...state.runs.cut import decoded_meta
 from ...state.runs.layout import Records, RowLayout
+from ...state.runs.merge import Expired
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyIndex, plain_column
 from ...state.slots.table import Slots, SlotTable
@@ -173,11 +178,59 @@ class RowDelta(Generic[R]):
 
     def table(self, slots: Index) -> pa.Table:
         """Return some of the waiting rows."""
-        held = self.rows.held()
-        numbers = [pa.array(held.ids[slots]), pa.array(held.times[slots])]
-        marks = [] if held.matched is None else [pa.array(held.matched[slots])]
-        columns = [*held.store.take(held.places[slots]), *numbers, *marks]
-        return pa.Table.from_arrays(columns, schema=self._space.shape.schema)
+        held, schema = self.rows.held(), self._space.shape.schema
+        columns = held.store.take(held.places[slots])
+        columns += [pa.array(held.ids[slots]), pa.array(held.times[slots])]
+        if held.matched is not None:
+            columns.append(pa.array(held.matched[slots]))
+        if len(columns) < len(schema):
+            columns.append(pa.array(_key_checks(self._key_columns(held, held.places[slots]))))
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+class VersionBound(ExpiryBound):
+    """The bound of versions, of which a key needs the newest one up to a time, and all later ones.
+
+    Older versions have expired where a newer one is among the same records, which are all rows of their
+    keys in the runs that are merged.
+
+    Args:
+        check: the column that tells keys with the same hash apart.
+
+    Attributes:
+        passed: the bound of the times up to which a key needs only its newest version.
+    """
+
+    def __init__(self, check: str, max_parallelism: int) -> None:
+        super().__init__(TIME_COLUMN, max_parallelism)
+        self.passed = ExpiryBound(TIME_COLUMN, max_parallelism)
+        self._check = check
+
+    def now(self) -> Expired:
+        """Return a function that finds the rows that have expired by now."""
+        expired, passed = super().now(), self.passed.now()
+        return lambda records: expired(records) | self._replaced(records, passed(records))
+
+    def __call__(self, records: Records) -> Mask:
+        return self.now()(records)
+
+    def _replaced(self, records: Records, passed: Mask) -> Mask:
+        """Return which of the passed records are not the newest one of their key."""
+        replaced = np.zeros(len(records), np.bool_)
+        hashes = records["hash"]
+        again = np.append(hashes[1:] == hashes[:-1], False)
+        again[1:] |= again[:-1]
+        which = np.flatnonzero(again & passed)
+        if which.size:
+            keys, times, ids = (
+                RowLayout.numbers(records[which], column)
+                for column in (self._check, TIME_COLUMN, ROW_COLUMN)
+            )
+            order = np.lexsort((ids, times, keys, hashes[which]))
+            same = keys[order][1:] == keys[order][:-1]
+            same &= hashes[which[order]][1:] == hashes[which[order]][:-1]
+            replaced[which[order[:-1][same]]] = True
+        return replaced
 
 
 class SpillingRows(Generic[R]):
@@ -188,6 +241,8 @@ class SpillingRows(Generic[R]):
         keys: the key columns.
         new_rows: makes an empty container for rows in memory.
         marks: whether rows can be marked as matched.
+        newest: whether of the rows of a key, up to a time, only the newest one waits; see
+            `VersionBound`.
 
     Attributes:
         active: rows are here, and no longer in memory alone.
@@ -202,6 +257,7 @@ class SpillingRows(Generic[R]):
         new_rows: Callable[[], R],
         *,
         marks: bool = False,
+        newest: bool = False,
     ) -> None:
         self.active = False
         self._marks, self._schema = marks, schema
@@ -209,6 +265,12 @@ class SpillingRows(Generic[R]):
         added = [pa.field(ROW_COLUMN, pa.int64(), False), pa.field(TIME_COLUMN, pa.int64(), False)]
         if marks:
             added.append(pa.field(MATCHED_COLUMN, pa.bool_(), False))
+        if newest:
+            check = "_key"
+            while check in schema.names:
+                check += "_"
+            added.append(pa.field(check, pa.uint64(), False))
+            self._expiry = VersionBound(check, context.max_parallelism)
         self._space = space = SpillingSpace(
             context,
             name,
@@ -280,8 +342,7 @@ class SpillingRows(Generic[R]):
 
     def released(self, before: int, further: Index | None = None) -> None:
         """Note that rows before a time were released, of some key groups also `further` ones."""
-        behind = None if further is None else np.maximum(further, WATERMARK_MIN + 1) - 1
-        self._expiry.move(max(WATERMARK_MIN, before - 1), behind)
+        self._expiry.move(*_behind(before, further))
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -337,7 +398,11 @@ class SpillingRows(Generic[R]):
 
 
 class SpillingSide(SpillingRows[Side]):
-    """The rows of one side that are found by key and time, and may be marked as matched."""
+    """The rows of one side that are found by key and time, and may be marked as matched.
+
+    Args:
+        sent: whether rows are sent when they are released, unless they are marked.
+    """
 
     def __init__(
         self,
@@ -346,18 +411,20 @@ class SpillingSide(SpillingRows[Side]):
         schema: pa.Schema,
         keys: tuple[str, ...],
         *,
-        marks: bool,
+        marks: bool = False,
+        sent: bool = False,
+        newest: bool = False,
     ) -> None:
-        super().__init__(
-            context, name, schema, keys, lambda: Side(schema, marks=marks), marks=marks
-        )
+        new_rows = partial(Side, schema, marks=marks)
+        super().__init__(context, name, schema, keys, new_rows, marks=marks, newest=newest)
+        self._sent = sent
         self._due = DueRows(
             self._table, lambda records: RowLayout.numbers(records, TIME_COLUMN), self._space.share
         )
         self._released_before = WATERMARK_MIN + 1
 
     def _note_written(self, delta: RowDelta[Side]) -> None:
-        if self._marks:
+        if self._sent:
             self._due.add(*delta.between(WATERMARK_MIN, WATERMARK_MAX)[1:])
 
     def _note_restored(self, panes: set[int]) -> None:
@@ -383,6 +450,22 @@ class SpillingSide(SpillingRows[Side]):
         """Return the slots of keys in an index that `meeting` returned; new keys are added to it."""
         return index.lookup(BatchKeys(self._space.key_hasher, keys)).astype(np.int64)
 
+    def latest(self, keys: list[pa.Array], times: Index) -> tuple[Side, Index] | None:
+        """Return rows on disk, and for each of these keys and times the latest one that is not after it,
+        -1 where there is none; None if there are no rows.
+        """
+        found = self.meeting(keys, WATERMARK_MIN, int(times.max()))
+        if found is None:
+            return None
+        side, _, index = found
+        slots = self.slots(index, keys)
+        return side, side.chains.latest(slots, times, index.size)
+
+    def passed(self, before: int, further: Index | None = None) -> None:
+        """Note that of the rows of a key before a time only the newest one waits; see `released`."""
+        assert isinstance(self._expiry, VersionBound)
+        self._expiry.passed.move(*_behind(before, further))
+
     def take_back(self, rows: pa.Table, slots: Index, keys: int) -> None:
         """Make rows from disk that have now matched part of the delta, with these slots of `keys`."""
         at = rows.schema.get_field_index(MATCHED_COLUMN)
@@ -397,26 +480,25 @@ class SpillingSide(SpillingRows[Side]):
     def _described(
         self, rows: pa.Table, slots: Index, keys: int
     ) -> tuple[Index, Index, int, Index, Mask | None]:
-        matched = None
-        if self._marks:
-            matched = plain_column(rows.column(MATCHED_COLUMN)).to_numpy(zero_copy_only=False)
+        matched = _marks_of(rows) if self._marks else None
         return numbers(rows, TIME_COLUMN), slots, keys, numbers(rows, ROW_COLUMN), matched
 
     # --- time ----------------------------------------------------------------------------------
 
     def release(self, before: int) -> Iterator[tuple[list[pa.Array], Index]]:
-        """Release the rows before a time; yield columns and times of those that never matched, if marked.
+        """Release the rows before a time; yield columns and times of those that are sent, in order of time.
 
         Those in memory are not among them. All must be taken.
         """
-        if self._marks:
+        if self._sent:
             for times, hashes in self._due.due(self._released_before - 1, before - 1):
                 rows = self._rows_of(distinct(hashes), int(times[0]), int(times[-1]))
                 if rows is None:
                     continue
                 own = hash_columns(self._space.keys_of(rows))
                 alone = is_in_portion((times, hashes), numbers(rows, TIME_COLUMN), own)
-                alone &= ~plain_column(rows.column(MATCHED_COLUMN)).to_numpy(zero_copy_only=False)
+                if self._marks:
+                    alone &= ~_marks_of(rows)
                 chosen = np.flatnonzero(alone)
                 if chosen.size:
                     chosen = chosen[np.argsort(numbers(rows, TIME_COLUMN)[chosen], kind="stable")]
@@ -510,6 +592,22 @@ def side_by_side(
             else:
                 heads[at] = hashes[~inside], rows.filter(pa.array(~inside))
         yield parts
+
+
+def _behind(before: int, further: Index | None) -> tuple[int, Index | None]:
+    """Return the last times before these."""
+    by_group = None if further is None else np.maximum(further, WATERMARK_MIN + 1) - 1
+    return max(WATERMARK_MIN, before - 1), by_group
+
+
+def _key_checks(keys: list[pa.Array]) -> Hashes:
+    """Return numbers that tell keys with the same hash apart, in every job alike."""
+    return identity_columns(keys, 0)
+
+
+def _marks_of(rows: pa.Table) -> Mask:
+    marks: Mask = plain_column(rows.column(MATCHED_COLUMN)).to_numpy(zero_copy_only=False)
+    return marks
 
 
 def numbers(rows: pa.Table, column: str) -> Index:

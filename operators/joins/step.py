@@ -139,8 +139,18 @@ class JoinOperator(Operator, Generic[R, D]):
 
     def _settle_disk(self) -> None:
         """Enforce the memory budget; called after each batch."""
-        for side, disk in enumerate(self._disk):
-            self._sides[side] = disk.settle(self._sides[side])
+        if self._disk:
+            both = zip(self._disk, self._sides, strict=True)
+            self._replace([disk.settle(rows) for disk, rows in both])
+
+    def _replace(self, sides: list[R]) -> None:
+        """Replace the rows in memory, because some are on disk now."""
+        if sides != self._sides:
+            self._sides[:] = sides
+            self._replaced()
+
+    def _replaced(self) -> None:
+        """Do what is needed once the rows in memory have been replaced."""
 
     # --- input and output ----------------------------------------------------------------------
 
@@ -195,12 +205,13 @@ class JoinOperator(Operator, Generic[R, D]):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot tables `left` and `right` (rows that wait) and `time` (event time)."""
         tables = {self._progress.table.name: self._progress.cut()}
-        groups, files = self.context.max_parallelism, {}
+        groups, files, sides = self.context.max_parallelism, {}, list(self._sides)
         for side, name in enumerate(SIDES):
             if self._disk and self._disk[side].active:
-                files[name], self._sides[side] = self._disk[side].snapshot()
+                files[name], sides[side] = self._disk[side].snapshot()
             else:
                 tables[name] = rows_cut(self._cut(side), self._columns, side, groups)
+        self._replace(sides)
         return StateSnapshot(tables=tables, files=files)
 
     def states(self) -> Sequence[StateInfo]:
@@ -250,13 +261,11 @@ class WaitingRowsJoin(JoinOperator[Side, SpillingSide]):
 
     def _new_disk(self, side: int) -> SpillingSide:
         keys, schema = self._columns.keys[side], self._columns.sides[side]
-        return SpillingSide(self.context, SIDES[side], schema, keys, marks=self._marks[side])
+        marks = self._marks[side]
+        return SpillingSide(self.context, SIDES[side], schema, keys, marks=marks, sent=marks)
 
-    def _settle_disk(self) -> None:
-        before = list(self._sides)
-        super()._settle_disk()
-        if self._sides != before:
-            self._keys.tidy()
+    def _replaced(self) -> None:
+        self._keys.tidy()
 
     def _cut(self, side: int) -> RowsCut:
         return self._sides[side].cut(self._alive(side))

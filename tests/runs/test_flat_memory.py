@@ -16,6 +16,7 @@ from headgate.operators import spilling_space
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch, ObjectBatch
+from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.columns import join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
@@ -158,6 +159,28 @@ def test_rows_of_a_join_of_eight_times_the_managed_memory(
     operator.on_watermark(WATERMARK_MAX)
     held.append(anonymous_bytes())
     assert output.rows == output.total == keys
+    operator.close()
+    assert_flat(held)
+
+
+def test_versions_of_eight_times_the_managed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version of each key, half of them replaced once, and rows for one key in sixteen each time."""
+    keys, steps = 2_100_000, 8
+    assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
+    operator = AsOfJoin(LEFT_JOIN)
+    output = opened(operator, tmp_path, monkeypatch)
+    rng, held = np.random.default_rng(1), []
+    parts = np.array_split(rng.permutation(keys), steps)
+    rows = 0
+    for part in [*parts, *parts[:4]]:
+        held += feed(operator, part, len(held), 1)
+        held += feed(operator, part[::16], len(held))
+        operator.on_watermark(len(held))
+        held.append(anonymous_bytes())
+        rows += len(part[::16])
+        assert output.rows == output.total == rows
     operator.close()
     assert_flat(held)
 

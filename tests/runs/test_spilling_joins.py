@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.operators.elements import Batch, ColumnBatch
+from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.co_group import CoGroup, CoGroupStep
 from headgate.operators.joins.columns import ROW_COLUMN, join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
@@ -105,6 +106,34 @@ def test_results_and_snapshots_are_those_of_memory(
     assert (spilled > 2) == (options is not ROOMY)
 
 
+class AsOfSide(Side):
+    """The subtasks of a temporal join."""
+
+    def new_operator(self) -> Any:
+        return AsOfJoin(self.step())
+
+
+@pytest.mark.parametrize(
+    ("keys", "how", "options"),
+    [
+        (("name",), "left", ROCKSDB),
+        (("number",), "inner", ROCKSDB),
+        (("name", "number"), "left", MIDDLE),
+        (("number",), "left", ROOMY),
+    ],
+)
+def test_versions_give_the_results_and_snapshots_of_memory(
+    tmp_path: Path,
+    keys: tuple[str, ...],
+    how: str,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AsOfSide, "how", how)
+    spilled = check_against_memory(AsOfSide, tmp_path, keys, len(keys[0]), options)
+    assert (spilled > 2) == (options is not ROOMY)
+
+
 class WindowSide(Side):
     """The subtasks of a window join."""
 
@@ -155,11 +184,11 @@ def test_windows_give_the_results_and_snapshots_of_memory(
     assert (spilled > 2) == (options is not ROOMY)
 
 
-@pytest.mark.parametrize("kind", [Side, WindowSide])
+@pytest.mark.parametrize("kind", [Side, AsOfSide, WindowSide])
 def test_files_are_read_in_a_thread(tmp_path: Path, kind: type[Side]) -> None:
     check_restored_in_a_thread(kind, tmp_path, lambda one: one._disk[0].active)
 
 
-@pytest.mark.parametrize("kind", [Side, WindowSide])
+@pytest.mark.parametrize("kind", [Side, AsOfSide, WindowSide])
 def test_files_need_their_backend(tmp_path: Path, kind: type[Side]) -> None:
     check_files_fit(kind, tmp_path)

@@ -80,6 +80,15 @@ def in_groups(bids: Any) -> Any:
     return windows.co_group(other.key_by("item"), together, into=Met, name="sums")
 
 
+def priced(bids: Any) -> Any:
+    """Each bid with the newest bid on the same item up to its time."""
+    other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
+    pairs = bids.key_by("item").join_as_of(
+        other.key_by("item"), how="left", suffix="_before", name="sums"
+    )
+    return pairs.select("item", "price", "price_before")
+
+
 def results(make: Any, backend: str, parallelism: int) -> list[str]:
     with harness(job_of(make, backend, parallelism)) as h:
         for step in range(30):
@@ -108,6 +117,7 @@ def results(make: Any, backend: str, parallelism: int) -> list[str]:
         (sliding, SpillingPanes),
         (sessions, SpillingSessions),
         (joined, SpillingSide),
+        (priced, SpillingSide),
         (in_windows, SpillingPaneRows),
         (in_groups, SpillingPaneRows),
     ],
