@@ -24,6 +24,7 @@ from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .position_column import with_position
+from .postgres.cdc_source import postgres_cdc_source
 from .postgres.sink import postgres_sink
 from .sinks import blackhole, function_sink, print_sink
 from .spark.source import spark_source
@@ -55,6 +56,7 @@ __all__ = [
     "parquet_sink",
     "parquet_source",
     "pattern",
+    "postgres_cdc_source",
     "postgres_sink",
     "print_sink",
     "random_float",

@@ -43,6 +43,8 @@ from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
+from .postgres import cdc_model
+from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
@@ -352,6 +354,64 @@ SOURCES["kafka"] = SourceConnector(
     _files(_kafka),
     bad_records=True,
 )
+_DATABASE = {
+    "dsn": Field(
+        Text(),
+        "the database, `postgresql://user@host:5432/database`; or `file:/path` or `env:NAME`, read on "
+        "each machine",
+        required=True,
+    ),
+    "password": Field(Text(), "the password, or `file:/path` or `env:NAME`, read on each machine"),
+}
+
+
+def _postgres_cdc(*, dsn: str, table: str, **arguments: Any) -> Source:
+    return postgres_cdc_source(dsn, table, **arguments)
+
+
+SOURCES["postgresCdc"] = SourceConnector(
+    Section(
+        "postgresCdc",
+        {
+            **_DATABASE,
+            "table": Field(
+                Text(), "the table as SQL names it: `orders`, `shop.orders`", required=True
+            ),
+            "slot": Field(
+                Text(), "the replication slot; no other source may read it", required=True
+            ),
+            "publication": Field(Text(), "the publication; the name of the slot"),
+            "create": Field(
+                Boolean(), "false: the publication and the slot must exist; else they are made"
+            ),
+            "snapshot": Field(
+                Choice(SNAPSHOTS), "whether the rows that the table has come first; initial"
+            ),
+            "op": Field(Text(), "the column with the operation; op"),
+            "before": Field(
+                Text(), "a prefix: also columns of the row before, under names with this prefix"
+            ),
+            "metadata": Field(
+                Items(
+                    Text(),
+                    Text("|".join(cdc_model.METADATA), f"one of {', '.join(cdc_model.METADATA)}"),
+                ),
+                "further columns, by what they hold, such as `{commit_time: changed_at}`",
+            ),
+            "stop": Field(Choice(("latest",)), "where reading ends; absent: never"),
+            "onLost": Field(
+                Choice(ON_LOST), "changes cannot be read any more, as others have read them; fail"
+            ),
+            "newColumns": Field(
+                Choice(NEW_COLUMNS), "the table gets a column that is not in the schema; fail"
+            ),
+            "batchRows": _BATCH_ROWS,
+            "buffer": Field(size(), "most bytes that wait to be processed; 32mb"),
+            "rate": _FILES["rate"],
+        },
+    ),
+    _files(_postgres_cdc),
+)
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 
@@ -374,17 +434,6 @@ _OUTPUT_FILES = {
         "a run starts without state, and files of earlier runs are there: refuse, keep or delete them",
     ),
     "storageOptions": _STORAGE_OPTIONS,
-}
-
-
-_DATABASE = {
-    "dsn": Field(
-        Text(),
-        "the database, `postgresql://user@host:5432/database`; or `file:/path` or `env:NAME`, read on "
-        "each machine",
-        required=True,
-    ),
-    "password": Field(Text(), "the password, or `file:/path` or `env:NAME`, read on each machine"),
 }
 
 

@@ -171,6 +171,10 @@ def is_lost(error: BaseException) -> bool:
     """Return True if the connection broke or the server is away, so that trying again may help."""
     import psycopg
 
+    text = str(error)
+    if "FATAL" in text and getattr(error, "sqlstate", None) is None:
+        # The server has refused a connection. For some reasons it may accept the next one.
+        return any(part in text for part in ("the database system is", "too many", "slots are"))
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(
         error,
         psycopg.errors.DiskFull

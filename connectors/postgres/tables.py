@@ -172,7 +172,7 @@ def _whole(kind: pa.DataType) -> str:
     return "smallint" if wide <= 16 else "integer" if wide <= 32 else "bigint"
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
@@ -204,7 +204,7 @@ _FITS: Final = (
         frozenset({"numeric", "float8"}),
         lambda kind: f"numeric({kind.precision},{kind.scale})",
     ),
-    _Fit(_is_text, _TEXTS, lambda _: "text"),
+    _Fit(is_text, _TEXTS, lambda _: "text"),
     _Fit(_is_bytes, frozenset({"bytea"}), lambda _: "bytea"),
     _Fit(pa.types.is_date, frozenset({"date", "timestamp"}), lambda _: "date"),
     _Fit(
@@ -278,7 +278,7 @@ def _as_text(column: pa.Array) -> pa.Array:
         )
     if kind == pa.float16():
         return column.cast(pa.float32())
-    if _is_text(kind):
+    if is_text(kind):
         _check_text(column)
         return column.cast(pa.large_string()) if pa.types.is_string_view(kind) else column
     return column

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,7 @@ from headgate.connectors import (
     from_list,
     kafka_sink,
     kafka_source,
+    postgres_cdc_source,
     postgres_sink,
 )
 from headgate.connectors.kafka.transactions import TransactionClient
@@ -364,6 +365,78 @@ class DatabaseTable:
         return self.database.dsn.replace("postgres@", f"ann:{PASSWORD}@")
 
 
+class PostgresCdcSource(Rows, DatabaseTable, SourceCase):
+    """Changes of a table, from a slot that is made with it."""
+
+    features = frozenset({Feature.LIVE, Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES})
+    secrets = (PASSWORD,)
+    snapshot: Literal["initial", "never"] = "never"
+
+    def __init__(self, database: PostgresServer) -> None:
+        super().__init__(database)
+        self.places: list[int] = []
+        """For each row that was put, a place in the log in its transaction."""
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        self.places = []
+        with super().place() as name:
+            self.source(name).splits(1)
+            yield name
+            self.database.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+                f"WHERE slot_name = '{name}' AND active"
+            )
+            while self.database.execute(
+                f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{name}' AND active"
+            ):
+                time.sleep(0.01)
+            self.database.execute(
+                f"SELECT pg_drop_replication_slot('{name}')", f"DROP PUBLICATION {name}"
+            )
+
+    def records(self) -> list[dict[str, Any]]:
+        return super().records()[:8]  # the more, the more often a slot is left and taken
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        for record in records:
+            name = "NULL" if record["name"] is None else f"'{record['name']}'"
+            ((lsn,),) = self.database.execute(
+                f"WITH put AS (INSERT INTO {place} VALUES ({record['id']}, {name}) RETURNING id) "
+                "SELECT pg_current_wal_insert_lsn() - '0/0' FROM put"
+            )
+            self.places.append(int(lsn))
+
+    def source(self, place: str, **options: Any) -> Source:
+        given = {"slot": place, "stop": "latest", "batch_rows": 1, "snapshot": self.snapshot}
+        made = postgres_cdc_source(self.database.dsn, place, **(given | options))
+        return made.with_columns(["id", "name"])
+
+    def live(self, place: str) -> Source:
+        return self.source(place, stop=None)
+
+    def confirmed(self, place: str) -> int:
+        ((lsn,),) = self.database.execute(
+            "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots "
+            f"WHERE slot_name = '{place}'"
+        )
+        return sum(each < lsn for each in self.places)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        dsn, schema = self.database.dsn, SCHEMA
+        nowhere = dsn.replace(str(self.database.port), "1")
+
+        def wrong(dsn: str, table: str, **options: Any) -> Source:
+            return postgres_cdc_source(dsn, table, slot="wrong", schema=schema, **options)
+
+        return {
+            "a table that does not exist": (wrong(dsn, "no_such_table"), "no_such_table"),
+            "no server": (wrong(nowhere, place), "127.0.0.1:1"),
+            "a wrong password": (wrong(self.wrong_password, place), "password"),
+            "no slot": (wrong(dsn, place, publication=place, create=False), "no such slot"),
+        }
+
+
 class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
     """Rows that are appended, staged or at least once."""
 
@@ -409,5 +482,8 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "parquet_sink": ParquetSink,
     "collect": CollectSink,
 }
-POSTGRES: dict[str, type[Case]] = {"postgres_sink": PostgresSinkCase}
+POSTGRES: dict[str, type[Case]] = {
+    "postgres_cdc_source": PostgresCdcSource,
+    "postgres_sink": PostgresSinkCase,
+}
 KAFKA: dict[str, type[Topic]] = {"kafka_source": KafkaSource, "kafka_sink": KafkaSinkCase}

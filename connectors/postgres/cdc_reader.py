@@ -1,0 +1,438 @@
+"""Reads the changes of one table: a thread gets and decodes them, the mailbox takes finished pieces.
+
+A position is a place in the log before which all transactions were read, and the number of rows that were
+returned of the transaction that follows. The server sends that transaction again as a whole, and the rows
+that were returned are passed over.
+
+The table itself is read first, if the user wants that, in the order of its key, while nothing is taken from
+the stream. The stream begins before that, so it has changes that the rows contain already. They are told
+by their transactions: what the transaction in which a part of the table was read could see is in the rows,
+and is left out of the stream. So reading may be interrupted: the rest is read in another transaction later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import SourceError
+from ...operators.base import OperatorContext
+from ...operators.drops import DropKind
+from ...operators.elements import Batch, ColumnBatch, Positions
+from ...operators.source import SourceReader
+from .cdc_model import TEXTS, CdcSettings, Position, Segment, decoded
+from .cdc_stream import IDLE_S, ROW_BYTES, Closed, Piece, Shared, Streaming, about
+from .client import Connection, cannot_use, connect, is_lost, reason_of
+from .replication import Stream, check_slot, lsn_of, lsn_text, slot_state
+from .tables import find_table
+from .values import from_texts, parse_rows
+
+_AWAY_PAUSE_S: Final = 0.5
+_IN_USE_S_MAX: Final = 120.0
+"""The reader before this one has this time to leave the slot; the server notices within a minute."""
+_log = logging.getLogger("headgate.connectors.postgres")
+
+
+class CdcReader(SourceReader):
+    """Reads the changes of a table."""
+
+    def __init__(self, settings: CdcSettings, rows: pa.Schema, schema: pa.Schema) -> None:
+        """Make a reader.
+
+        Args:
+            settings: of the source.
+            rows: all columns of the table that the user wants.
+            schema: the columns to return.
+        """
+        self._settings = settings
+        self._rows = rows
+        self._schema = schema
+        self._position: Position | None = None
+        """Of the mailbox; it is kept when the split has ended."""
+        self._ended = False
+        self._cuts: dict[int, int] = {}
+        self._shared = Shared()
+        self._lost = 0
+        self._worker: _Worker | None = None
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        for split in splits:  # there is one at most
+            position = decoded(split)
+            if position.stop is not None and not self._settings.bounded:
+                position.stop = None
+            self._position = position
+            self.context.splits.opened(position.slot)
+            self._worker = _Worker(
+                self._settings,
+                self._rows,
+                self._schema,
+                position,
+                self.context,
+                self._shared,
+                self._wake,
+            )
+            threading.Thread(
+                target=self._worker.run, name=f"postgres {position.slot}", daemon=True
+            ).start()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def poll(self) -> Batch | None:
+        while True:
+            self._arrived.clear()
+            piece = self._next_piece()
+            if piece is None:
+                return None
+            slot = piece.position.slot
+            self._position = piece.position
+            if piece.ended:
+                self._ended = True
+                self.context.splits.ended(slot)
+            if piece.batch is not None and piece.batch.num_rows:
+                self.context.splits.reading(slot)
+                places = Positions(self.context.operator_name, slot, piece.offsets)
+                return ColumnBatch(piece.batch, positions=places)
+
+    def _next_piece(self) -> Piece | None:
+        """Take the first piece, or only its first rows."""
+        shared, wanted = self._shared, self.rows_wanted
+        with shared.changed:
+            if not shared.pieces:
+                if shared.error is not None:
+                    raise shared.error
+                return None
+            piece = shared.pieces[0]
+            if wanted and piece.batch is not None and piece.batch.num_rows > wanted:
+                first = Piece(
+                    piece.batch.slice(0, wanted),
+                    piece.inside,
+                    piece.inside(wanted),
+                    piece.offsets[:wanted],
+                )
+                inside = piece.inside
+                piece.batch = piece.batch.slice(wanted)
+                piece.offsets = piece.offsets[wanted:]
+                piece.inside = lambda count: inside(wanted + count)
+                return first
+            shared.pieces.popleft()
+            shared.waiting_bytes -= piece.size_bytes
+            shared.changed.notify_all()
+            return piece
+
+    async def wait(self) -> None:
+        await self._arrived.wait()
+
+    @property
+    def finished(self) -> bool:
+        return self._position is None or self._ended
+
+    def snapshot(self) -> list[bytes]:
+        if self._position is None or self._ended:
+            return []
+        return [msgspec.msgpack.encode(self._position)]
+
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        if self._position is not None:
+            self._cuts[checkpoint_id] = self._position.confirmed
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Let the server forget the changes before the position of the checkpoint."""
+        cut = self._cuts.get(checkpoint_id, 0)
+        self._cuts = {id_: kept for id_, kept in self._cuts.items() if id_ > checkpoint_id}
+        with self._shared.changed:
+            self._shared.confirm = max(self._shared.confirm, cut)
+            self._shared.changed.notify_all()
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._cuts.pop(checkpoint_id, None)
+
+    def lag_bytes(self) -> int | None:
+        position, worker = self._position, self._worker
+        if position is None or worker is None or not worker.end:
+            return None
+        return 0 if self._ended else max(0, worker.end - position.confirmed)
+
+    def lag_s(self) -> float | None:
+        with self._shared.changed:
+            times = [piece.ready_ms for piece in self._shared.pieces if piece.ready_ms >= 0]
+        return max(0.0, (self.context.clock.now_ms() - min(times)) / 1000) if times else 0.0
+
+    def close(self) -> None:
+        """Stop the thread, which closes its connections: that may take longer than the subtask can wait."""
+        with self._shared.changed:
+            self._shared.closed = True
+            self._shared.changed.notify_all()
+
+
+class _Worker:
+    """The thread: it reads the table, then the stream, and goes on when the server comes back."""
+
+    def __init__(
+        self,
+        settings: CdcSettings,
+        rows: pa.Schema,
+        schema: pa.Schema,
+        position: Position,
+        context: OperatorContext,
+        shared: Shared,
+        wake: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self.rows = rows
+        self.schema = schema
+        self._position = position
+        """Behind the last piece that was handed over."""
+        self.clock = context.clock
+        self._application = f"headgate-{context.job_name}-{context.operator_name}"
+        self._drops = context.drops
+        self.shared = shared
+        self._wake = wake
+        self.end = 0
+        """The end of the server's log, as far as it is known."""
+        self.ended = False
+
+    def run(self) -> None:
+        """Read until the reader is closed; a server that is away is waited for."""
+        try:
+            while True:
+                try:
+                    if self._position.reading_table:
+                        self._read_table()
+                    self._read_stream()
+                except Exception as error:
+                    self._raise_unless_away(error)
+        except Closed:
+            pass
+        except BaseException as error:
+            with self.shared.changed:
+                self.shared.error = error
+            self._wake()
+
+    def _raise_unless_away(self, error: Exception) -> None:
+        """Wait a moment if the server is away; else raise."""
+        import psycopg
+
+        cause = error if isinstance(error, psycopg.Error) else error.__cause__
+        if cause is None or not is_lost(cause):
+            if isinstance(error, psycopg.Error):
+                raise cannot_use(self.settings.address, error) from error
+            raise error
+        _log.warning("changes are read on as soon as the server is back: %s", reason_of(cause))
+        self._pause(_AWAY_PAUSE_S)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for this time, or raise when the reader is closed."""
+        with self.shared.changed:
+            if self.shared.changed.wait_for(lambda: self.shared.closed, seconds):
+                raise Closed
+
+    def hand_over(self, piece: Piece, serve: Callable[[], None] = lambda: None) -> None:
+        """Give a piece to the mailbox, once it has room."""
+        shared = self.shared
+        while True:
+            with shared.changed:
+                closed = shared.closed
+                if not closed and (
+                    shared.waiting_bytes < self.settings.buffer_bytes or not piece.size_bytes
+                ):
+                    shared.pieces.append(piece)
+                    shared.waiting_bytes += piece.size_bytes
+                    self._position = piece.position
+                    break
+                shared.changed.wait(1)
+            serve()
+            if closed:
+                raise Closed
+        self._wake()
+
+    # -- the table ----------------------------------------------------------------------------------
+
+    def _read_table(self) -> None:
+        """Read the rest of the table, in the order of its key, in one transaction."""
+        position = msgspec.structs.replace(self._position)
+        if position.last is None:
+            position.segments = []
+        else:
+            *whole, partial = position.segments
+            position.segments = [*whole, msgspec.structs.replace(partial, upto=position.last)]
+        connection = connect(self.settings.address, self._application)
+        try:
+            with about(self.settings):
+                snapshot, until = self._begin_snapshot(connection, position.horizon)
+                position.segments.append(Segment(None, snapshot, until))
+                for lines in self._table_rows(connection, position):
+                    self._hand_over_rows(lines, position)
+        finally:
+            connection.close()
+        done = msgspec.structs.replace(self._position, segments=position.segments)
+        done.reading_table, done.last = False, None
+        self.hand_over(Piece(None, lambda _: done, done, np.empty(0, np.int64)))
+
+    def _begin_snapshot(self, connection: Connection, horizon: int) -> tuple[str, int]:
+        """Begin a transaction that sees everything from before the slot; return what it sees, and when."""
+        waited = 0
+        while True:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+            end = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            assert end is not None
+            if int(row[0].split(":")[0]) >= horizon:
+                return row[0], lsn_of(end[0])
+            connection.execute("ROLLBACK")
+            waited += 1
+            if waited % 300 == 100:
+                _log.warning(
+                    "the table is read as soon as transactions end that began before the slot"
+                )
+            self._pause(0.1)
+
+    def _table_rows(self, connection: Connection, position: Position) -> Iterator[list[bytes]]:
+        """Return the rows behind `last`, in blocks of lines of CSV; the key comes first."""
+        from psycopg import sql
+
+        key: Any = [
+            sql.SQL("{} COLLATE {}").format(sql.Identifier(name), sql.Identifier("C"))
+            if base in TEXTS
+            else sql.Identifier(name)
+            for name, base in zip(position.key, position.key_types, strict=True)
+        ]
+        columns = [*position.key, *self.wanted()]
+        statement = sql.SQL("COPY (SELECT {} FROM {}").format(
+            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(*position.table)
+        )
+        if position.last is not None:
+            after: Any = [
+                sql.SQL("{}::{}").format(sql.Literal(text), sql.Identifier("pg_catalog", base))
+                for text, base in zip(position.last, position.key_types, strict=True)
+            ]
+            statement += sql.SQL(" WHERE ({}) > ({})").format(
+                sql.SQL(", ").join(key), sql.SQL(", ").join(after)
+            )
+        statement += sql.SQL(" ORDER BY {}) TO STDOUT (FORMAT csv)").format(sql.SQL(", ").join(key))
+        lines: list[bytes] = []
+        size = 0
+        with connection.cursor().copy(statement) as copy:
+            for line in copy:
+                lines.append(bytes(line))
+                size += len(line)
+                if len(lines) >= self.settings.batch_rows or size >= self.settings.buffer_bytes:
+                    yield lines
+                    lines, size = [], 0
+        if lines:
+            yield lines
+
+    def wanted(self) -> list[str]:
+        """Return the columns of the table that are read."""
+        return [name for name in self.rows.names if name in self.schema.names]
+
+    def _hand_over_rows(self, lines: list[bytes], position: Position) -> None:
+        wanted = self.wanted()
+        names = [str(place) for place in range(len(position.key) + len(wanted))]
+        texts = parse_rows(lines, names)
+        keys = [texts.column(place) for place in range(len(position.key))]
+        rows = {name: texts.column(len(position.key) + place) for place, name in enumerate(wanted)}
+        count = texts.num_rows
+        columns = [
+            pa.array(["snapshot"] * count)
+            if each.name == self.settings.op
+            else from_texts(each.name, rows[each.name], each.type)
+            if each.name in rows
+            else pa.nulls(count, each.type)
+            for each in self.schema
+        ]
+
+        def inside(count: int) -> Position:
+            last = [column[count - 1].as_py() for column in keys]
+            return msgspec.structs.replace(position, last=last)
+
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        size = batch.nbytes + ROW_BYTES
+        none = np.full(count, -1, np.int64)
+        self.hand_over(Piece(batch, inside, inside(count), none, size))
+
+    # -- the stream ---------------------------------------------------------------------------------
+
+    def _read_stream(self) -> None:
+        stream = Stream(self.settings.address, self._application, self.clock)
+        try:
+            self._check_slot(stream.system)
+            self._start(stream, self._position)
+            Streaming(self, stream, self._position).go_on()
+        finally:
+            stream.close()
+
+    def _check_slot(self, system: str) -> None:
+        """Check that the slot still has what follows the position.
+
+        Raises:
+            SourceError: it has not.
+        """
+        settings, position = self.settings, self._position
+        with (
+            connect(settings.address, self._application) as connection,
+            about(settings),
+        ):
+            state = slot_state(connection, settings.slot)
+        again = "run the job once with --fresh, with snapshot=`initial`"
+        if system != position.system:
+            raise SourceError(
+                f"the server is not the one whose changes were read server=`{settings.address}`",
+                fix=f"give it the old address; or {again}",
+            )
+        if state is None:
+            raise SourceError(
+                f"the slot does not exist any more slot=`{settings.slot}` server=`{settings.address}`: "
+                f"changes since {lsn_text(position.confirmed)} cannot be read",
+                fix=f"it was dropped, or the server was replaced: {again}, which makes another slot",
+            )
+        check_slot(state, settings.slot, settings.address)
+        reached = lsn_of(state["confirmed"])
+        if reached > position.confirmed and settings.on_lost == "fail":
+            raise SourceError(
+                f"changes from {lsn_text(position.confirmed)} to {lsn_text(reached)} cannot be read any "
+                f"more slot=`{settings.slot}`: somebody else has read them, or an older checkpoint or "
+                "savepoint was restored",
+                fix=f"restore the newest checkpoint; or {again}; on_lost=`skip` goes on with what is left",
+            )
+        if reached > position.confirmed:
+            _log.warning("changes were lost from=`%d` to=`%d`", position.confirmed, reached)
+            self._drops.add(DropKind.DELETED, 1)
+            self._position = msgspec.structs.replace(
+                position, confirmed=reached, transaction=0, done=0
+            )
+
+    def columns_now(self) -> set[str]:
+        """Return the columns that the table has now."""
+        settings = self.settings
+        with connect(settings.address, self._application) as connection, about(settings):
+            table = find_table(connection, settings.table, settings.address)
+        return set() if table is None else {each.name for each in table.columns}
+
+    def _start(self, stream: Stream, position: Position) -> None:
+        """Start the stream, once the reader before this one has left the slot."""
+        settings = self.settings
+        deadline = self.clock.monotonic() + _IN_USE_S_MAX
+        while not stream.start(settings.slot, settings.publication, position.confirmed):
+            if self.clock.monotonic() > deadline:
+                raise SourceError(
+                    f"another process reads the slot slot=`{settings.slot}`",
+                    fix="each source needs a slot of its own; SELECT * FROM pg_stat_replication shows who "
+                    "reads",
+                )
+            self._pause(IDLE_S)

@@ -1,0 +1,465 @@
+"""Turns a stream of changes into pieces: the rows of changes in columns, with their positions."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import SourceError
+from ...operators.clock import Clock
+from .cdc_model import METADATA, CdcSettings, Position, Segments
+from .client import refusals
+from .pgoutput import UNCHANGED, Begin, Change, Commit, Relation, Row, Truncate, decode
+from .replication import Stream, lsn_text
+from .values import from_texts
+
+IDLE_S: Final = 0.05
+"""The thread looks at least this often whether something is to be done."""
+_REPORT_S: Final = 5.0
+"""The server is told at least this often that the reader lives, and asked how far it is."""
+_PIECE_BYTES: Final = 4 << 20
+ROW_BYTES: Final = 200
+"""About what a row takes beside its values, until it is a part of a batch."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Consecutive rows, decoded.
+
+    Attributes:
+        batch: the rows; None if there are none.
+        inside: returns the position behind its first n rows.
+        position: behind all of them.
+        offsets: of the rows, for dead letters: where their transactions commit.
+        ready_ms: when the first of them was committed, in ms since 1970; -1: it is not known.
+        ended: nothing follows.
+    """
+
+    batch: pa.RecordBatch | None
+    inside: Callable[[int], Position]
+    position: Position
+    offsets: npt.NDArray[np.int64]
+    size_bytes: int = 0
+    ready_ms: int = -1
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Shared:
+    """The state that the thread and the mailbox share; `changed` guards it."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    pieces: deque[Piece] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    confirm: int = 0
+    """The place in the log up to which completed checkpoints have read."""
+    error: BaseException | None = None
+    closed: bool = False
+
+
+class Closed(Exception):
+    """The reader was closed."""
+
+
+class Outlet(Protocol):
+    """What a stream is read for: the thread of a reader.
+
+    Attributes:
+        settings: of the source.
+        rows: all columns of the table that the user wants.
+        schema: the columns to return.
+        end: the end of the server's log, as far as it is known.
+        ended: the piece that ends the split was handed over.
+    """
+
+    settings: CdcSettings
+    rows: pa.Schema
+    schema: pa.Schema
+    clock: Clock
+    shared: Shared
+    end: int
+    ended: bool
+
+    def wanted(self) -> list[str]:
+        """Return the columns of the table that are read."""
+        ...
+
+    def hand_over(self, piece: Piece, serve: Callable[[], None]) -> None:
+        """Give a piece to the mailbox, once it has room; call `serve` now and then until it has."""
+        ...
+
+    def columns_now(self) -> set[str]:
+        """Return the columns that the table has now."""
+        ...
+
+
+class Streaming:
+    """Turns the messages of one stream into pieces."""
+
+    def __init__(self, worker: Outlet, stream: Stream, position: Position) -> None:
+        self._worker = worker
+        self._settings = worker.settings
+        self._schema = worker.schema
+        self._stream = stream
+        self._position = position
+        self._passed = (position.transaction, position.done)
+        """The rows of this transaction that were returned before."""
+        self._segments = Segments(position) if position.segments else None
+        self._confirmed = position.confirmed
+        self._begin: Begin | None = None
+        """The transaction whose rows come; None between two."""
+        self._left_out = False
+        """It was read before as a whole."""
+        self._done = 0
+        self._relation: Relation | None = None
+        """The columns of our table; None until its first change."""
+        self._key_places: list[int] = []
+        self._others: set[int] = set()
+        self._known = set(position.columns)
+        self._reported_s = 0.0
+        self._reported = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ops: list[str] = []
+        self._new: list[Row] = []
+        self._old: list[Row | None] = []
+        self._begins: list[Begin] = []
+        self._numbers: list[int] = []
+        self._confirmeds: list[int] = []
+        self._size = 0
+
+    def go_on(self) -> None:
+        """Read until the reader is closed."""
+        worker, stream, shared = self._worker, self._stream, self._worker.shared
+        while True:
+            with shared.changed:
+                closed = shared.closed
+            self._serve(closed=closed)
+            if closed:
+                raise Closed
+            messages = stream.receive(1000, IDLE_S)
+            if not messages:
+                self._flush()
+                if self._settings.bounded and not worker.ended:
+                    stream.report(self._reported, ask=True)
+            for message in messages:
+                self._take(message)
+            if self._begin is None:
+                self._flush()
+            worker.end = stream.end
+
+    def _serve(self, *, closed: bool = False) -> None:
+        """Report what is confirmed, and that the reader lives."""
+        now_s, shared = self._worker.clock.monotonic(), self._worker.shared
+        with shared.changed:
+            confirm = shared.confirm
+        if confirm > self._reported or now_s - self._reported_s >= _REPORT_S:
+            self._reported_s, self._reported = now_s, max(confirm, self._reported)
+            self._stream.report(self._reported, ask=not closed)
+            self._worker.end = self._stream.end
+
+    def _take(self, data: bytes) -> None:
+        """Take one message."""
+        sent = self._stream.keepalive(data)
+        if sent is not None:
+            # Everything that commits before it was sent. In a transaction its rows come first.
+            stop = self._position.stop
+            news = sent > self._confirmed or (stop is not None and sent >= stop)
+            if self._begin is None and news:
+                self._flush()
+                self._pass(sent)
+            return
+        if self._worker.ended:
+            return
+        message = decode(data)
+        if isinstance(message, Change):
+            self._take_change(message)
+        elif isinstance(message, Begin):
+            self._take_begin(message)
+        elif isinstance(message, Commit):
+            if self._begin is not None:
+                self._begin = None
+                self._confirmed = max(self._confirmed, message.end_lsn)
+                self._flush_if_full()
+        elif isinstance(message, Relation):
+            self._take_relation(message)
+        elif isinstance(message, Truncate):
+            self._take_truncate(message)
+
+    def _take_begin(self, begin: Begin) -> None:
+        stop = self._position.stop
+        if stop is not None and begin.commit_lsn >= stop:
+            self._flush()
+            self._pass(stop)
+            return
+        if self._segments is not None and begin.commit_lsn > self._segments.until:
+            # No part of the table contains this one or a later one.
+            self._flush()
+            self._segments = None
+            self._position = msgspec.structs.replace(self._position, segments=[])
+        self._begin = begin
+        self._left_out = begin.commit_lsn < self._confirmed
+        self._done = 0
+
+    def _pass(self, lsn: int) -> None:
+        """Move the position to a place in the log before which nothing is left to read."""
+        stop = self._position.stop
+        ended = stop is not None and lsn >= stop and not self._worker.ended
+        self._confirmed = max(self._confirmed, lsn)
+        if self._worker.ended or (not ended and self._begin is not None):
+            return
+        position = self._now()
+        self._worker.ended = ended
+        self._position = position
+        piece = Piece(None, lambda _: position, position, np.empty(0, np.int64), ended=ended)
+        self._worker.hand_over(piece, self._serve)
+
+    def _now(self) -> Position:
+        """Return the position behind the last row."""
+        if self._begin is None:
+            return self._at(self._confirmed, 0, 0)
+        return self._at(self._confirmed, self._begin.commit_lsn, self._done)
+
+    def _at(self, confirmed: int, transaction: int, done: int) -> Position:
+        return msgspec.structs.replace(
+            self._position,
+            confirmed=confirmed,
+            transaction=transaction,
+            done=done,
+            columns=sorted(self._known),
+        )
+
+    # -- columns ------------------------------------------------------------------------------------
+
+    def _take_relation(self, relation: Relation) -> None:
+        """Take the columns of a table.
+
+        Raises:
+            SourceError: ours has other columns than before.
+        """
+        if (relation.schema, relation.name) != tuple(self._position.table):
+            self._others.add(relation.oid)
+            return
+        self._flush()
+        missing = set(self._worker.wanted()) - set(relation.columns)
+        # A column that was added later is null in rows from before.
+        dropped = sorted(missing - self._worker.columns_now()) if missing else []
+        if dropped:
+            self._fail_changed(
+                f"column `{dropped[0]}` was dropped or renamed", "leave it out of schema="
+            )
+        new = sorted(set(relation.columns) - self._known - set(self._worker.rows.names))
+        if new and self._settings.new_columns == "fail":
+            self._fail_changed(
+                f"column `{new[0]}` was added",
+                "add it to schema=, which then is null in rows from before; or say "
+                "new_columns=`ignore`, which reads the columns of the schema only",
+            )
+        self._known |= set(relation.columns)
+        self._relation = relation
+        key = self._position.key
+        if not set(key) <= set(relation.columns):
+            self._fail_changed(
+                f"the key ({', '.join(key)}) was changed", "run the job once with --fresh"
+            )
+        self._key_places = [relation.columns.index(name) for name in key]
+
+    def _fail_changed(self, what: str, fix: str) -> None:
+        table = ".".join(self._position.table)
+        raise SourceError(
+            f"the columns of the table have changed while changes are read table=`{table}` "
+            f"position=`{lsn_text(self._confirmed)}`: {what}",
+            fix=f"nothing is lost: {fix}, and resume the job",
+        )
+
+    # -- changes ------------------------------------------------------------------------------------
+
+    def _take_change(self, change: Change) -> None:
+        if change.relation in self._others or self._left_out or self._begin is None:
+            return
+        new, old = change.new, change.old
+        moved = (
+            new is not None
+            and old is not None
+            and bool(self._key_places)
+            and any(
+                old[place] != new[place] and new[place] is not UNCHANGED
+                for place in self._key_places
+            )
+        )
+        if new is not None and old is not None and change.whole:
+            new = [
+                before if value is UNCHANGED else value
+                for value, before in zip(new, old, strict=True)
+            ]
+        if self._segments is not None:
+            before = self._contained(old if moved or new is None else new)
+            after = self._contained(new if new is not None else old)
+        else:
+            before = after = False
+        if new is None:
+            if not before:
+                self._add("delete", old or [], old)
+        elif moved:
+            if not before:
+                self._add("delete", old or [], old)
+            if not after:
+                self._add("insert", new, None)
+        elif not after:
+            self._add("insert" if change.kind == "I" else "update", new, old)
+
+    def _contained(self, row: Row | None) -> bool:
+        """Return True if the part of the table with this row was read with this transaction."""
+        assert self._segments is not None
+        assert row is not None
+        assert self._begin is not None
+        key = [row[place] for place in self._key_places]
+        texts = [value.decode() for value in key if isinstance(value, bytes)]
+        if len(texts) < len(key):
+            raise SourceError(
+                f"a change has no key table=`{'.'.join(self._position.table)}`",
+                fix="ALTER TABLE ... REPLICA IDENTITY DEFAULT, and run the job once with --fresh",
+            )
+        return self._segments.contain(texts, self._begin.xid)
+
+    def _take_truncate(self, message: Truncate) -> None:
+        if self._left_out or self._begin is None or self._relation is None:
+            return
+        if self._relation.oid not in message.relations:
+            return
+        contained = False
+        if self._segments is not None:
+            everywhere = self._segments.contain_everywhere(self._begin.xid)
+            if everywhere is None:
+                raise SourceError(
+                    f"the table was truncated while it was read "
+                    f"table=`{'.'.join(self._position.table)}`",
+                    fix="run the job once with --fresh",
+                )
+            contained = everywhere
+        if not contained:
+            self._add("truncate", [None] * len(self._relation.columns), None)
+
+    def _add(self, op: str, row: Row, old: Row | None) -> None:
+        """Add a row, unless it was returned before."""
+        # Not earlier: behind the last row of a transaction, its commit belongs to the piece.
+        self._flush_if_full()
+        begin = self._begin
+        assert begin is not None
+        self._done += 1
+        if begin.commit_lsn == self._passed[0] and self._done <= self._passed[1]:
+            return
+        self._ops.append(op)
+        self._new.append(row)
+        self._old.append(old)
+        self._begins.append(begin)
+        self._numbers.append(self._done)
+        self._confirmeds.append(self._confirmed)
+        self._size += ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
+
+    def _flush_if_full(self) -> None:
+        if len(self._ops) >= self._settings.batch_rows or self._size >= _PIECE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Make a piece of the rows so far, and hand it over."""
+        position = self._now()
+        if not self._ops:
+            return
+        begins, numbers, confirmeds = self._begins, self._numbers, self._confirmeds
+        base = self._position
+
+        def inside(count: int) -> Position:
+            return msgspec.structs.replace(
+                base,
+                confirmed=confirmeds[count - 1],
+                transaction=begins[count - 1].commit_lsn,
+                done=numbers[count - 1],
+            )
+
+        batch = self._batch()
+        offsets = np.fromiter((each.commit_lsn for each in begins), np.int64, len(begins))
+        ready_ms = begins[0].time_us // 1000
+        piece = Piece(batch, inside, position, offsets, self._size, ready_ms)
+        self._position = position
+        self._clear()
+        self._worker.hand_over(piece, self._serve)
+
+    def _batch(self) -> pa.RecordBatch:
+        """Return the rows as columns.
+
+        Raises:
+            SourceError: a value is not known, and the user has not asked to be told of that.
+        """
+        settings, relation = self._settings, self._relation
+        assert relation is not None
+        metadata = {column: kind for kind, column in settings.metadata.items()}
+        places = {name: place for place, name in enumerate(relation.columns)}
+        columns: list[pa.Array] = []
+        unchanged: list[list[str]] = [[] for _ in self._ops]
+        for name in self._worker.wanted():
+            place = places.get(name)
+            if place is not None:
+                for row, names in zip(self._new, unchanged, strict=True):
+                    if row[place] is UNCHANGED:
+                        row[place] = None
+                        names.append(name)
+        if "unchanged" not in settings.metadata and any(unchanged):
+            name = next(names[0] for names in unchanged if names)
+            table = ".".join(self._position.table)
+            raise SourceError(
+                f"an update does not have the value of a column, which is large and was not changed "
+                f"column=`{name}` table=`{table}`",
+                fix=f"ALTER TABLE {table} REPLICA IDENTITY FULL for later updates; "
+                'metadata={"unchanged": "a column"} tells which columns are null for this reason; or leave '
+                "the column out of schema=",
+            )
+        for each in self._schema:
+            if each.name == settings.op:
+                columns.append(pa.array(self._ops, each.type))
+            elif each.name in metadata:
+                columns.append(self._metadata(metadata[each.name], unchanged))
+            else:
+                columns.append(self._column(each, places))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, wanted: pa.Field, places: dict[str, int]) -> pa.Array:
+        name, rows = wanted.name, self._new
+        before = self._settings.before
+        if name not in self._worker.rows.names and before is not None:
+            name = name.removeprefix(before)
+            empty: Row = [None] * len(places)
+            rows = [empty if row is None else row for row in self._old]
+        place = places.get(name)
+        if place is None:
+            return pa.nulls(len(rows), wanted.type)  # it was added later
+        values: Any = [row[place] for row in rows]
+        return from_texts(wanted.name, values, wanted.type)
+
+    def _metadata(self, kind: str, unchanged: list[list[str]]) -> pa.Array:
+        values: list[Any]
+        if kind == "lsn":
+            values = [begin.commit_lsn for begin in self._begins]
+        elif kind == "xid":
+            values = [begin.xid for begin in self._begins]
+        elif kind == "commit_time":
+            values = [begin.time_us for begin in self._begins]
+        else:
+            values = unchanged
+        return pa.array(values, METADATA[kind])
+
+
+def about(settings: CdcSettings) -> Any:
+    return refusals(
+        f"changes cannot be read table=`{settings.table}` server=`{settings.address}`",
+        "check that it can be reached, and the rights: SELECT on the table, and the attribute REPLICATION",
+    )
