@@ -206,6 +206,7 @@ class Sink:
             checkpoint, instead of each writer its own.
         if_exists: the policy for the output of earlier runs, unless the run has its own.
         place: the location of the output, for messages; empty if it is not kept.
+        uncommitted_ms_max: output that was not committed after this time is lost; None: it never is.
     """
 
     guarantees: frozenset[Guarantee] = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
@@ -216,6 +217,7 @@ class Sink:
     commits_globally: bool = False
     if_exists: IfExists = IfExists.ERROR
     place: str = ""
+    uncommitted_ms_max: int | None = None
 
     def bind(self, schema: pa.Schema | None) -> None:
         """Bind the sink to the stream's schema at plan time; raise PlanError if it does not fit."""

@@ -1,7 +1,7 @@
 """Checks of a whole job before anything starts.
 
 They find packages that are not installed, steps that cannot run as a batch or apart from their source, and
-sinks whose promise the checkpoint mode breaks.
+sinks whose promise the settings of checkpoints break.
 
 They also find state that is pickled. Unpickling runs code that the bytes name, so with
 `headgate.state.allow-pickle: false` nothing that lies in the storage of checkpoints and savepoints is
@@ -17,6 +17,7 @@ from typing import Final
 
 from ..api.resources import sharing_groups
 from ..errors import PlanError, StateError
+from ..operators.durations import format_duration
 from ..operators.extras import missing_extra
 from ..operators.graph import ByClock, Graph, Node
 from ..operators.sink import Guarantee
@@ -26,13 +27,16 @@ from .options.registry import Options
 from .options.state import (
     ALLOW_PICKLE,
     CHECKPOINT_DIR,
+    CHECKPOINT_INTERVAL,
     CHECKPOINT_MODE,
+    CHECKPOINT_TIMEOUT,
     SAVEPOINT_DIR,
     STATE_BACKEND,
     UNALIGNED,
 )
 from .plan import PhysicalPlan, beside_source
 from .protocol.checkpoints.manifest import Manifest
+from .protocol.checkpoints.settings import CheckpointRules
 from .savepoint.compare import stored_pickles
 
 _INSTEAD: Final = {
@@ -160,6 +164,29 @@ def sinks_without_alignment(graph: Graph) -> Iterator[PlanError]:
                 "lets records count twice after a failure",
                 where=str(node.origin),
                 fix='say guarantee="at_least_once" at the sink, or leave out the option',
+            )
+
+
+def sinks_that_cannot_wait(graph: Graph, rules: CheckpointRules) -> Iterator[PlanError]:
+    """The sinks whose output may be lost before it is committed, although nothing fails.
+
+    Output of the time between two barriers is committed when the checkpoint of the second one is complete.
+    """
+    if rules.interval_ms is None:
+        return
+    interval_ms = max(rules.interval_ms, rules.interval_during_backlog_ms or 0)
+    needed_ms = interval_ms + rules.timeout_ms
+    for node in graph.sinks():
+        limit_ms = None if node.sink is None else node.sink.uncommitted_ms_max
+        if limit_ms is not None and limit_ms <= needed_ms:
+            yield PlanError(
+                f"sink `{node.name}` loses output that is not committed within "
+                f"{format_duration(limit_ms)}, and a checkpoint may complete only after "
+                f"{format_duration(needed_ms)}: {CHECKPOINT_INTERVAL.key}=`{format_duration(interval_ms)}` "
+                f"+ {CHECKPOINT_TIMEOUT.key}=`{format_duration(rules.timeout_ms)}`",
+                where=str(node.origin),
+                fix="raise the limit of the sink (transaction_timeout= of kafka_sink), and if need be "
+                f"transaction.max.timeout.ms of the brokers; or lower {CHECKPOINT_TIMEOUT.key}",
             )
 
 

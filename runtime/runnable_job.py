@@ -28,6 +28,7 @@ from .job_checks import (
     check_pickles,
     missing_packages,
     runs_as_batch,
+    sinks_that_cannot_wait,
     sinks_without_alignment,
     steps_apart_from_source,
 )
@@ -65,8 +66,11 @@ class RunnableJob(JobDefinition):
         yield from steps_apart_from_source(self.graph)
         if self.as_batch:
             yield from batch_problems(self.graph)
-        elif options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
+            return
+        if options.get(CHECKPOINT_MODE) != "EXACTLY_ONCE":
             yield from sinks_without_alignment(self.graph)
+        rules = checkpoint_rules(self.checkpoint_settings, options)
+        yield from sinks_that_cannot_wait(self.graph, rules)
 
     def _apply_options(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""

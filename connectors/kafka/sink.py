@@ -50,6 +50,8 @@ class KafkaSink(Sink):
         self.guarantee = guarantee
         self.extras = ("kafka", *settings.format.extras)
         self._values: pa.Schema | None = None
+        if guarantee is Guarantee.EXACTLY_ONCE:
+            self.uncommitted_ms_max = settings.transaction_timeout_ms
         self.place = f"{settings.topic} of {settings.bootstrap}"
 
     def bind(self, schema: pa.Schema | None) -> None:

@@ -20,6 +20,7 @@ from headgate.connectors.kafka.transactions import Prepared, TransactionClient
 from headgate.errors import JobError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkWriter
+from headgate.runtime.job import runnable
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
@@ -294,3 +295,30 @@ def test_every_record_is_there_once_when_job_and_broker_fail(
         job.run()
     source = kafka_source(topic, bootstrap=broker.bootstrap, schema={"id": "int64"}, stop="latest")
     assert sorted(row["id"] for row in run(read_all(source))) == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("every", "timeout", "options", "refused"),
+    [
+        ("10s", "15m", {}, False),
+        ("5m", "15m", {}, True),
+        ("10s", "10m", {}, True),
+        ("10s", "60s", {"execution.checkpointing.timeout": "30s"}, False),
+        ("30s", "60s", {"execution.checkpointing.timeout": "30s"}, True),
+        ("10s", "15m", {"execution.checkpointing.interval-during-backlog": "10m"}, True),
+    ],
+)
+def test_a_transaction_must_live_longer_than_a_checkpoint_takes(
+    tmp_path: Path, every: str, timeout: str, options: dict[str, str], refused: bool
+) -> None:
+    """Otherwise brokers abort it although nothing fails. No broker is asked for this."""
+    job = hg.Job("copies", options=options)
+    job.checkpoint(every=every, storage=str(tmp_path))
+    source = kafka_source("s", bootstrap="nowhere:1", schema={"id": "int64"})
+    made = kafka_sink(
+        "t", bootstrap="nowhere:1", guarantee="exactly_once", transaction_timeout=timeout
+    )
+    job.read(source, name="numbers").write(made, name="out")
+    found = [str(problem) for problem in runnable(job).problems()]
+    assert bool(found) == refused
+    assert all("transaction_timeout=" in problem for problem in found)
