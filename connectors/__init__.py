@@ -20,6 +20,7 @@ from .generator import (
     sequence,
 )
 from .hybrid import hybrid_source
+from .kafka.security import KafkaSecurity
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .nexmark import nexmark
@@ -32,6 +33,7 @@ from .throttle import throttle
 
 __all__ = [
     "Crash",
+    "KafkaSecurity",
     "Pause",
     "avro_format",
     "blackhole",

@@ -38,6 +38,7 @@ from .formats.text import FORMATS
 from .generator import generator
 from .hybrid import hybrid_source
 from .kafka.model import METADATA
+from .kafka.security import MECHANISMS, KafkaSecurity
 from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
@@ -274,6 +275,29 @@ _BOOTSTRAP = Field(Text(), "brokers to ask first: `host:port`, several with comm
 _PROPERTIES = Field(
     Items(AnyText()), "of librdkafka; `file:/path` and `env:NAME` stand for secrets on the worker"
 )
+_SECURITY = Field(
+    Section(
+        "security",
+        {
+            "mechanism": Field(Choice(MECHANISMS), "of SASL; absent: no SASL"),
+            "username": Field(Text(), "for all mechanisms but OAUTHBEARER"),
+            "password": Field(
+                Text(), "likewise; `file:/path` and `env:NAME` are read on the worker"
+            ),
+            "token": Field(
+                Text(), "for OAUTHBEARER: a JSON web token, as `file:/path` or `env:NAME`"
+            ),
+            "tls": Field(Boolean(), "true: encrypt, and check the certificates of the brokers"),
+            "ca": Field(
+                Text(), "the file of the authorities to trust; absent: those of the system"
+            ),
+            "certificate": Field(Text(), "the file with the certificate of the client"),
+            "key": Field(Text(), "the file with its key"),
+            "keyPassword": Field(Text(), "of that file, as `file:/path` or `env:NAME`"),
+        },
+    ),
+    "the credentials and the encryption",
+)
 _POSITION = {
     "time": Field(Text(), "the first record of this time or later, such as `2026-01-31T12:00:00Z`"),
     "offsets": Field(
@@ -288,7 +312,13 @@ def _kafka(**arguments: Any) -> Source:
             arguments[name] = _kafka_position(name, arguments[name])
     if "format" in arguments:
         arguments["format"] = read_format(arguments["format"])
-    return kafka_source(arguments.pop("topics", ()), **arguments)
+    return kafka_source(arguments.pop("topics", ()), **_with_security(arguments))
+
+
+def _with_security(arguments: dict[str, Any]) -> dict[str, Any]:
+    if "security" in arguments:
+        arguments["security"] = KafkaSecurity(**_arguments(arguments["security"]))
+    return arguments
 
 
 def _kafka_position(name: str, given: Mapping[str, Any]) -> Any:
@@ -347,6 +377,7 @@ SOURCES["kafka"] = SourceConnector(
             ),
             "batchRows": _BATCH_ROWS,
             "buffer": Field(size(), "most bytes fetched ahead by a subtask; 32mb"),
+            "security": _SECURITY,
             "properties": _PROPERTIES,
             "rate": _FILES["rate"],
         },
@@ -444,7 +475,7 @@ def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
 def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
     if "format" in arguments:
         arguments["format"] = read_format(arguments["format"])
-    return kafka_sink(topic, **arguments)
+    return kafka_sink(topic, **_with_security(arguments))
 
 
 SINKS: dict[str, SinkConnector] = {
@@ -484,6 +515,7 @@ SINKS: dict[str, SinkConnector] = {
                     "the brokers have aborted a transaction that a checkpoint needs; fail",
                 ),
                 "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+                "security": _SECURITY,
                 "properties": _PROPERTIES,
             },
         ),

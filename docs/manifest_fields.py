@@ -34,6 +34,7 @@ def main() -> None:
     for name, fields in formats["properties"].items():
         print_table(f"format `{name}`", fields)
     print_table("registry of a format", formats["properties"]["avro"]["properties"]["registry"])
+    print_table("security of kafka", kafka["security"])
     print_table("eventTime", sources["properties"]["eventTime"])
     print_table("An operator", operators)
     print_verbs()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from ...errors import SourceError, UsageError
+from ...operators.clock import SystemClock
 from ...operators.suggestions import suggest
-from ..secrets import read_secret
+from .security import resolved
 
 ANSWER_S_MAX: Final = 15.0
 """The time in which a cluster has to answer the first request."""
+_LOOK_S: Final = 0.5
+"""While it does not answer, errors are looked at this often."""
 _OURS: Final = {
     "acks": "guarantee=",
     "auto.offset.reset": "start=",
@@ -32,7 +34,6 @@ _OURS: Final = {
     "transactional.id": "guarantee=",
 }
 """Properties that headgate sets itself, with the argument that decides them."""
-_SECRET: Final = re.compile(r"password|passphrase|secret|key\.pem|sasl\.oauthbearer\.config|jaas")
 _log = logging.getLogger("headgate.connectors.kafka")
 
 
@@ -51,22 +52,6 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {str(name): str(value) for name, value in properties.items()}
 
 
-def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties for messages: without secrets."""
-    return {name: "***" if _SECRET.search(name) else value for name, value in properties.items()}
-
-
-def resolved(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties with secrets read from where `file:` and `env:` say.
-
-    This happens on the machine that connects, so that the job holds no secret.
-
-    Raises:
-        UsageError: a file cannot be read, or a variable is not set.
-    """
-    return {name: read_secret(name, value) for name, value in properties.items()}
-
-
 class ErrorListener:
     """Remembers the last error of a client, as requests only report that nothing answered."""
 
@@ -80,7 +65,8 @@ class ErrorListener:
         """Take an error; the client calls this while it is polled."""
         from confluent_kafka import KafkaError
 
-        self.last = str(error.str())
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
+            self.last = str(error.str())  # that none is up says less than why the last one is not
         lasting = (
             KafkaError._AUTHENTICATION,
             KafkaError._SSL,
@@ -88,7 +74,7 @@ class ErrorListener:
             # This comes after `topic.metadata.propagation.max.ms`, so it is not that of a new topic.
             KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
-        if error.fatal() or error.code() in lasting:
+        if error.fatal() or error.code() in lasting or "ssl/tls alert" in self.last:
             self.fatal = self.last
         # A broker that is away is an error per attempt to reach it.
         level = logging.DEBUG if error.code() in self._logged else logging.WARNING
@@ -110,23 +96,60 @@ def client_properties(
     }
 
 
+def describe_topics(
+    client: Any, topic: str | None, bootstrap: str, errors: ErrorListener
+) -> dict[str, Any]:
+    """Return what the cluster says about a topic, or about all of them.
+
+    Args:
+        client: any client of librdkafka, whose errors go to `errors`.
+        topic: its name; None: all topics.
+        bootstrap: the address, for messages.
+        errors: those of the client.
+
+    Raises:
+        SourceError: no broker answers, or it refuses us. That is known long before the time is up.
+    """
+    from confluent_kafka import KafkaException
+
+    clock = SystemClock()
+    deadline = clock.monotonic() + ANSWER_S_MAX
+    arguments = () if topic is None else (topic,)
+    while True:
+        try:
+            topics: dict[str, Any] = client.list_topics(*arguments, timeout=_LOOK_S).topics
+            return topics
+        except KafkaException as error:
+            client.poll(_LOOK_S)  # the reason comes by the callback
+            if errors.fatal or clock.monotonic() > deadline:
+                raise no_answer(bootstrap, errors, error.args[0].str()) from error
+
+
 def no_answer(bootstrap: str, errors: ErrorListener, error: object) -> SourceError:
     """Return the error for a cluster that does not answer, or refuses us."""
+    reason = errors.fatal or errors.last or str(error)
     return SourceError(
-        f"the Kafka cluster cannot be used bootstrap=`{bootstrap}`: {errors.last or error}",
-        fix="check the address, security.protocol, the credentials, and that the brokers' advertised "
+        f"the Kafka cluster cannot be used bootstrap=`{bootstrap}`: {reason}",
+        fix="check that the certificate is signed by an authority in ca=, and is for the name in bootstrap="
+        if "certificate verify failed" in reason
+        else "check the address, security=, the credentials, and that the brokers' advertised "
         "addresses can be reached from here",
     )
 
 
-def no_topic(topic: str, known: list[str]) -> UsageError:
-    """Return the error for a topic that does not exist, or that we may not see."""
+def no_topic(topic: str, known: list[str], right: str) -> UsageError:
+    """Return the error for a topic that does not exist, or that we may not see.
+
+    Args:
+        topic: its name.
+        known: the names of those that we see.
+        right: the right that is needed, such as `READ`.
+    """
     visible = [name for name in known if not name.startswith("__")]
+    found = f"; {suggest(topic, visible, 'topics')}" if visible else ""
     return UsageError(
-        f"there is no such topic, or no right to read it topic=`{topic}`",
-        fix=suggest(topic, visible, "topics")
-        if visible
-        else "create it, or allow DESCRIBE and READ",
+        f"there is no such topic, or no right to {right} topic=`{topic}`",
+        fix=f"create it, or allow {right}{found}",
     )
 
 

@@ -29,11 +29,14 @@ from ...operators.base import OperatorContext
 from ...operators.elements import Batch
 from ...operators.sink import DISCARDED_COUNTER
 from ...state.snapshot import CommitPermit
-from .client import ErrorListener, client_properties, make_producer
+from .client import ErrorListener, make_producer
+from .rights import named_right
 from .transactions import LostTransaction, Prepared, TransactionClient
 from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
 
 _log = logging.getLogger("headgate.connectors.kafka")
+PREFIX: Final = "hg-"
+"""All transactional ids, and the groups of their marks, begin with this."""
 _ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
 """The end of a transactional id: attempt, checkpoint before, subtask, number, and a random part."""
 _READY_S: Final = 60.0
@@ -68,6 +71,19 @@ class _Transaction:
             self.problem = error
         self.ready.set()
 
+    def raise_missing_right(self) -> None:
+        """Raise if it could not be initialised because of a missing right.
+
+        Raises:
+            UsageError: it names the right.
+        """
+        from confluent_kafka import KafkaException
+
+        if isinstance(self.problem, KafkaException):
+            missing = named_right(self.problem.args[0])
+            if missing is not None:
+                raise missing from self.problem
+
     def begin(self) -> None:
         """Begin; the first records may follow. Waits until the producer is initialised.
 
@@ -89,19 +105,38 @@ class _Transaction:
         from confluent_kafka import Consumer, TopicPartition
 
         settings = self._settings
-        # Only a consumer knows the group in the form that the call wants; it connects to nothing.
-        consumer = Consumer(
-            {
-                **client_properties(settings.bootstrap, settings.properties, self.errors),
-                "group.id": self.id,
-            }
-        )
+        # Only a consumer knows the group in the form that the call wants; without brokers it connects to
+        # nothing, and needs no credentials.
+        consumer = Consumer({"group.id": self.id})
         try:
             group = consumer.consumer_group_metadata()
         finally:
             consumer.close()
         offsets = [TopicPartition(settings.topic, 0, checkpoint_id)]
         self.producer.send_offsets_to_transaction(offsets, group, _READY_S)
+
+
+def check_transactions(settings: SinkSettings) -> None:
+    """Try a transaction without records, and abort it: so every right is known before the first record.
+
+    Raises:
+        UsageError: a right is missing.
+        JobError: the brokers refuse such transactions.
+    """
+    from confluent_kafka import KafkaException
+
+    transaction = _Transaction(settings, f"{PREFIX}check-{secrets.token_hex(6)}")
+    transaction.initialise()
+    transaction.raise_missing_right()
+    transaction.begin()
+    try:
+        transaction.mark(0)
+        transaction.producer.abort_transaction(_READY_S)
+    except KafkaException as error:
+        raise named_right(error.args[0]) or JobError(
+            f"no transaction is possible topic=`{settings.topic}`: {error.args[0].str()}",
+            fix="see the section about security in docs/kafka.md for the rights that are needed",
+        ) from error
 
 
 class TransactionalWriter(KafkaWriter):
@@ -121,7 +156,7 @@ class TransactionalWriter(KafkaWriter):
     def open(self, context: OperatorContext) -> None:
         self.context = context
         names = f"{context.job_name}\0{context.operator_name}\0{self._settings.topic}".encode()
-        self._prefix = f"hg-{hashlib.blake2s(names, digest_size=8).hexdigest()}-"
+        self._prefix = f"{PREFIX}{hashlib.blake2s(names, digest_size=8).hexdigest()}-"
         self._after = context.restored_checkpoint
         context.timers.call_later(SERVE_MS, self._serve)
 
@@ -136,6 +171,9 @@ class TransactionalWriter(KafkaWriter):
                 discarded.inc()
         self._next = self._new()
         self._next.initialise()
+        # Without the right to DESCRIBE, the list of open transactions is empty instead of an error. A
+        # transaction of our own cannot be initialised then, so this attempt does not go on.
+        self._next.raise_missing_right()
 
     def _is_dead(self, id: str) -> bool:
         """Return True if an older attempt of this subtask began a transaction that no checkpoint has.

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...errors import StateError
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
-from .client import without_secrets
+from .security import without_secrets
 
 REJECTED_SCHEMA: Final = pa.schema(
     [

@@ -453,6 +453,10 @@ class KafkaReader(SourceReader):
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._skip_lost(name, message)
             return None
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED and self._settings.group is None:
+            return (
+                None  # librdkafka looks for the coordinator of a group that nothing is written to
+            )
         passing = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
         if error.retriable() or code in passing:
             return None  # librdkafka goes on by itself

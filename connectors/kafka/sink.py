@@ -20,16 +20,16 @@ from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..rows import check_count
 from .client import (
-    ANSWER_S_MAX,
     ErrorListener,
     check_properties,
+    describe_topics,
     make_producer,
-    no_answer,
     no_topic,
 )
-from .exactly_once import TransactionalWriter
+from .exactly_once import TransactionalWriter, check_transactions
 from .model import METADATA
-from .transactions import check_security
+from .rights import check_topic_rights
+from .security import KafkaSecurity, check_security, with_security
 from .writer import KafkaWriter, SinkSettings, is_bytes, is_text
 
 BUFFER: Final = "32mb"
@@ -79,22 +79,22 @@ class KafkaSink(Sink):
         return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings, self._values)
 
     def check_output(self, run: SinkRun) -> None:
-        """Check that the cluster answers and has the topic, and that the values can be encoded."""
-        from confluent_kafka import KafkaException
-
+        """Check that the topic is there, that values can be encoded, and the rights to write."""
         settings, errors = self.settings, ErrorListener()
         producer = make_producer(
             settings.bootstrap, settings.properties, "headgate-check", settings.buffer_bytes, errors
         )
-        try:
-            known = producer.list_topics(timeout=ANSWER_S_MAX).topics
-        except KafkaException as error:
-            producer.poll(0)  # the reason comes by the callback
-            raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
+        known = describe_topics(producer, None, settings.bootstrap, errors)
         if settings.topic not in known:
-            raise no_topic(settings.topic, sorted(known))
+            raise no_topic(settings.topic, sorted(known), "WRITE")
         if self._values is not None:
             settings.format.encoder(self._values, settings.topic)
+        exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
+        # The mark of a transaction is an offset, and offsets are written by readers of a topic.
+        rights = ("WRITE", "READ") if exactly_once else ("WRITE",)
+        check_topic_rights(settings.bootstrap, settings.properties, [settings.topic], rights)
+        if exactly_once:
+            check_transactions(settings)
 
     def describe(self) -> str:
         return f"kafka({self.settings.topic})"
@@ -130,6 +130,7 @@ def kafka_sink(
     transaction_timeout: Duration = TRANSACTION_TIMEOUT,
     on_lost: Literal["fail", "skip"] = "fail",
     buffer: str | int = BUFFER,
+    security: KafkaSecurity | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> KafkaSink:
     """Return a sink that writes to a topic of Kafka. It needs `pip install 'headgate[kafka]'`.
@@ -149,7 +150,8 @@ def kafka_sink(
         on_lost: what a restore does if the brokers have aborted, or forgotten, a transaction that the
             checkpoint needs: `fail`, or `skip` its records with a warning.
         buffer: the most bytes that wait to be sent, per subtask.
-        properties: properties of librdkafka; see `kafka_source`.
+        security: the credentials and the encryption.
+        properties: further properties of librdkafka; see `kafka_source`.
 
     Raises:
         UsageError: an argument is wrong. Whether the topic exists is found out when the job starts.
@@ -185,7 +187,7 @@ def kafka_sink(
         to_format(format),
         dict(metadata or {}),
         buffer,
-        check_properties(properties or {}),
+        with_security(check_properties(properties or {}), security),
         timeout_ms,
         on_lost,
     )

@@ -30,12 +30,15 @@ from .client import (
     ANSWER_S_MAX,
     ErrorListener,
     check_properties,
+    describe_topics,
     make_consumer,
     no_answer,
     no_topic,
 )
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, Stop, decoded
 from .reader import KafkaReader
+from .rights import check_group_right, check_topic_rights
+from .security import KafkaSecurity, with_security
 
 BUFFER: Final = "32mb"
 _log = logging.getLogger("headgate.connectors.kafka")
@@ -125,6 +128,10 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
 
     try:
         places = _find_places(consumer, settings, errors)
+        topics = sorted({topic for topic, _ in places})
+        check_topic_rights(settings.bootstrap, settings.properties, topics, ("READ",))
+        if settings.group is not None:
+            check_group_right(settings.bootstrap, settings.properties, settings.group)
         starts = _offsets(consumer, settings.start, places, at_start=True)
         stops = {} if settings.stop is None else _offsets(consumer, settings.stop, places)
     except KafkaException as error:
@@ -166,34 +173,24 @@ def _find_places(
     """Return topic and number of all partitions to read, in order."""
     if settings.pattern is None:
         found = {
-            topic: _ask(consumer, topic, settings.bootstrap, errors)[topic]
+            topic: describe_topics(consumer, topic, settings.bootstrap, errors)[topic]
             for topic in settings.topics
         }
         for topic, described in found.items():
             if described.error is not None:
-                known = _ask(consumer, None, settings.bootstrap, errors)
-                raise no_topic(topic, sorted(known))
+                known = describe_topics(consumer, None, settings.bootstrap, errors)
+                raise no_topic(topic, sorted(known), "READ")
     else:
         matches = re.compile(settings.pattern).fullmatch
         found = {
             topic: described
-            for topic, described in sorted(_ask(consumer, None, settings.bootstrap, errors).items())
+            for topic, described in sorted(
+                describe_topics(consumer, None, settings.bootstrap, errors).items()
+            )
             # A topic that is just being created or deleted has an error for a moment.
             if matches(topic) and not topic.startswith("__") and described.error is None
         }
     return [(topic, number) for topic, each in found.items() for number in sorted(each.partitions)]
-
-
-def _ask(consumer: Any, topic: str | None, bootstrap: str, errors: ErrorListener) -> dict[str, Any]:
-    """Return what the cluster says about a topic, or about all of them."""
-    from confluent_kafka import KafkaException
-
-    try:
-        topics: dict[str, Any] = consumer.list_topics(topic, timeout=ANSWER_S_MAX).topics
-    except KafkaException as error:
-        consumer.poll(0)  # the reason comes by the callback
-        raise no_answer(bootstrap, errors, error.args[0].str()) from error
-    return topics
 
 
 def _offsets(
@@ -289,6 +286,7 @@ class KafkaOptions(TypedDict, total=False):
     read_uncommitted: bool
     batch_rows: int
     buffer: str | int
+    security: KafkaSecurity | None
     properties: Mapping[str, str]
 
 
@@ -325,6 +323,7 @@ def kafka_source(
     read_uncommitted: bool = False,
     batch_rows: int = 8192,
     buffer: str | int = BUFFER,
+    security: KafkaSecurity | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> KafkaSource:
     """Return a source of the records in topics of Kafka. It needs `pip install 'headgate[kafka]'`.
@@ -358,8 +357,9 @@ def kafka_source(
         read_uncommitted: also return records of transactions that are open or aborted.
         batch_rows: most rows per batch.
         buffer: the most bytes that the client fetches ahead, and that wait to be processed, per subtask.
-        properties: properties of librdkafka, such as `security.protocol`. A value `file:/path` or
-            `env:NAME` is read where the client runs, so that passwords do not become a part of the job.
+        security: the credentials and the encryption.
+        properties: further properties of librdkafka. A value `file:/path` or `env:NAME` is read where the
+            client runs, so that passwords do not become a part of the job.
 
     Raises:
         UsageError: an argument is wrong. Whether the topics exist is found out when the job starts.
@@ -402,7 +402,7 @@ def kafka_source(
         read_uncommitted,
         batch_rows,
         buffer,
-        check_properties(properties or {}),
+        with_security(check_properties(properties or {}), security),
     )
     return KafkaSource(settings, values, None if kinds else record_class(schema))
 

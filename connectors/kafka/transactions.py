@@ -13,9 +13,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ...errors import JobError, UsageError
+from ...errors import JobError
 from ...operators.clock import SystemClock
-from .client import ErrorListener, no_answer, resolved
+from .client import ErrorListener, no_answer
+from .security import for_kafka_python
 
 PATIENCE_S: Final = 60.0
 """Requests are tried again for this time while brokers restart or coordinators move."""
@@ -65,7 +66,7 @@ class TransactionClient:
                 bootstrap_servers=[each.strip() for each in bootstrap.split(",")],
                 client_id="headgate-transactions",
                 bootstrap_timeout_ms=15_000,
-                **_python_settings(resolved(properties)),
+                **for_kafka_python(properties),
             )
         except KafkaError as error:
             raise no_answer(bootstrap, ErrorListener(), error) from error
@@ -157,6 +158,24 @@ class TransactionClient:
             if each.transactional_id.startswith(prefix)
         ]
 
+    def may_read_group(self, group: str) -> bool:
+        """Return whether the user may write offsets of a group.
+
+        A heartbeat needs the same right, and is refused for another reason as there is no such member.
+        """
+        from kafka.errors import GroupAuthorizationFailedError, KafkaError
+        from kafka.protocol.consumer.group import HeartbeatRequest
+        from kafka.protocol.metadata import CoordinatorType
+
+        beat = HeartbeatRequest(group_id=group, generation_id=1, member_id="headgate-check")
+        try:
+            self._again(lambda: self._ask(group, beat, CoordinatorType.GROUP))
+        except GroupAuthorizationFailedError:
+            return False
+        except KafkaError:
+            return True
+        return True
+
     def _end(self, prepared: Prepared) -> None:
         from kafka.protocol.producer.transaction import EndTxnRequest
 
@@ -187,8 +206,8 @@ class TransactionClient:
         except TransactionalIdNotFoundError:
             return None
 
-    def _ask(self, id: str, request: Any) -> Any:
-        """Send a request to the coordinator of a transaction.
+    def _ask(self, id: str, request: Any, kind: Any = None) -> Any:
+        """Send a request to the coordinator of a transaction, or of another `kind` of thing.
 
         Raises:
             KafkaError: that of the answer.
@@ -201,13 +220,14 @@ class TransactionClient:
         admin: Any = self._admin
 
         async def ask() -> Any:
-            node = await admin._find_coordinator_id(id, CoordinatorType.TRANSACTION)
+            wanted = CoordinatorType.TRANSACTION if kind is None else kind
+            node = await admin._find_coordinator_id(id, wanted)
             return await admin._manager.send(request, node_id=node)
 
         answer = admin._manager.run(ask)
         error = for_code(answer.error_code)
         if error is not NoError:
-            raise error(f"transaction `{id}`")
+            raise error(f"coordinator of `{id}`")
         return answer
 
     def _forget_coordinators(self) -> None:
@@ -227,39 +247,3 @@ class TransactionClient:
                     raise
                 self._forget_coordinators()
             time.sleep(_PAUSE_S)
-
-
-_SECURITY: Final = {
-    "security.protocol": "security_protocol",
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.mechanisms": "sasl_mechanism",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-}
-"""Properties of librdkafka, and the arguments of kafka-python that mean the same."""
-
-
-def check_security(properties: Mapping[str, str]) -> None:
-    """Check that both clients can connect in the same way.
-
-    Raises:
-        UsageError: one of the properties has no form for kafka-python.
-    """
-    for name in properties:
-        if name.startswith(("ssl.", "sasl.", "enable.ssl")) and name not in _SECURITY:
-            raise UsageError(
-                f"exactly-once output does not support this property property=`{name}`",
-                fix=f'supported are {", ".join(_SECURITY)}; or say guarantee="at_least_once"',
-            )
-
-
-def _python_settings(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the security settings of librdkafka as arguments of kafka-python; others do not concern it."""
-    found = {_SECURITY[name]: value for name, value in properties.items() if name in _SECURITY}
-    if "security_protocol" in found:
-        found["security_protocol"] = found["security_protocol"].upper()
-    return found

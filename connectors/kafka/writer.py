@@ -17,7 +17,8 @@ from ...operators.event_time import milliseconds
 from ...operators.sink import SinkWriter
 from ...state.snapshot import CommitPermit
 from ..formats.format import Encode, Format
-from .client import ErrorListener, make_producer, without_secrets
+from .client import ErrorListener, make_producer
+from .security import without_secrets
 
 SERVE_MS: Final = 500
 """Reports of delivery are looked at this often while no record comes."""

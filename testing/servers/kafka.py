@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -87,18 +88,22 @@ class KafkaServer:
         self._java = [_java(), "-cp", f"{_jars(version)}/*"]
         self._version = version
         self._ports = [HeldPort(), HeldPort()]
+        self._directory = directory
         self.bootstrap = f"127.0.0.1:{self._ports[0].number}"
         controller = f"127.0.0.1:{self._ports[1].number}"
         # The first byte is 0, because an id that begins with "-" looks like an option to Kafka's tool.
         self._cluster = urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         self._properties = directory / "server.properties"
         directory.mkdir(parents=True)
+        listeners = {"PLAINTEXT": self.bootstrap, **self._more_listeners()}
+        advertised = ",".join(f"{name}://{address}" for name, address in listeners.items())
         settings = {
             **_ONE_BROKER,
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listeners": f"{advertised},CONTROLLER://{controller}",
+            "advertised.listeners": advertised,
             "controller.quorum.voters": f"1@{controller}",
             "log.dirs": str(directory / "data"),
+            **self._more_settings(),
             **(options or {}),
         }
         self._properties.write_text(
@@ -114,6 +119,14 @@ class KafkaServer:
             self._answers,
         )
         self._formatted = False
+
+    def _more_listeners(self) -> dict[str, str]:
+        """Return further listeners and their addresses."""
+        return {}
+
+    def _more_settings(self) -> dict[str, str]:
+        """Return the settings for them."""
+        return {}
 
     def start(self) -> None:
         """Start it, or start it again with its data.
@@ -224,6 +237,195 @@ class KafkaServer:
         except KafkaException:
             return False
         return bool(found.cluster_id == self._cluster and found.brokers)
+
+
+class SecureKafkaServer(KafkaServer):
+    """A broker whose users have only the rights that `allow` gives them, with a listener for each protocol.
+
+    Who connects to `bootstrap` without a password has all rights.
+
+    Attributes:
+        sasl: the address of the listener for passwords and tokens without TLS.
+        sasl_tls: the same with TLS. It has the name `localhost`.
+        tls: the address of the listener that asks for a client certificate.
+        ca: the file with the certificate of the authority that has signed all others.
+    """
+
+    PLAIN_USER: Final = ("plain", "the-password-of-plain")
+    """The name and the password of the only user of the mechanism PLAIN."""
+
+    def _more_listeners(self) -> dict[str, str]:
+        ports = [HeldPort() for _ in range(3)]
+        self._ports += ports
+        self.sasl = f"127.0.0.1:{ports[0].number}"
+        self.sasl_tls = f"localhost:{ports[1].number}"
+        self.tls = f"localhost:{ports[2].number}"
+        return {"SASL": self.sasl, "SASLTLS": self.sasl_tls, "TLS": self.tls}
+
+    def _more_settings(self) -> dict[str, str]:
+        authority = _Authority(self._directory / "tls")
+        self.ca = authority.file
+        self._authority = authority
+        certificate, key = authority.issue("localhost")
+        both = certificate.with_name("server.pem")
+        both.write_bytes(key.read_bytes() + certificate.read_bytes())
+        protocols = {
+            **dict.fromkeys(("PLAINTEXT", "CONTROLLER"), "PLAINTEXT"),
+            "SASL": "SASL_PLAINTEXT",
+            "SASLTLS": "SASL_SSL",
+            "TLS": "SSL",
+        }
+        name, password = self.PLAIN_USER
+        modules = {
+            "plain": f'plain.PlainLoginModule required user_{name}="{password}"',
+            "scram-sha-256": "scram.ScramLoginModule required",
+            "scram-sha-512": "scram.ScramLoginModule required",
+            "oauthbearer": "oauthbearer.OAuthBearerLoginModule required "
+            'unsecuredLoginStringClaim_sub="broker"',
+        }
+        return {
+            "listener.security.protocol.map": ",".join(f"{a}:{b}" for a, b in protocols.items()),
+            "sasl.enabled.mechanisms": ",".join(each.upper() for each in modules),
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(both),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.ca),
+            "listener.name.tls.ssl.client.auth": "required",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            **{
+                f"listener.name.{listener}.{mechanism}.sasl.jaas.config": (
+                    f"org.apache.kafka.common.security.{module};"
+                )
+                for listener in ("sasl", "sasltls")
+                for mechanism, module in modules.items()
+            },
+        }
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Return the files of a new client certificate and its key. The user is `CN=` and the name."""
+        return self._authority.issue(name)
+
+    def add_user(self, name: str, password: str, mechanism: str) -> None:
+        """Give a user a password for SCRAM-SHA-256 or SCRAM-SHA-512."""
+        from confluent_kafka import KafkaException
+
+        names = _admin_names()
+        kind = getattr(names.ScramMechanism, mechanism.replace("-", "_"))
+        change = names.UserScramCredentialUpsertion(
+            name, names.ScramCredentialInfo(kind, 4096), password.encode()
+        )
+        admin = self.admin()
+        for done in admin.alter_user_scram_credentials([change]).values():
+            done.result(60)
+
+        def known() -> bool:
+            try:
+                found = admin.describe_user_scram_credentials([name])[name].result(60)
+            except KafkaException:
+                return False
+            return any(each.mechanism == kind for each in found.scram_credential_infos)
+
+        _wait_until(known)
+
+    def allow(
+        self, user: str, kind: str, name: str, *operations: str, permission: str = "ALLOW"
+    ) -> None:
+        """Allow a user some operations on a resource; a name that ends with `*` is a prefix.
+
+        Args:
+            user: the name; that of a certificate begins with `CN=`.
+            kind: `topic`, `group` or `transactional_id`.
+            name: of the resource.
+            operations: such as `READ`.
+            permission: `ALLOW`, or `DENY`, which counts more.
+        """
+        names = _admin_names()
+        prefixed = name.endswith("*")
+        place = (
+            names.ResourceType[kind.upper()],
+            name.removesuffix("*"),
+            names.ResourcePatternType.PREFIXED if prefixed else names.ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+        )
+        given = names.AclPermissionType[permission]
+        wanted = [names.AclBinding(*place, names.AclOperation[each], given) for each in operations]
+        admin = self.admin()
+        for done in admin.create_acls(wanted).values():
+            done.result(60)
+        own = names.AclBindingFilter(*place, names.AclOperation.ANY, given)
+        _wait_until(lambda: len(admin.describe_acls(own).result(60)) >= len(set(operations)))
+
+
+def _admin_names() -> Any:
+    """Return the module with the classes of administration, which it does not export by its types."""
+    from confluent_kafka import admin
+
+    return admin
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until a change has reached the broker."""
+    while not holds():
+        time.sleep(0.02)
+
+
+class _Authority:
+    """Signs certificates that are valid for a day."""
+
+    def __init__(self, directory: Path) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        directory.mkdir()
+        self.file = directory / "ca.pem"
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.file.write_bytes(self._signed("headgate tests", self._key.public_key(), ca=True))
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Return the files of a new certificate for a name, and of its key."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._directory / f"{name}.pem"
+        certificate.write_bytes(self._signed(name, key.public_key(), ca=False))
+        key_file = self._directory / f"{name}.key"
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return certificate, key_file
+
+    def _signed(self, name: str, key: Any, *, ca: bool) -> bytes:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.x509.oid import NameOID
+
+        def named(text: str) -> x509.Name:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+        now = datetime.now(UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(named(name))
+            .issuer_name(named("headgate tests"))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        )
+        if not ca:
+            made = made.add_extension(
+                x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
+            )
+        signed = made.sign(self._key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ def test_errors_of_a_start_say_what_is_wrong(
     kafka_sink(topic, bootstrap=broker.bootstrap).check_output(sink_run())
     with pytest.raises(UsageError, match="no such topic"):
         kafka_sink(f"{topic}x", bootstrap=broker.bootstrap).check_output(sink_run())
-    monkeypatch.setattr("headgate.connectors.kafka.sink.ANSWER_S_MAX", 1.0)
+    monkeypatch.setattr("headgate.connectors.kafka.client.ANSWER_S_MAX", 1.0)
     with pytest.raises(JobError, match="cannot be used"):
         kafka_sink(topic, bootstrap="127.0.0.1:1").check_output(sink_run())
 

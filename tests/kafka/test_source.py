@@ -421,7 +421,7 @@ def test_errors_of_a_start_say_what_is_wrong(
     with pytest.raises(UsageError, match="no such topic") as missing:
         source(broker, f"{topic}x").splits(1)
     assert topic in missing.value.fix
-    monkeypatch.setattr("headgate.connectors.kafka.source.ANSWER_S_MAX", 1.0)
+    monkeypatch.setattr("headgate.connectors.kafka.client.ANSWER_S_MAX", 1.0)
     with pytest.raises(SourceError, match="cannot be used") as dead:
         kafka_source(topic, bootstrap=DEAD, schema=SCHEMA).splits(1)
     assert "refused" in str(dead.value)
