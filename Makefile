@@ -16,7 +16,7 @@ KUBE_PROCESSES ?= 2
 # everything anew, and pytest rewrites all assertions in each of its workers. Empty means: write it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-spark demo-kafka test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark demo-kafka test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-k8s-node   build the image, and run jobs in containers of a real kubelet (as root; Debian)"
 	@echo "make kube-up   start such a cluster to try things in, until Ctrl-C (as root)"
 	@echo "make dashboards   draw the dashboards of a live run into docs/images (as root)"
+	@echo "make ui-pictures   draw the web UI of a live run into docs/images"
 	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: two minutes)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
@@ -119,6 +120,10 @@ dashboards: kube-programs
 	@echo "==> drawing the dashboards of a live run into docs/images (five minutes)"
 	@HEADGATE_DASHBOARD_PICTURES=$(CURDIR)/docs/images $(BIN)/python -m pytest -q tests/monitoring/test_live.py
 	@HEADGATE_DASHBOARD_PICTURES=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m kube tests/kube/test_operator_metrics.py
+
+ui-pictures: $(STAMP)
+	@echo "==> drawing the web UI of a live run into docs/images (two minutes)"
+	@$(BIN)/python -m headgate.tests.ui.pictures docs/images
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py $(ARGS)

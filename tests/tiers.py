@@ -93,6 +93,7 @@ FAST_ONE_IN: dict[str, int] = {
     "testing/test_histories.py": 3,
     "testing/test_histories.py::test_state_per_key": 0,
     "typing/test_typed_uses.py": 0,
+    "ui/test_all_jobs.py": 0,
     "ui/test_files.py::test_a_vendored_file_is_that_of_its_package": 0,
     "ui/test_views.py": 0,
     "windowing/test_against_model.py": 4,

@@ -9,6 +9,7 @@ import typer
 
 from .checkpoints import checkpoint_app, checkpoints, savepoint_app
 from .listing import history, list_jobs
+from .load import Settings, Storage, TokenFile, where
 from .run import run
 from .verbs import cancel, explain, options, rescale, stop, validate
 
@@ -51,6 +52,26 @@ app.command("history")(history)
 app.command("rescale")(rescale)
 app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)
+
+
+@app.command("ui")
+def _ui(
+    port: Annotated[
+        int,
+        typer.Option("--port", min=0, max=65535, help="The TCP port; 0: the system chooses one."),
+    ] = 0,
+    storage: Storage = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Show all jobs in a browser: those of this machine, and with --storage those of a storage.
+
+    The command prints a link, and serves the page until Ctrl-C. It listens on this machine only.
+    """
+    # It needs an HTTP server, which takes a while to load; no other verb waits for it.
+    from .ui import show
+
+    show(port, where(storage, None, token_file, settings))
 
 
 @app.command(

@@ -43,10 +43,13 @@ def statuses() -> tuple[list[tuple[JobRecord, dict[str, Any] | None]], list[Head
 
     Beside them it returns an error for each job whose record cannot be read.
     """
-    return asyncio.run(_statuses())
+    return asyncio.run(find_statuses())
 
 
-async def _statuses() -> tuple[list[tuple[JobRecord, dict[str, Any] | None]], list[HeadgateError]]:
+async def find_statuses() -> tuple[
+    list[tuple[JobRecord, dict[str, Any] | None]], list[HeadgateError]
+]:
+    """Return all jobs that run on this machine, as `statuses` does."""
     from ..control import registry
     from ..finding import connect_to_record
 

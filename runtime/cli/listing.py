@@ -174,16 +174,22 @@ def stored_jobs(place: Where) -> list[tuple[StoredJob, str]]:
     Raises:
         HeadgateError: the storage cannot be read.
     """
+    return asyncio.run(find_stored(place))
+
+
+async def find_stored(place: Where) -> list[tuple[StoredJob, str]]:
+    """Return all jobs that have checkpoints there, each with its status.
+
+    Raises:
+        HeadgateError: the storage cannot be read.
+    """
     from ...operators.clock import SystemClock
     from ..storage.open_store import open_store_at
     from ..storage.stored_jobs import find_jobs
 
-    async def find() -> list[tuple[StoredJob, str]]:
-        jobs = await find_jobs(open_store_at, place.storage, place.options, SystemClock())
-        statuses = await asyncio.gather(*(_stored_status(job, place) for job in jobs))
-        return list(zip(jobs, statuses, strict=True))
-
-    return asyncio.run(find())
+    jobs = await find_jobs(open_store_at, place.storage, place.options, SystemClock())
+    statuses = await asyncio.gather(*(_stored_status(job, place) for job in jobs))
+    return list(zip(jobs, statuses, strict=True))
 
 
 async def _stored_status(job: StoredJob, place: Where) -> str:

@@ -238,6 +238,15 @@ class RestClient:
                 elif field == "data":
                     yield decode_event(kind, value)
 
+    @contextlib.asynccontextmanager
+    async def passed_on(
+        self, method: str, path: str, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request of another client; its answer comes as the API gives it, however long it takes."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
+        async with self._request(method, path, timeout, body) as response:
+            yield response
+
     # -- the wire -----------------------------------------------------------------------------------
 
     async def _answers(self, name: str) -> bool:

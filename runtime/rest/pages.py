@@ -15,7 +15,6 @@ from typing import Final
 from aiohttp import web
 
 FOLDER: Final = Path(__file__).parent / "ui"
-PREFIX: Final = "/ui/"
 POLICY: Final = "; ".join(
     (
         "default-src 'self'",
@@ -32,6 +31,8 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+REDIRECTED: Final = web.AppKey("REDIRECTED", set[str])
+"""The paths of an application from which browsers are sent on."""
 _TYPES: Final = {
     ".css": "text/css",
     ".html": "text/html",
@@ -64,31 +65,43 @@ def pages() -> dict[str, Page]:
     return found
 
 
-def is_page(path: str) -> bool:
-    """Return True for a path that `show_page` answers; it needs no token."""
-    return path in ("/", "/ui") or path.startswith(PREFIX)
+def add_pages(app: web.Application, prefix: str = "") -> None:
+    """Add the routes of the web UI below `prefix`."""
+    app.router.add_route("GET", f"{prefix}/ui/{{page:.*}}", _show)
 
 
-async def show_page(request: web.Request) -> web.StreamResponse:
-    """Answer with the file that the path names. The connection is closed, as it has shown no token.
+def add_redirection(app: web.Application, path: str, to: str) -> None:
+    """Add a route that sends browsers on to `to`.
 
-    Redirections are relative, so they work behind a proxy that adds a prefix to all paths.
-
-    Raises:
-        web.HTTPNotFound: there is no such file.
+    A relative address is right behind a proxy that adds a prefix to all paths.
     """
-    if not request.path.startswith(PREFIX):
-        response = web.Response(status=307, headers={**_HEADERS, "Location": "ui/"})
+
+    app.setdefault(REDIRECTED, set()).add(path)
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        response = web.Response(status=307, headers={**_HEADERS, "Location": to})
+        response.force_close()
+        return response
+
+    app.router.add_route("GET", path, redirect)
+
+
+def is_page(request: web.Request) -> bool:
+    """Return True for a request that is answered here; it needs no token."""
+    return "page" in request.match_info or request.path in request.app.get(REDIRECTED, ())
+
+
+async def _show(request: web.Request) -> web.StreamResponse:
+    """Answer with the file that the path names. The connection is closed, as it has shown no token."""
+    page = pages().get(request.match_info["page"] or "index.html")
+    if page is None:
+        raise web.HTTPNotFound
+    headers = {**_HEADERS, "ETag": page.etag}
+    if request.headers.get("If-None-Match") == page.etag:
+        response = web.Response(status=304, headers=headers)
     else:
-        page = pages().get(request.path.removeprefix(PREFIX) or "index.html")
-        if page is None:
-            raise web.HTTPNotFound
-        headers = {**_HEADERS, "ETag": page.etag}
-        if request.headers.get("If-None-Match") == page.etag:
-            response = web.Response(status=304, headers=headers)
-        else:
-            response = web.Response(
-                body=page.body, content_type=page.type, charset="utf-8", headers=headers
-            )
+        response = web.Response(
+            body=page.body, content_type=page.type, charset="utf-8", headers=headers
+        )
     response.force_close()
     return response

@@ -33,19 +33,17 @@ from ..options.network import (
 )
 from ..options.registry import Options
 from .answers import (
-    PROBLEM_TYPE,
-    Answer,
     Command,
     Health,
     OperationsAnswer,
-    Problem,
     RequestProblem,
     encode_event,
     problem,
     problem_of,
 )
 from .openapi import document
-from .pages import PREFIX, is_page, show_page
+from .pages import add_pages, add_redirection, is_page
+from .replies import HEADERS, json_reply, problem_of_http, refusal
 from .requests import Operations, allowed_names, check_names, check_token
 from .routes import ROUTES, WAIT_S_MAX, Route
 
@@ -59,7 +57,6 @@ KEEP_ALIVE_S: Final = 15.0
 """A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
 """The rest of a refused body is read and dropped for this time, so that the client sees the refusal."""
-HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _log = logging.getLogger("headgate.rest")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PUBLIC: Final = frozenset(route.path for route in ROUTES if route.public)
@@ -247,8 +244,9 @@ class RestServer:
         )
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler(route))
-        for path in ("/", "/ui", f"{PREFIX}{{name:.*}}"):
-            app.router.add_route("GET", path, show_page)
+        add_pages(app)
+        add_redirection(app, "/", "ui/")
+        add_redirection(app, "/ui", "ui/")
         return app
 
     def _handler(self, route: Route) -> Handler:
@@ -257,7 +255,7 @@ class RestServer:
             return own
 
         async def show(request: web.Request) -> web.StreamResponse:
-            return _answer(msgspec.convert(self._coordinator.view(route.view), route.answer))
+            return json_reply(msgspec.convert(self._coordinator.view(route.view), route.answer))
 
         async def begin(request: web.Request) -> web.StreamResponse:
             assert route.body is not None
@@ -312,22 +310,22 @@ class RestServer:
             trusted = self._admit(request)
             return await handler(request)
         except RequestProblem as refused:
-            return _refusal(refused.problem, close=not trusted)
+            return refusal(refused.problem, close=not trusted)
         except HeadgateError as error:
-            return _refusal(problem_of(error), close=not trusted)
+            return refusal(problem_of(error), close=not trusted)
         except web.HTTPException as error:
-            return _refusal(_problem_of_http(error), close=True)
+            return refusal(problem_of_http(error), close=True)
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
             _log.exception("a request to the REST API broke path=`%s`", request.path)
             broken = InternalError(f"the REST API broke: {type(error).__name__}: {error}")
-            return _refusal(problem_of(broken), close=True)
+            return refusal(problem_of(broken), close=True)
 
     def _admit(self, request: web.Request) -> bool:
         """Raise RequestProblem for a stranger; return False for a request that needs no token."""
         check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
-        if request.method == "GET" and (request.path in _PUBLIC or is_page(request.path)):
+        if request.method == "GET" and (request.path in _PUBLIC or is_page(request)):
             return False
         check_token(request.headers.get("Authorization"), self._token)
         if (connection := self._connection(request)) is not None:
@@ -340,16 +338,16 @@ class RestServer:
     # -- answers of its own -------------------------------------------------------------------------
 
     async def _get_healthz(self, request: web.Request) -> web.StreamResponse:
-        return _answer(Health(status="ok"), close=True)
+        return json_reply(Health(status="ok"), close=True)
 
     async def _get_readyz(self, request: web.Request) -> web.StreamResponse:
         status = self._coordinator.view("status")["status"]
         if status not in READY:
-            return _refusal(problem(503, f"the job is {status}"), close=True)
-        return _answer(Health(status="ready"), close=True)
+            return refusal(problem(503, f"the job is {status}"), close=True)
+        return json_reply(Health(status="ready"), close=True)
 
     async def _get_openapi(self, request: web.Request) -> web.StreamResponse:
-        return _answer(document())
+        return json_reply(document())
 
     async def _get_subtasks(self, request: web.Request) -> web.StreamResponse:
         vertex = _number(request, "vertex")
@@ -357,7 +355,7 @@ class RestServer:
         if known and vertex not in known:
             raise RequestProblem(404, f"no such vertex id=`{vertex}`")
         found = self._coordinator.view("subtasks", vertex=vertex)
-        return _answer(msgspec.convert(found, _route("subtasks").answer))
+        return json_reply(msgspec.convert(found, _route("subtasks").answer))
 
     async def _get_checkpoint_detail(self, request: web.Request) -> web.StreamResponse:
         number = _number(request, "checkpoint")
@@ -366,12 +364,12 @@ class RestServer:
             raise RequestProblem(
                 404, f"checkpoint {number} is not remembered (web.checkpoints.history)"
             )
-        return _answer(msgspec.convert(found, _route("checkpoint_detail").answer))
+        return json_reply(msgspec.convert(found, _route("checkpoint_detail").answer))
 
     async def _get_curves(self, request: web.Request) -> web.StreamResponse:
         since_ms = _in_query(request, "since_ms", SINCE_MS_MAX)
         found = self._coordinator.view("curves", since_ms=since_ms)
-        return _answer(msgspec.convert(found, _route("curves").answer))
+        return json_reply(msgspec.convert(found, _route("curves").answer))
 
     # -- operations ---------------------------------------------------------------------------------
 
@@ -392,7 +390,7 @@ class RestServer:
             )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return _answer(
+        return json_reply(
             answer, status=202, headers={"Location": f"/v1/operations/{command.trigger_id}"}
         )
 
@@ -430,7 +428,7 @@ class RestServer:
             self._ended.pop(trigger_id).set()
 
     async def _get_operations(self, request: web.Request) -> web.StreamResponse:
-        return _answer(OperationsAnswer(operations=self._operations.all))
+        return json_reply(OperationsAnswer(operations=self._operations.all))
 
     async def _get_operation(self, request: web.Request) -> web.StreamResponse:
         trigger_id = request.match_info["trigger_id"]
@@ -440,7 +438,7 @@ class RestServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await ended.wait()
-        return _answer(self._operations.find(trigger_id))
+        return json_reply(self._operations.find(trigger_id))
 
     # -- events -------------------------------------------------------------------------------------
 
@@ -492,51 +490,6 @@ class RestServer:
 
 def _route(name: str) -> Route:
     return _BY_NAME[name]
-
-
-def _answer(
-    body: Answer | dict[str, Any],
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-    close: bool = False,
-) -> web.Response:
-    response = web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        content_type="application/json",
-        headers={**HEADERS, **(headers or {})},
-    )
-    if close:
-        response.force_close()
-    return response
-
-
-def _refusal(found: Problem, *, close: bool) -> web.Response:
-    """Return a refusal. Connections without a token are not kept."""
-    headers = {**HEADERS, **({"WWW-Authenticate": "Bearer"} if found.status == 401 else {})}
-    response = web.Response(
-        body=msgspec.json.encode(found),
-        status=found.status,
-        content_type=PROBLEM_TYPE,
-        headers=headers,
-    )
-    if close:
-        response.force_close()
-    return response
-
-
-def _problem_of_http(error: web.HTTPException) -> Problem:
-    """Answer requests that aiohttp refuses: unknown paths and methods, and bodies that are too large."""
-    match error:
-        case web.HTTPNotFound():
-            return problem(404, "there is nothing at this path\n  see /v1/openapi.json")
-        case web.HTTPMethodNotAllowed():
-            allowed = ", ".join(sorted(error.allowed_methods))
-            return problem(405, f"this path does not take {error.method}\n  it takes {allowed}")
-        case web.HTTPRequestEntityTooLarge():
-            return problem(413, "the body is larger than headgate.rest.body-max")
-    return problem(error.status, error.reason)
 
 
 def _number(request: web.Request, name: str) -> int:

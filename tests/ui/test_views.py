@@ -60,7 +60,7 @@ def test_each_view_shows_what_the_api_answers(lab: Any, beside: Any) -> None:
         await graph.get_by_role("link").nth(1).click()
         await expect(page.get_by_role("heading", name="windows -> out", level=2)).to_be_visible()
         shown = await rows(page, "Subtasks")
-        assert [row[0] for row in shown] == ["0", "1"]
+        assert [row[0] for row in shown] == ["0 (1/2)", "1 (2/2)"]
         assert {row[1] for row in shown} == {each.worker for each in told.workers}
         assert sum(int(row[2]) for row in shown) == 20
         assert await watched.accessible() == []
@@ -169,7 +169,7 @@ def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> N
                 await expect(page.get_by_role("alert")).to_contain_text("token is missing or wrong")
                 watched.refused_on_purpose = False
                 await page.get_by_label("Token of the job").fill(api.token)
-                await page.get_by_role("button", name="Show the job").click()
+                await page.get_by_role("button", name="Continue").click()
                 await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
                 await page.reload()
                 await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
@@ -221,7 +221,7 @@ def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> No
         await expect(line).to_contain_text("in fail_once")
         await expect(line).to_contain_text('raise ValueError("this record is bad")')
         await article.get_by_text("Traceback", exact=True).click()
-        await expect(article.locator("pre")).to_contain_text("Traceback")
+        await expect(article.locator("details pre")).to_contain_text("Traceback")
         assert await watched.accessible() == []
 
         await show(page, "Lost records", "Lost records")

@@ -12,12 +12,14 @@ export function Checkpoints({ status, argument }) {
   if (!answer) return html`<h2>Checkpoints</h2><${Waiting} problem=${problem} />`;
   const history = [...answer.history].reverse();
   const chosen = argument ? Number(argument) : null;
-  const said = chosen === null ? history[0] : history.find((each) => each.id === chosen);
+  const newest = history.findIndex((each) => each.status !== "IN_PROGRESS");
+  const said = chosen === null ? history.slice(0, newest + 1 || 1) : history.filter((each) => each.id === chosen);
   return html`
     <h2>Checkpoints</h2>
-    ${said && html`<div class="verdict"><p data-level=${said.status === "FAILED" ? "bad" : "none"}>
-      ${said.is_savepoint ? "Savepoint" : "Checkpoint"} ${said.id} <${Sentence} text=${said.explanation} />.
-    </p></div>`}
+    <div class="verdict">${said.map((each) => html`<p key=${each.id} data-level=${each.status === "FAILED" ? "bad" : "none"}>
+      ${each.is_savepoint ? "Savepoint" : "Checkpoint"} ${each.id}${each.status === "COMPLETED" ? "" : ":"}
+      ${" "}<${Sentence} text=${each.explanation} />.
+    </p>`)}</div>
     <${Figures} of=${[
       ["Completed", count(status.checkpoints_completed)],
       ["Failed", count(status.checkpoints_failed)],

@@ -59,7 +59,7 @@ export function joined(kept, more) {
   };
 }
 
-// A chart with a line for each series: { name, values }. `show` writes a value with its unit.
+// A chart with a line for each series: { name, values, dash }. `show` writes a value with its unit.
 export function Chart({ title, atMs, series, show }) {
   const shown = series.slice(0, MOST);
   const place = useRef(null);
@@ -92,7 +92,7 @@ export function Chart({ title, atMs, series, show }) {
     <div class="plot" ref=${place} role="img" aria-label=${`${title}, now: ${said}`}></div>
     <ul class="lines">
       ${shown.map((each, index) => html`<li key=${each.name}>
-        <svg class="line" data-line=${(index % COLOURS.length) + 1} data-dash=${Math.floor(index / COLOURS.length)}
+        <svg class="line" data-line=${(index % COLOURS.length) + 1} data-dash=${dashOf(each, index)}
           viewBox="0 0 24 6" aria-hidden="true"><path d="M0 3h24" /></svg>
         ${each.name} <span class="now">${newest(each.values)}</span>
       </li>`)}
@@ -115,12 +115,17 @@ function options(place, width, shown, show) {
       ...shown.map((each, index) => ({
         label: each.name,
         stroke: colour(place, COLOURS[index % COLOURS.length]),
-        dash: DASHES[Math.floor(index / COLOURS.length)],
+        dash: DASHES[dashOf(each, index)],
         width: 1.5,
         points: { show: false },
       })),
     ],
   };
+}
+
+// Lines that often lie on each other, and those for which no colour is left, are told apart by dashes.
+function dashOf(series, index) {
+  return series.dash || Math.floor(index / COLOURS.length);
 }
 
 function clock(seconds) {

@@ -32,8 +32,10 @@ export function Failure({ failure }) {
   const phases = PHASES.map(([name, key]) => [name, failure[key] || 0]);
   const line = userLine(failure.detail);
   const restore = failure.restore || {};
+  const [text, ...more] = failure.text.split("\n");
   return html`<article class="failure" data-time=${failure.time_ms}>
-    <h3><${Sentence} text=${failure.text} /></h3>
+    <h3><${Sentence} text=${text} /></h3>
+    ${more.length > 0 && html`<pre tabindex="0">${more.join("\n")}</pre>`}
     <p>
       <${Time} at=${failure.time_ms} /> in <code>${failure.where}</code>
       ${failure.worker && failure.worker !== failure.where ? ` on ${failure.worker}` : ""} (${failure.kind}, attempt ${failure.attempt % 65536})

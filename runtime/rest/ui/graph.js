@@ -46,7 +46,7 @@ function Node({ vertex, place, cause }) {
 
 // Shown if some subtask works much more than the mean one.
 function skew(vertex) {
-  return vertex.busy - vertex.busy_mean > 100 ? `, busiest subtask ${share(vertex.busy)}` : "";
+  return vertex.busy - vertex.busy_mean > 100 ? `, up to ${share(vertex.busy)}` : "";
 }
 
 function shortened(name) {

@@ -50,8 +50,8 @@ async function follow(signal, setJob, onRefused) {
   }
 }
 
-// Return { answer, problem } of a path, asked every so often; null stands for "not yet". Without a path
-// nothing is asked.
+// Return { answer, problem, refused } of a path, asked every so often; null stands for "not yet", and
+// `refused` for a wrong token. Without a path nothing is asked.
 export function useAnswer(path, everyMs = 0) {
   const [found, setFound] = useState({ path, answer: null, problem: null });
   const newest = useRef(null);
@@ -65,7 +65,9 @@ export function useAnswer(path, everyMs = 0) {
         newest.current = path;
         setFound({ path, answer, problem: null });
       } catch (error) {
-        if (!stop.signal.aborted) setFound((before) => ({ ...before, path, problem: error.message }));
+        if (stop.signal.aborted) return;
+        const refused = error instanceof Refused && error.status === 401;
+        setFound((before) => ({ ...before, path, problem: error.message, refused }));
       }
     };
     ask();

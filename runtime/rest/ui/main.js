@@ -1,10 +1,10 @@
 // The page of one job: its token, its header and its views.
 
-import { forgetToken, keepToken, takeToken } from "./api.js";
 import { Actions } from "./actions.js";
 import { Checkpoints } from "./checkpoints.js";
 import { Failures } from "./failures.js";
 import { duration } from "./format.js";
+import { ThemeSwitch, useToken } from "./frame.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { useJob } from "./live.js";
 import { Lost } from "./lost.js";
@@ -21,25 +21,12 @@ const VIEWS = [
   ["settings", "Settings", Settings],
   ["actions", "Actions", Actions],
 ];
-const THEMES = ["auto", "light", "dark"];
 
 function App() {
-  const [token, setToken] = useState(takeToken());
-  const [refusal, setRefusal] = useState("");
+  const { token, form, refuse } = useToken("Token of the job");
   const route = useRoute();
-  const job = useJob(token, (text) => {
-    forgetToken();
-    setToken(null);
-    setRefusal(text);
-  });
-  if (!token) {
-    const enter = (entered) => {
-      keepToken(entered);
-      setRefusal("");
-      setToken(entered);
-    };
-    return html`<${TokenForm} refusal=${refusal} enter=${enter} />`;
-  }
+  const job = useJob(token, refuse);
+  if (!token) return form;
   if (!job.status) {
     return html`<main class="narrow">
       <h1>headgate</h1>
@@ -95,42 +82,6 @@ function mark(path, status) {
     checkpoints: status.checkpoints_failed_in_a_row || 0,
   }[path];
   return found ? html` <span class="mark">${found}</span>` : null;
-}
-
-function TokenForm({ refusal, enter }) {
-  const field = useRef(null);
-  return html`<main class="narrow">
-    <h1>headgate</h1>
-    <form onSubmit=${(event) => {
-      event.preventDefault();
-      if (field.current.value.trim()) enter(field.current.value.trim());
-    }}>
-      <label for="token">Token of the job</label>
-      <input id="token" ref=${field} type="password" autocomplete="off" required
-        aria-describedby="where" />
-      <p id="where" class="quiet">
-        The command <code>headgate ui</code> prints a link that has it. The token is kept for this tab only.
-      </p>
-      ${refusal && html`<p class="problem" role="alert">${refusal}</p>`}
-      <button type="submit">Show the job</button>
-    </form>
-  </main>`;
-}
-
-function ThemeSwitch() {
-  const [theme, setTheme] = useState(localStorage.getItem("headgate-theme") || "auto");
-  const change = (event) => {
-    const chosen = event.target.value;
-    localStorage.setItem("headgate-theme", chosen);
-    if (chosen === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = chosen;
-    setTheme(chosen);
-  };
-  return html`<label class="theme">Theme
-    <select value=${theme} onChange=${change}>
-      ${THEMES.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-    </select>
-  </label>`;
 }
 
 // The view is in the fragment of the address, so that links to it work and no request is made for it.

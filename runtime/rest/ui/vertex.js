@@ -46,7 +46,7 @@ function Charts({ id }) {
   if (!found || curves.at_ms.length < 2) return null;
   const flow = [
     { name: "in", values: found.records_in_per_second },
-    { name: "out", values: found.records_out_per_second },
+    { name: "out", values: found.records_out_per_second, dash: 1 },
   ];
   const use = ["busy", "backpressured", "idle"].map((name) => ({ name, values: found[name] }));
   return html`<h3>The last ${duration(curves.span_ms)}</h3>
@@ -70,7 +70,7 @@ function sentences(status, vertex) {
 
 function Subtasks({ subtasks, sizes }) {
   const columns = [
-    { title: "Subtask", number: true, cell: (s) => s.index, sort: (s) => s.index },
+    { title: "Subtask", number: true, cell: (s) => `${s.index} (${s.index + 1}/${subtasks.length})`, sort: (s) => s.index },
     { title: "Worker", cell: (s) => s.worker || "none", sort: (s) => s.worker || "" },
     { title: "Records in", number: true, cell: (s) => count(s.records_in), sort: (s) => s.records_in },
     { title: "Records out", number: true, cell: (s) => count(s.records_out), sort: (s) => s.records_out },
