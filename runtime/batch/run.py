@@ -168,7 +168,7 @@ def run_batch(spec: JobSpec) -> JobOutcome:
         spark_session(options, spec.name) as session,
     ):
         counters = _counters(session)
-        frames = _frames(plan, session, splits, options, counters.add)
+        frames = _frames(plan, session, splits, options, spec.run, counters.add)
         try:
             results = frames.results.collect()
         except Exception as error:
@@ -206,7 +206,7 @@ def explain_batch(spec: JobSpec) -> str:
     plan = batch_plan(spec)
     splits: dict[str, list[bytes]] = {v.head.name: [] for v in plan.vertices}
     with spark_session(options, spec.name) as session:
-        frames = _frames(plan, session, splits, options, lambda counters: None)
+        frames = _frames(plan, session, splits, options, spec.run, lambda counters: None)
         with redirect_stdout(io.StringIO()) as shown:  # Spark prints the plan
             frames.results.explain(mode="formatted")
         return shown.getvalue().rstrip()
@@ -244,11 +244,14 @@ def _frames(
     session: Any,
     splits: Mapping[str, list[bytes]],
     options: Options,
+    name: str,
     count: Any,
 ) -> Frames:
     # Also if AUTOMATIC resulted in batch.
     effective = options.effective() | {RUNTIME_MODE.key: "BATCH"}
-    return make_frames(plan, session, splits, effective, _attempt(), _scratch(options), count)
+    attempt = _attempt()
+    run = _name_of_run(name, attempt)
+    return make_frames(plan, session, splits, effective, attempt, run, _scratch(options), count)
 
 
 def _scratch(options: Options) -> str | None:
@@ -259,6 +262,11 @@ def _scratch(options: Options) -> str | None:
 def _attempt() -> int:
     """Return a number that grows from run to run: sinks delete uncommitted output of older runs."""
     return SystemClock().now_ms() // 1_000
+
+
+def _name_of_run(name: str, attempt: int) -> str:
+    """Return a name that no other run has: some begin in the same second, and one can be repeated."""
+    return f"{name}-{attempt}"
 
 
 def _counters(session: Any) -> Any:

@@ -29,7 +29,12 @@ _ERROR: Final = "headgate-error:"
 
 
 def make_stage(
-    plan: PhysicalPlan, vertex: Vertex, options: dict[str, str], attempt: int, scratch: str | None
+    plan: PhysicalPlan,
+    vertex: Vertex,
+    options: dict[str, str],
+    attempt: int,
+    run: str,
+    scratch: str | None,
 ) -> Stage:
     """Return `vertex` in the form sent to Spark's tasks: without the rest of the graph."""
     outgoing = tuple(
@@ -42,7 +47,9 @@ def make_stage(
         for edge in plan.outputs_of(vertex)
     )
     alone = replace(vertex, nodes=[replace(node, inputs=()) for node in vertex.nodes])
-    return Stage(plan.job_name, plan.max_parallelism, alone, outgoing, options, attempt, scratch)
+    return Stage(
+        plan.job_name, plan.max_parallelism, alone, outgoing, options, attempt, run, scratch
+    )
 
 
 def phase_of(plan: PhysicalPlan, edge: ExchangeEdge) -> int:
@@ -117,6 +124,7 @@ def make_frames(
     splits: Mapping[str, list[bytes]],
     options: dict[str, str],
     attempt: int,
+    run: str,
     scratch: str | None,
     count: Callable[[dict[str, int]], None],
 ) -> Frames:
@@ -128,6 +136,7 @@ def make_frames(
         splits: of each source, by name.
         options: the options for operators.
         attempt: part of the names of sinks' files.
+        run: the name of the run, for sinks.
         scratch: directory for state on disk; None: the system's.
         count: takes the counters of each subtask.
     """
@@ -138,7 +147,7 @@ def make_frames(
             rows = _splits(session, vertex, splits[vertex.head.name])
         else:
             rows = _inputs(plan, vertex, frames, session)
-        stage = make_stage(plan, vertex, options, attempt, scratch)
+        stage = make_stage(plan, vertex, options, attempt, run, scratch)
         frame = rows.mapInArrow(StageTask(ship(stage), count), SCHEMA)
         sinks = [node for node in vertex.nodes if node.sink is not None]
         readers = {edge.target for edge in plan.outputs_of(vertex)}

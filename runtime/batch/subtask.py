@@ -68,6 +68,8 @@ class Stage:
     outgoing: tuple[Outgoing, ...]
     options: dict[str, str]
     attempt: int
+    run: str
+    """Names the run of the job; see `OperatorContext.run_id`."""
     scratch: str | None
     """The directory for state on disk; None: the system's."""
 
@@ -179,7 +181,7 @@ class Subtask:
             generation=0,
             attempt=stage.attempt,
             restored_checkpoint=0,
-            run=f"batch-{stage.attempt}",
+            run=stage.run,
             options=stage.options,
             settings=TaskSettings(),
             clock=SystemClock(),

@@ -76,8 +76,9 @@ class Adopting:
             workers=self._job.pool.describe(),
         )
         log = self._env.log
-        if log is not None and log.view.newest is not None:
-            self._job.commits.begin(log.view.newest.manifest)
+        newest = log.view.newest if log is not None else None
+        if newest is not None and newest.checkpoint_id == verdict.base:
+            self._job.commits.begin(newest.manifest)
         workers = list(self._job.pool.live.values())
         self._job.warm_spares()
         self._job.pool.retire(workers)  # none leaves; spares are started again

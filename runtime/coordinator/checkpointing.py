@@ -481,6 +481,8 @@ class CheckpointDriver:
     async def _write_savepoint(self, manifest: Manifest, options: CheckpointOptions) -> None:
         savepoint = savepoint_of(manifest, self.plan.job_name, native=options.native)
         address = options.savepoint
+        # Workers forget what is being committed, so the savepoint may not have it.
+        await self._commits.all_committed()
         async with savepoints.opened(self._env.open_at, address, self._env.spec.options) as store:
             await savepoints.publish(store, savepoint)
         self.savepoints[address] = manifest

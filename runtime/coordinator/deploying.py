@@ -92,6 +92,7 @@ class Deploying:
             if _with_channel_state(env, restored.manifest):
                 check_in_flight(restored.manifest, plan)
         attempt.use(plan, parallelism)
+        attempt.restored = restored
         await job.commits.restored(restored)
         job.warm_spares()
         await ensure_workers(job)
@@ -104,7 +105,6 @@ class Deploying:
     async def _deploy(self, workers: list[LiveWorker], restored: Restored | None) -> None:
         env, attempt = self._env, self._attempt
         attempt.executions.place([worker.worker_id for worker in workers], env.spec)
-        attempt.restored = restored
         everything = attempt.executions.failover.everything
         self._next_progress = env.clock.monotonic() + PROGRESS_S
         await deploy_regions(self._job, restored, workers, everything, partial=False)

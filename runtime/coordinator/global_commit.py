@@ -6,8 +6,9 @@ always have everything that may not be committed yet: the next checkpoint is not
 the output of the last one is committed. A restart, or another coordinator, goes on from that entry and
 commits its output first. The output may have been committed already, so a commit must be idempotent.
 
-A checkpoint therefore waits where the target of a sink does not answer. A commit that fails for good fails
-the attempt, and is begun again with the next one.
+A checkpoint therefore waits where the target of a sink does not answer. So does a savepoint, because it
+has nothing of what workers have forgotten either. A commit that fails for good fails the attempt, and is
+begun again with the next one.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class GlobalCommitter:
         self._task: asyncio.Task[None] | None = None
         self._checkpoint: tuple[str, int] = ("", 0)
         """The root and the id of the checkpoint that `_task` commits."""
+        self._restoring = False
+        """Whether an attempt waits for the commit of what it restores, and fails if that fails."""
         self._given_up = asyncio.Event()
         self._turn = asyncio.Lock()
 
@@ -62,14 +65,27 @@ class GlobalCommitter:
             HeadgateError: it cannot be committed, or the attempt ended before it was.
         """
         async with self._turn:
-            if not await self._settled():
-                id_ = self._checkpoint[1]
-                raise JobError(
-                    f"the attempt ended before the output of checkpoint {id_} was committed"
-                )
-            if self._task is not None:
-                self._task.result()
+            await self.all_committed()
             yield
+
+    async def all_committed(self) -> None:
+        """Wait until all output of checkpoints in the log is committed.
+
+        Raises:
+            HeadgateError: it cannot be committed, or the attempt ended before it was.
+        """
+        if not await self._settled():
+            id_ = self._checkpoint[1]
+            raise JobError(f"the attempt ended before the output of checkpoint {id_} was committed")
+        if self._task is not None:
+            self._task.result()
+
+    @property
+    def committed(self) -> dict[str, int]:
+        """The newest checkpoint whose output is committed, by sink; empty if that of all is."""
+        root, id_ = self._checkpoint
+        due = self._task is not None and not _succeeded(self._task)
+        return dict.fromkeys(self._sinks, 0 if root else id_ - 1) if due else {}
 
     def begin(self, manifest: Manifest) -> None:
         """Begin to commit the output of a checkpoint of this job, which is in the log."""
@@ -91,15 +107,18 @@ class GlobalCommitter:
             self._task = None
             return
         checkpoint = (restored.root, restored.manifest.checkpoint_id)
-        task = self._task
-        done = task is not None and task.done()
-        failed = task is not None and done and (task.cancelled() or task.exception() is not None)
-        if task is None or failed or checkpoint != self._checkpoint:
-            if task is not None and not done:
-                await asyncio.wait({task})
-            self._start(*_at(restored))
-        assert self._task is not None
-        await asyncio.shield(self._task)
+        self._restoring = True
+        try:
+            task = self._task
+            failed = task is not None and task.done() and not _succeeded(task)
+            if task is None or failed or checkpoint != self._checkpoint:
+                if task is not None and not task.done():
+                    await asyncio.wait({task})
+                self._start(restored.root, restored.manifest)
+            assert self._task is not None
+            await asyncio.shield(self._task)
+        finally:
+            self._restoring = False
 
     def give_up(self) -> None:
         """Let nothing wait any longer: the attempt is over. A commit under way goes on."""
@@ -111,7 +130,7 @@ class GlobalCommitter:
         if task is None or task.done():
             return
         await asyncio.wait({task}, timeout=self._env.options.get(CANCELLATION_TIMEOUT) / 1000)
-        if task.done() and not task.cancelled() and task.exception() is None:
+        if _succeeded(task):
             return
         task.cancel()
         why = "in time" if not task.done() or task.cancelled() else f": {task.exception()}"
@@ -152,7 +171,7 @@ class GlobalCommitter:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, HeadgateError):
+        if isinstance(error, HeadgateError) and not self._restoring:
             failure = failure_from(error, "commit")
             # No attempt may go on whose output cannot be committed. One that has ended ignores this.
             self._env.events.put_nowait(AttemptFailed(self._env.attempt, failure))
@@ -203,5 +222,5 @@ class GlobalCommitter:
                 await asyncio.sleep(pause_s)
 
 
-def _at(restored: Restored) -> tuple[str, Manifest]:
-    return restored.root, restored.manifest
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -229,9 +229,19 @@ class OutputReplacer:
             await self._record(found)
 
     def look(
-        self, plan: PhysicalPlan, statistics: Mapping[tuple[int, int], SubtaskStatistics]
+        self,
+        plan: PhysicalPlan,
+        statistics: Mapping[tuple[int, int], SubtaskStatistics],
+        committed: Mapping[str, int],
     ) -> None:
-        """Begin to delete the output that may be deleted, as far as the reports of subtasks show it."""
+        """Begin to delete the output that may be deleted, as far as the reports of subtasks show it.
+
+        Args:
+            plan: the plan that runs.
+            statistics: the reports of its subtasks.
+            committed: the newest checkpoint that is committed of sinks whose commits are behind what
+                their subtasks report.
+        """
         state = self.state
         if not state.sinks or self._busy or self._clock.monotonic() < self._not_before_s:
             return
@@ -244,7 +254,10 @@ class OutputReplacer:
         if self._log is None:
             ready = self._taking_records(subtasks)
         else:
-            ready = state.ready({name: _committed(subtasks.get(name, ())) for name in state.sinks})
+            reported = {name: _committed(subtasks.get(name, ())) for name in state.sinks}
+            ready = state.ready(
+                {name: min(id_, committed.get(name, id_)) for name, id_ in reported.items()}
+            )
         if ready:
             deleting = self._try_to_delete(ready)
             self._deleting = asyncio.get_running_loop().create_task(deleting, name="old output")

@@ -193,9 +193,9 @@ class RegionalRestart:
         job.failures.history.waited(env.clock.now_ms())
         attempt.begin_deployment()
         restored = await job.restore_points.find()
+        attempt.restored = restored
         await job.commits.restored(restored)
         workers = await self._get_workers()
-        attempt.restored = restored
         self._waiting = set(
             await deploy_regions(job, restored, workers, attempt.restarting, partial=True)
         )

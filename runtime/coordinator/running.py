@@ -241,7 +241,9 @@ class Running:
                 )
             case Statistics(attempt=attempt, subtasks=subtasks):
                 self._attempt.report(attempt, subtasks)
-                self._job.old_output.look(self._attempt.plan, self._attempt.statistics)
+                self._job.old_output.look(
+                    self._attempt.plan, self._attempt.statistics, self._job.commits.committed
+                )
                 return self._apply(self._look_at_histories())
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)

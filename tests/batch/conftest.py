@@ -32,8 +32,10 @@ def run_here(job: Job) -> dict[str, int]:
     blocks: dict[int, dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))
     written: dict[int, list[bytes]] = defaultdict(list)
     counted: dict[str, int] = defaultdict(int)
+    attempt = batch._attempt()
+    run = batch._name_of_run(spec.run, attempt)
     for vertex in plan.vertices:
-        stage = ship(make_stage(plan, vertex, options.effective(), batch._attempt(), None))
+        stage = ship(make_stage(plan, vertex, options.effective(), attempt, run, None))
         for index in range(vertex.parallelism):
             if vertex.head.source is not None:
                 splits = vertex.head.source.splits(vertex.parallelism)[index :: vertex.parallelism]

@@ -14,12 +14,14 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list, generator, parquet_sink
 from headgate.connectors.files.sink import PartName
 from headgate.errors import ManifestErrors, PlanError, StateError, UsageError
+from headgate.runtime.batch import run as batch_run
 from headgate.runtime.cli import run as cli
 from headgate.runtime.cli.app import app
 from headgate.runtime.cli.console import CANCELLED
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.runtime.protocol.job_result import JobOutcome
+from headgate.tests.support.global_sink import TableSink, visible
 
 MODE = "execution.runtime-mode"
 ROWS = [{"k": 1, "v": 2}]
@@ -218,3 +220,15 @@ def test_an_interrupted_batch_ends_as_cancelled(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("headgate.runtime.batch.run.run_batch", interrupted)
     assert cli._run_batch(runnable(job("BATCH")[0]).spec()) == CANCELLED
+
+
+def test_two_runs_of_the_same_second_write_to_one_table(
+    run_batch_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "_attempt", lambda: 1_800_000_000)
+    for name, first in (("one", 0), ("two", 10)):
+        job = hg.Job(name)
+        numbers = job.read(from_list([{"n": n} for n in range(first, first + 10)]), name="numbers")
+        numbers.write(TableSink(tmp_path), name="table")
+        run_batch_here(job)
+    assert sorted(record["n"] for record in visible(tmp_path)) == list(range(20))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,23 @@ import headgate as hg
 from headgate.connectors import from_list, generator
 from headgate.errors import HeadgateError
 from headgate.operators.elements import Batch, ObjectBatch
-from headgate.operators.sink import GuaranteeLike, Sink
+from headgate.operators.sink import (
+    GlobalCommit,
+    GuaranteeLike,
+    OutputFile,
+    Sink,
+    SinkRun,
+    SinkWriter,
+)
 from headgate.testing.connectors import Check, Feature, SinkCase, sink_checks
 from headgate.tests.support.connector_cases import Directory
-from headgate.tests.support.global_sink import NO_MARKER, TableSink, read_table, visible
+from headgate.tests.support.global_sink import (
+    NO_MARKER,
+    TableSink,
+    TableWriter,
+    read_table,
+    visible,
+)
 
 CHECKS = {check.name: check for check in sink_checks() if check.needs <= {Feature.EXACTLY_ONCE}}
 OPTIONS = {"restart-strategy.type": "none"}
@@ -57,13 +72,17 @@ def test_the_kit_finds_a_commit_that_is_not_idempotent() -> None:
         asyncio.run(CHECKS["once_after_any_crash"].run(case))
 
 
-def job_of(tmp_path: Path, parallelism: int = 2, **options: str) -> hg.Job:
+def job_of(
+    tmp_path: Path, parallelism: int = 2, sink: type[TableSink] = TableSink, **options: str
+) -> hg.Job:
     job = hg.Job("table", parallelism=parallelism, options=OPTIONS | options)
-    job.checkpoint(every="50ms", storage=tmp_path / "checkpoints")
+    job.checkpoint(every="50ms", storage=tmp_path / "checkpoints", retain=3)
     table = tmp_path / "table"
     table.mkdir(exist_ok=True)
-    numbers = job.read(generator({"n": "sequence"}, rate=2_000, batch_rows=20), name="numbers")
-    numbers.write(TableSink(table), name="table")
+    # One split, so that any checkpoint has the first numbers without a gap.
+    source = generator({"n": "sequence"}, rate=2_000, batch_rows=20, splits=1)
+    numbers = job.read(source, name="numbers", parallelism=1)
+    numbers.rebalance().write(sink(table), name="table")
     return job
 
 
@@ -107,6 +126,22 @@ def test_no_checkpoint_completes_while_the_table_is_away(tmp_path: Path) -> None
     assert found == list(range(len(found)))
 
 
+def test_a_savepoint_waits_for_output_that_writers_have_forgotten(tmp_path: Path) -> None:
+    handle = job_of(tmp_path).start()
+    table = tmp_path / "table"
+    until(lambda: len(read_table(table)["files"]) > 2, "a commit")
+    (table / "away").touch()
+    tried = len((table / "calls").read_text())
+    until(lambda: len((table / "calls").read_text()) > tried, "a commit that is refused")
+    with ThreadPoolExecutor(1) as threads:
+        saving = threads.submit(handle.savepoint, tmp_path / "savepoints")
+        wait([saving], timeout=1)
+        assert not saving.done()
+        (table / "away").unlink()
+        saving.result(timeout=120)
+    assert handle.cancel().status == "CANCELED"
+
+
 def test_a_table_that_stays_away_fails_the_job_and_loses_nothing(tmp_path: Path) -> None:
     handle = job_of(tmp_path, **{"sink.committer.retries": "0"}).start()
     table = tmp_path / "table"
@@ -124,3 +159,70 @@ def test_a_table_that_stays_away_fails_the_job_and_loses_nothing(tmp_path: Path)
     assert again.stop().status == "SUSPENDED"
     found = numbers_of(tmp_path)
     assert found == list(range(len(found)))
+
+
+class LongNamesSink(TableSink):
+    """Has committables that are too large for the manifest of a checkpoint."""
+
+    def writer(self) -> SinkWriter:
+        return LongNamesWriter(self.directory)
+
+    def commit_globally(self, commit: GlobalCommit) -> None:
+        epochs = tuple(
+            replace(epoch, committables=tuple(name.strip() for name in epoch.committables))
+            for epoch in commit.epochs
+        )
+        super().commit_globally(replace(commit, epochs=epochs))
+
+
+class LongNamesWriter(TableWriter):
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        draft = super().roll(checkpoint_id)
+        return None if draft is None else lambda: [name.ljust(1 << 21) for name in draft()]
+
+
+def test_a_checkpoint_whose_committables_are_gone_is_given_up_for_the_one_before(
+    tmp_path: Path,
+) -> None:
+    handle = job_of(tmp_path, sink=LongNamesSink).start()
+    table = tmp_path / "table"
+    until(lambda: len(read_table(table)["files"]) > 8, "a few commits")
+    assert handle.stop().status == "SUSPENDED"
+    newest = max(tmp_path.rglob("*committables*"), key=lambda path: path.stat().st_mtime).parent
+    for path in newest.glob("*committables*"):
+        path.unlink()
+
+    fallback = {"headgate.restore.fallback": "true"}
+    again = job_of(tmp_path, sink=LongNamesSink, **fallback).start()
+    first = set(read_table(table)["markers"])
+    until(lambda: set(read_table(table)["markers"]) > first, "a commit of the second run")
+    assert again.stop().status == "SUSPENDED"
+    found = numbers_of(tmp_path)  # what was committed between the two is written again
+    assert set(found) == set(range(max(found) + 1))
+
+
+class ReplacingSink(TableSink):
+    """Replaces a file `old` of an earlier run."""
+
+    def list_output(self, run: SinkRun) -> list[OutputFile]:
+        return [OutputFile("old", "1")] if (self.directory / "old").exists() else []
+
+    def delete_output(self, run: SinkRun, files: list[OutputFile]) -> int:
+        for file in files:
+            (self.directory / file.name).unlink(missing_ok=True)
+        return len(files)
+
+
+def test_old_output_stays_until_the_commit_of_the_coordinator(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / "old").touch()
+    (table / "away").touch()
+    handle = job_of(tmp_path, sink=ReplacingSink).start(if_exists="overwrite")
+    until(lambda: (table / "calls").exists(), "a commit that is refused")
+    time.sleep(3)
+    assert (table / "old").exists()
+    (table / "away").unlink()
+    until(lambda: not (table / "old").exists(), "the end of the old output")
+    assert read_table(table)["files"]
+    assert handle.cancel().status == "CANCELED"
