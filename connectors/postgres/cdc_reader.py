@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import SourceError
+from ...errors import SourceError, StateError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from ...operators.elements import Batch, ColumnBatch, Positions
@@ -73,6 +73,11 @@ class CdcReader(SourceReader):
             position = decoded(split)
             if position.stop is not None and not self._settings.bounded:
                 position.stop = None
+            if position.stop is None and self._settings.bounded:
+                raise StateError(
+                    f"slot {position.slot} is restored without an end, and the source has stop= now",
+                    fix="leave stop= out; or give the source another name and slot",
+                )
             self._position = position
             self.context.splits.opened(position.slot)
             self._worker = _Worker(

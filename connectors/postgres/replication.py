@@ -150,7 +150,9 @@ class Stream:
                 if found or waited:
                     break
                 waited = True
-                if select.select([self._raw.socket], [], [], wait_s)[0]:
+                readable = select.poll()  # `select` takes low numbers of sockets only
+                readable.register(self._raw.socket, select.POLLIN)
+                if readable.poll(wait_s * 1000):
                     self._raw.consume_input()
             else:
                 self._raise_end()

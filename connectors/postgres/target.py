@@ -375,6 +375,8 @@ def _check_rights(
                 fix=f"GRANT {', '.join(wanted)} ON {table.full_name} TO the user",
             )
     if not settings.exactly_once:
+        if not settings.plain:
+            _check_temporary(connection, settings)
         return
     row = connection.execute(
         "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s", [staging]
@@ -389,6 +391,17 @@ def _check_rights(
             f"the user has no right to CREATE tables of staged rows schema=`{staging}` "
             f"server=`{settings.address}`",
             fix=f"GRANT CREATE ON SCHEMA {staging} TO the user, or name another one: staging_schema=",
+        )
+
+
+def _check_temporary(connection: Connection, settings: SinkSettings) -> None:
+    row = connection.execute(
+        "SELECT has_database_privilege(current_database(), 'TEMPORARY')"
+    ).fetchone()
+    if row is None or not row[0]:
+        raise UsageError(
+            f"the user has no right to make temporary tables server=`{settings.address}`",
+            fix="GRANT TEMPORARY ON DATABASE ... TO the user",
         )
 
 

@@ -575,7 +575,7 @@ OPERATOR_METRICS: Final = (
     _operator(
         "source_lag_bytes",
         "gauge",
-        "Bytes of text files that have not been read. Sources only.",
+        "Bytes of text files, or of a database's log, that have not been read. Sources only.",
         "pendingBytes",
         absent="in sources that do not know",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,17 +16,19 @@ import psycopg
 import pytest
 
 import headgate as hg
-from headgate.connectors import collect, postgres_cdc_source, postgres_sink, throttle
+from headgate.connectors import postgres_cdc_source, postgres_sink, throttle
 from headgate.connectors.postgres.cdc_model import Position, Segment, Segments
 from headgate.connectors.postgres.cdc_source import CdcSource
 from headgate.errors import HeadgateError, SourceError, UsageError
 from headgate.operators.source import SourceReader
+from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader, read_all, records_of
 from headgate.testing.servers.postgres import PostgresServer, running
 from headgate.tests.postgres.test_sink import VALUES
 
 NewTable = Callable[..., str]
 GUARD_S = 240.0
+THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
 
 
 def run(scenario: Any) -> Any:
@@ -250,7 +253,7 @@ def test_large_values_that_were_not_sent_are_told(
 # -- where reading goes on ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_rows", [1, 3])
+@pytest.mark.parametrize("batch_rows", [1, 3] if THOROUGH else [3])
 def test_reading_goes_on_inside_a_transaction(
     database: PostgresServer, new_table: NewTable, batch_rows: int
 ) -> None:
@@ -337,7 +340,7 @@ def test_segments_contain_what_their_transactions_saw() -> None:
     assert not wrapped.contain(["1"], 5)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(12 if THOROUGH else 1))
 def test_the_table_and_its_changes_make_no_gap_and_no_double(
     database: PostgresServer, new_table: NewTable, seed: int
 ) -> None:
@@ -598,16 +601,47 @@ def test_a_table_is_copied_while_the_server_is_killed(
     assert database.execute(f"TABLE {there} EXCEPT TABLE {here}") == []
 
 
-def test_a_job_reads_to_the_end(
-    database: PostgresServer, new_table: NewTable, tmp_path: Path
+MANIFEST = """
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {{name: orders}}
+spec:
+  checkpoint: {{every: 1h, storage: {path}/state}}
+  sources:
+    orders:
+      postgresCdc:
+        dsn: "env:THE_DSN"
+        table: {here}
+        slot: slot_{here}
+        snapshot: initial
+        metadata: {{lsn: at}}
+        stop: latest
+        batchRows: 2
+        buffer: 1mb
+      schema: {{id: long, name: string}}
+  sinks:
+    copies:
+      from: orders
+      postgres:
+        dsn: "env:THE_DSN"
+        table: {there}
+        mode: upsert
+        key: [id]
+        op: op
+        create: if_not_exists
+        buffer: 1mb
+      guarantee: exactly_once
+"""
+
+
+def test_a_manifest_copies_a_table(
+    database: PostgresServer, new_table: NewTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = new_table()
-    database.execute(f"INSERT INTO {table} VALUES (1, 'a')")
-    found = collect(guarantee="exactly_once")
-    job = hg.Job("reads")
-    job.checkpoint(every="1s", storage=str(tmp_path / "checkpoints"))
-    job.read(changes(database, table, snapshot="initial"), name="changes").filter(
-        "op = 'snapshot'"
-    ).select("id").write(found, name="found")
-    job.run()
-    assert found.rows == [{"id": 1}]
+    monkeypatch.setenv("THE_DSN", database.dsn)
+    database.execute(f"INSERT INTO {table} SELECT n, n::text FROM generate_series(1, 5) AS n")
+    file = tmp_path / "orders.yaml"
+    file.write_text(MANIFEST.format(here=table, there=f"{table}_copy", path=tmp_path))
+    load_job(file).run()
+    rows = database.execute(f"SELECT id, name, at FROM {table}_copy ORDER BY id")
+    assert rows == [(n, str(n), None) for n in range(1, 6)]

@@ -44,7 +44,7 @@ class UpsertCase(PostgresSinkCase):
         return KilledSink(made.settings, made.guarantee)
 
 
-UPSERT_CHECKS = ("once_after_any_crash", "committables_move_to_other_subtasks", "nothing_is_lost")
+UPSERT_CHECKS = ("once_after_any_crash",)
 CASES = {**POSTGRES, "upsert": UpsertCase}
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors import from_list, generator, postgres_sink, sequence
+from headgate.connectors import generator, postgres_sink, sequence
 from headgate.connectors.postgres.sink import PostgresSink
 from headgate.connectors.postgres.target import MARKERS
 from headgate.errors import DataError, HeadgateError, JobError, PlanError, UsageError
@@ -448,26 +448,3 @@ def test_a_job_whose_server_is_killed(
     found = database.execute(f"SELECT count(*), count(DISTINCT n), sum(n) FROM {table}")
     assert found == [(6000, 6000, 17997000)]
     assert staged(database) == []
-
-
-def test_a_job_from_a_manifest(
-    database: PostgresServer, new_table: NewTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = new_table()
-    monkeypatch.setenv("THE_DSN", database.dsn)
-    job = hg.Job("upserts")
-    job.checkpoint(every="1s", storage=str(tmp_path / "checkpoints"))
-    rows = job.read(
-        from_list(
-            [{"id": n % 3, "name": str(n)} for n in range(30)],
-            schema={"id": "long", "name": "string"},
-        ),
-        name="rows",
-    )
-    rows.write(
-        postgres_sink("env:THE_DSN", table, mode="upsert", key="id", guarantee="exactly_once"),
-        name="table",
-    )
-    job.run()
-    found = database.execute(f"SELECT * FROM {table} ORDER BY id")
-    assert found == [(0, "27"), (1, "28"), (2, "29")]
