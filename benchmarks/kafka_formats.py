@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from headgate.connectors import avro_format
+from headgate.connectors import avro_format, protobuf_format
 from headgate.connectors.formats.avro_schema import avro_of
 from headgate.connectors.formats.format import Format
 from headgate.connectors.formats.text import to_format
@@ -31,6 +31,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "csv": lambda: to_format("csv"),
     "json": lambda: to_format("json"),
     "avro": avro_format,
+    "protobuf": lambda: protobuf_format("Row", descriptor=descriptor()),
 }
 SCHEMA = pa.schema(
     [
@@ -51,6 +52,21 @@ def rows(length: int) -> pa.RecordBatch:
     users = [f"u{n % 1000}" for n in range(ROWS)]
     columns = [pa.array(numbers), pa.array(users), pa.array(texts), times, pa.array(numbers / 4)]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def descriptor() -> bytes:
+    """The columns as a message of Protobuf."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+    file = FileDescriptorProto(name="row.proto", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    message = file.message_type.add(name="Row")
+    for number, (name, kind) in enumerate(
+        {"id": 3, "user": 9, "text": 9, "at": 11, "price": 1}.items(), 1
+    ):
+        stamp = ".google.protobuf.Timestamp" if kind == 11 else None
+        message.field.add(name=name, number=number, type=kind, label=1, type_name=stamp)
+    return FileDescriptorSet(file=[file]).SerializeToString()
 
 
 def us_per_row(work: Callable[[], object]) -> float:

@@ -11,6 +11,7 @@ _PACKAGES: Final = {
     "kafka": ("confluent_kafka", "kafka"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),
+    "protobuf": ("google.protobuf",),
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),

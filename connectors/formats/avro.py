@@ -13,19 +13,17 @@ from ...errors import UsageError
 from .avro_decode import AvroDecoder
 from .avro_encode import record_writer
 from .avro_schema import AvroType, Unfit, avro_of, columns_of, parse_avro
-from .format import Decode, Encode, Format, Values, with_tombstones
+from .format import Decode, Encode, Format, Values, check_not_empty, with_tombstones
 from .schema_registry import (
     HEADER_BYTES,
     DecodeBehind,
     Registered,
     RegistryClient,
-    RegistryError,
     SchemaCache,
     SchemaRegistry,
-    UnknownSchema,
     decode_by_id,
     header_of,
-    subject_of,
+    newest,
     written_id,
 )
 
@@ -79,7 +77,7 @@ class AvroFormat(Format):
         )
 
     def check_output(self, schema: pa.Schema) -> None:
-        _check_not_empty(schema)
+        check_not_empty(schema)
         if self._schema is not None or self._registry is None or self._registry.auto_register:
             text = self._written(schema)
             _fit(lambda: record_writer(parse_avro(text), schema))
@@ -89,7 +87,7 @@ class AvroFormat(Format):
         if self._registry is None:
             avro = parse_avro(self._written(schema))
         elif self._schema is None and not self._registry.auto_register:
-            registered = _latest(self._registry, topic)
+            registered = newest(self._registry, topic)
             avro, header = _avro_of(registered), header_of(registered.id)
         else:
             text = self._written(schema)
@@ -127,22 +125,6 @@ def _avro_of(registered: Registered) -> AvroType:
             f"a schema of type {registered.kind}, not of Avro", fix="use its own format"
         )
     return parse_avro(registered.text, [text for _, text in registered.references])
-
-
-def _latest(registry: SchemaRegistry, topic: str) -> Registered:
-    """Return the newest schema of a topic."""
-    try:
-        return RegistryClient(registry).latest(subject_of(topic))
-    except UnknownSchema as error:
-        raise RegistryError(
-            f"the sink has no schema topic=`{topic}`: {error}",
-            fix="register one; or say auto_register=True, then one is made from the columns",
-        ) from None
-
-
-def _check_not_empty(schema: pa.Schema) -> None:
-    if not schema.names:
-        raise UsageError("no column is left for the value", fix="select another one")
 
 
 def _fit(make: Callable[[], T]) -> T:

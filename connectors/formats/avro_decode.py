@@ -543,7 +543,10 @@ def _boolean(c: Cursors, at: Int64s, end: Int64s, rows: Int64s) -> tuple[pa.Arra
 
 
 def _integer_reader(name: str, kind: pa.DataType, factor: int, divisor: int) -> Reader:
-    """Return the reader of an int or a long, of which the column has a multiple or a part."""
+    """Return the reader of an int or a long, of which the column has a multiple or a part.
+
+    Times are rounded down to the unit of the column.
+    """
     numpy_type: Any = kind.to_pandas_dtype() if pa.types.is_integer(kind) else None
     if pa.types.is_floating(kind):
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -567,9 +570,6 @@ def _integer_reader(name: str, kind: pa.DataType, factor: int, divisor: int) -> 
                 c.fail(rows[wrong], "an int has more than 32 bits")
                 value = np.where(wrong, 0, value)
         if divisor > 1:
-            wrong = value % divisor != 0
-            if wrong.any():
-                c.fail(rows[wrong], f"a time is finer than {kind}")
             value = value // divisor
         if checked:
             wrong = (value < low) | (value > high)

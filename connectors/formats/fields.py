@@ -22,6 +22,7 @@ from ...errors import UsageError
 from ...operators.suggestions import suggest
 from .avro import avro_format
 from .format import Format
+from .protobuf import protobuf_format
 from .schema_registry import schema_registry
 
 _REGISTRY: Final = Section(
@@ -54,10 +55,26 @@ _SECTION: Final = Section(
             ),
             "messages of Avro",
         ),
+        "protobuf": Field(
+            Section(
+                "protobuf",
+                {
+                    "message": Field(Text(), "the full name of the message, such as `shop.Order`"),
+                    "descriptor": Field(
+                        Text(), "a file with a FileDescriptorSet, which is read with the manifest"
+                    ),
+                    "registry": Field(_REGISTRY, "of the schemas of messages"),
+                },
+            ),
+            "messages of Protobuf",
+        ),
     },
 )
 _NAMES: Final = {"responseMax": "response_max", "autoRegister": "auto_register"}
-_MAKERS: Final[Mapping[str, Callable[..., Format]]] = {"avro": avro_format}
+_MAKERS: Final[Mapping[str, Callable[..., Format]]] = {
+    "avro": avro_format,
+    "protobuf": protobuf_format,
+}
 
 
 def format_field(names: tuple[str, ...]) -> Field:

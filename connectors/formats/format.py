@@ -82,6 +82,16 @@ class UndecodableError(SourceError):
         self.index = index
 
 
+def check_not_empty(schema: pa.Schema) -> None:
+    """Check that a message has columns.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not schema.names:
+        raise UsageError("no column is left for the value", fix="select another one")
+
+
 def with_tombstones(payloads: Values, decode: Callable[[Sequence[bytes]], Decoded]) -> Decoded:
     """Decode payloads, of which those without a value are bad records."""
     there = [index for index, payload in enumerate(payloads) if payload is not None]

@@ -13,7 +13,7 @@ import logging
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -43,6 +43,7 @@ _UNKNOWN_S: Final = 30.0
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _log = logging.getLogger("headgate.connectors.formats")
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class RegistryClient:
                 self._sleep(_PAUSE_S)
             found = self._ask("GET", f"/schemas/ids/{id}{query}")
             if found is not None:
-                return self._registered(id, found)
+                return self._registered(id, found, query)
         raise UnknownSchema(f"the registry has no schema with the id {id}")
 
     def latest(self, subject: str) -> Registered:
@@ -235,16 +236,18 @@ class RegistryClient:
             raise UnknownSchema(f"the subject `{subject}` does not have this schema")
         return self._id_of(found)
 
-    def _registered(self, id: int, found: Mapping[str, Any]) -> Registered:
+    def _registered(self, id: int, found: Mapping[str, Any], query: str = "") -> Registered:
         texts: dict[str, str] = {}
-        self._collect(found.get("references") or (), texts, 0)
+        self._collect(found.get("references") or (), texts, 0, query)
         text = found.get("schema")
         if not isinstance(text, str):
             raise self._refused("an answer has no schema")
         kind = found.get("schemaType") or "AVRO"
         return Registered(id, str(kind), text, tuple(texts.items()))
 
-    def _collect(self, references: Sequence[Any], texts: dict[str, str], depth: int) -> None:
+    def _collect(
+        self, references: Sequence[Any], texts: dict[str, str], depth: int, query: str
+    ) -> None:
         """Add the texts of references, and of those that they refer to."""
         for each in references:
             try:
@@ -256,10 +259,10 @@ class RegistryClient:
             if depth > REFERENCES_MAX or len(texts) >= REFERENCES_MAX:
                 raise self._refused(f"a schema refers to more than {REFERENCES_MAX} others")
             path = f"/subjects/{quote(str(subject), safe='')}/versions/{version}"
-            found = self._ask("GET", path)
+            found = self._ask("GET", path + query)
             if found is None or not isinstance(found.get("schema"), str):
                 raise self._refused(f"a schema refers to `{subject}`, which is not there")
-            self._collect(found.get("references") or (), texts, depth + 1)
+            self._collect(found.get("references") or (), texts, depth + 1, query)
             texts[str(name)] = found["schema"]
 
     def _id_of(self, found: Mapping[str, Any]) -> int:
@@ -361,7 +364,6 @@ class SchemaCache(Generic[T]):
         client: asks the registry.
         make: makes it; raises ValueError if the schema is of no use here, with the reason.
         limit: the most schemas to keep.
-        query: added to requests for schemas.
     """
 
     def __init__(
@@ -370,13 +372,11 @@ class SchemaCache(Generic[T]):
         make: Callable[[Registered], T],
         limit: int,
         clock: Clock | None = None,
-        query: str = "",
     ) -> None:
         self._client = client
         self._make = make
         self._limit = limit
         self._clock = clock or SystemClock()
-        self._query = query
         self._made: OrderedDict[int, T | str] = OrderedDict()
         """By id: what was made, or the reason why nothing was."""
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
@@ -395,7 +395,7 @@ class SchemaCache(Generic[T]):
         if id in self._unknown and self._unknown[id][0] > now:
             return self._unknown[id][1]
         try:
-            registered = self._client.schema(id, self._query)
+            registered = self._client.schema(id)
         except UnknownSchema as error:
             self._unknown[id] = (now + _UNKNOWN_S, str(error))
             self._unknown.move_to_end(id)
@@ -423,17 +423,33 @@ def decode_by_id(messages: Sequence[bytes], cache: SchemaCache[DecodeBehind]) ->
     Raises:
         UndecodableError: a schema is not known, and the registry does not answer.
     """
-    groups: dict[bytes, list[int]] = {}
-    heads = {message[:HEADER_BYTES] for message in messages}
-    if len(heads) == 1:
-        groups[heads.pop()] = list(range(len(messages)))
+    heads = [message[:HEADER_BYTES] for message in messages]
+    return decode_in_groups(messages, heads, lambda head, index: _decoder_of(head, cache, index))
+
+
+def decode_in_groups(
+    messages: Sequence[bytes],
+    keys: Sequence[K],
+    decoder_of: Callable[[K, int], DecodeBehind | str],
+) -> Decoded:
+    """Decode messages, those of one key together.
+
+    Args:
+        messages: to be decoded.
+        keys: one for each message.
+        decoder_of: returns the decoder for a key, or the reason why there is none. It gets the index of the
+            first message, too.
+    """
+    groups: dict[K, list[int]] = {}
+    if len(set(keys)) == 1:
+        groups[keys[0]] = list(range(len(messages)))
     else:
-        for index, message in enumerate(messages):
-            groups.setdefault(message[:HEADER_BYTES], []).append(index)
+        for index, key in enumerate(keys):
+            groups.setdefault(key, []).append(index)
     bad: list[tuple[int, str]] = []
     parts: list[tuple[list[int], pa.RecordBatch]] = []
-    for head, places in groups.items():
-        decode = _decoder_of(head, cache, places[0])
+    for key, places in groups.items():
+        decode = decoder_of(key, places[0])
         if isinstance(decode, str):
             bad += [(place, decode) for place in places]
             continue
@@ -492,4 +508,19 @@ def written_id(settings: SchemaRegistry, topic: str, kind: str, text: str) -> in
         raise RegistryError(
             f"the schema of the sink is not registered topic=`{topic}`: {error} schema=`{text:.300}`",
             fix="register it, or say auto_register=True",
+        ) from None
+
+
+def newest(settings: SchemaRegistry, topic: str) -> Registered:
+    """Return the newest schema of the values of a topic.
+
+    Raises:
+        RegistryError: there is none, or the registry does not answer, or refuses.
+    """
+    try:
+        return RegistryClient(settings).latest(subject_of(topic))
+    except UnknownSchema as error:
+        raise RegistryError(
+            f"the sink has no schema topic=`{topic}`: {error}",
+            fix="register one, or say auto_register=True",
         ) from None

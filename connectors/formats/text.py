@@ -22,7 +22,7 @@ from ..files.decode import (
     reason_of,
 )
 from ..files.formats import can_encode, check_times
-from .format import NO_VALUE, Decode, Encode, Format, Values
+from .format import NO_VALUE, Decode, Encode, Format, Values, check_not_empty
 
 FormatName: TypeAlias = Literal["json", "csv", "raw"]
 FORMATS: Final = ("json", "csv", "raw")
@@ -55,8 +55,7 @@ class JsonFormat(Format):
         return _LinesDecoder(JsonDecoder(schema), line_breaks=True)
 
     def check_output(self, schema: pa.Schema) -> None:
-        if not schema.names:
-            raise UsageError("no column is left for the value", fix="select another one")
+        check_not_empty(schema)
         for field in schema:
             if not can_encode("json", field.type):
                 raise UsageError(

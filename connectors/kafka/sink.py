@@ -139,7 +139,8 @@ def kafka_sink(
         topic: the name of the topic, which must exist.
         bootstrap: brokers to ask first: `host:port`, several with commas between them.
         format: of the values: `json` (an object of the columns that are not in `metadata`), `raw` (the
-            one column that is not; null makes a tombstone), or what `avro_format` returns.
+            one column that is not; null makes a tombstone), or what `avro_format` and
+            `protobuf_format` return.
         metadata: columns that become a part of the record beside its value: `key` (string or binary),
             `timestamp`, `headers` or `partition` (int32), such as {"key": "user"}. Without a partition,
             records of one key go to one partition, as with the clients of Java.

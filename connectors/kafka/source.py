@@ -339,7 +339,8 @@ def kafka_source(
         schema: the columns of the values: a Struct class, a `pyarrow.Schema` or {name: type}. With
             `format="raw"` it is one column, by default `value` of type binary.
         format: of the values: `json` (an object each; other fields are skipped), `csv` (one line, values in
-            the order of the schema), `raw`, or what `avro_format` returns.
+            the order of the schema), `raw`, or what `avro_format` and
+            `protobuf_format` return.
         delimiter: of CSV.
         metadata: further columns, by what they hold: `topic`, `partition`, `offset`, `timestamp`, `key`
             (binary) or `headers`, such as {"timestamp": "sent_at"}.

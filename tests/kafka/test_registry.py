@@ -12,13 +12,21 @@ import fastavro
 import pytest
 
 import headgate as hg
-from headgate.connectors import avro_format, kafka_sink, kafka_source, schema_registry
+from headgate.connectors import (
+    avro_format,
+    kafka_sink,
+    kafka_source,
+    parquet_sink,
+    protobuf_format,
+    schema_registry,
+)
 from headgate.connectors.formats.schema_registry import RegistryClient, header_of, subject_of
 from headgate.errors import HeadgateError
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.apicurio import ApicurioServer, running
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.programs import NotAvailableError
+from headgate.tests.formats.test_protobuf import DESCRIPTOR
 from headgate.tests.kafka.test_jobs import Fails, written
 from headgate.tests.support.skips import skip_or_fail
 
@@ -123,6 +131,35 @@ spec:
       parquet: {{path: {path}/out}}
       guarantee: exactly_once
 """
+
+
+def test_protobuf_by_the_schemas_of_the_registry(
+    broker: KafkaServer, registry: ApicurioServer, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """A sink registers its schema, and a source needs no other one."""
+    topic = new_topic()
+    schemas = schema_registry(registry.url, auto_register=True)
+    rows = [{"p_int64": n, "p_string": f"u{n}", "kind": "PAID"} for n in range(20)]
+    columns = {"p_int64": "int64", "p_string": "string", "kind": "string"}
+    write = protobuf_format("shop.Order", descriptor=DESCRIPTOR, registry=schemas)
+    job = hg.Job("orders")
+    orders = job.read(hg.connectors.from_list(rows, schema=columns), name="orders")
+    sink = kafka_sink(topic, bootstrap=broker.bootstrap, format=write, guarantee="none")
+    orders.write(sink, name="out")
+    job.run()
+    source = kafka_source(
+        topic,
+        bootstrap=broker.bootstrap,
+        schema=columns,
+        format=protobuf_format(registry=schemas),
+        stop="latest",
+    )
+    back = hg.Job("back")
+    back.checkpoint(every="1h", storage=str(tmp_path / "state"))
+    seen = back.read(source, name="orders")
+    seen.write(parquet_sink(tmp_path / "out", guarantee="exactly_once"), name="out")
+    back.run()
+    assert written(tmp_path / "out") == rows
 
 
 def test_a_sink_whose_schema_is_not_registered_does_not_start(
