@@ -50,7 +50,7 @@ class AsOfJoin(WaitingRowsJoin):
         next one."""
         super().__init__(step, _behind, self._expired_before)
         self._valid_for_ms = valid_for_ms
-        self._swept_before = WATERMARK_MIN
+        self._swept_before = self._settled_before = WATERMARK_MIN
         self._current = SlotArray(np.int64, -1)
         """The newest version that the watermark has passed, by key; -1 for none."""
 
@@ -154,6 +154,7 @@ class AsOfJoin(WaitingRowsJoin):
         """Drop all versions behind the watermark but the newest of each key."""
         versions = self._versions
         due = versions.order.due(self._behind)
+        self._settled_before = self._behind
         if not due.size:
             return
         slots = versions.chains.slots[due]
@@ -193,23 +194,38 @@ class AsOfJoin(WaitingRowsJoin):
     def _join_due(self) -> None:
         """Emit the rows up to the watermark, in memory and on disk."""
         waits = self._waits
-        due = left = waits.order.due(self._behind)
-        for columns, times in self._disk[LEFT].release(self._behind) if self._disk else ():
-            upto = int(np.searchsorted(waits.chains.times[left], times[-1], "right"))
-            rows, left = left[:upto], left[upto:]
-            both = zip(columns, waits.store.take(rows), strict=True)
-            times = np.append(times, waits.chains.times[rows])
-            order = np.argsort(times, kind="stable")
-            batch = pa.RecordBatch.from_arrays(
-                [pa.concat_arrays(pair).take(pa.array(order)) for pair in both], schema=waits.schema
-            )
-            slots = self._keys.slots(self._columns.key_columns(LEFT, batch))
-            self._join(slots, times[order], partial(_of_batch, batch))
-        for low in range(0, len(left), EMIT_ROWS_MAX):
-            rows = left[low : low + EMIT_ROWS_MAX]
+        due = waits.order.due(self._behind)
+        if self._disk and self._disk[LEFT].active:
+            held = pa.RecordBatch.from_arrays(waits.store.take(due), schema=waits.schema)
+            waits.release(due)
+            self._join_with_disk(held, waits.chains.times[due])
+            return
+        for low in range(0, len(due), EMIT_ROWS_MAX):
+            rows = due[low : low + EMIT_ROWS_MAX]
             slots, times = waits.chains.slots[rows].astype(np.int64), waits.chains.times[rows]
             self._join(slots, times, partial(_of_store, waits.store, rows))
         waits.release(due)
+
+    def _join_with_disk(self, held: pa.RecordBatch, times: Index) -> None:
+        """Emit these rows, which are in order of time, and all on disk up to the watermark."""
+        at = 0
+        for columns, times_on_disk in self._disk[LEFT].release(self._behind):
+            upto = int(np.searchsorted(times, times_on_disk[-1], "right"))
+            both = zip(columns, held.slice(at, upto - at).columns, strict=True)
+            together = np.append(times_on_disk, times[at:upto])
+            order = np.argsort(together, kind="stable")
+            arrays = [pa.concat_arrays(pair).take(pa.array(order)) for pair in both]
+            rows = pa.RecordBatch.from_arrays(arrays, schema=held.schema)
+            self._join_rows(rows, together[order])
+            at = upto
+        for low in range(at, len(times), EMIT_ROWS_MAX):
+            self._join_rows(held.slice(low, EMIT_ROWS_MAX), times[low : low + EMIT_ROWS_MAX])
+
+    def _join_rows(self, rows: pa.RecordBatch, times: Index) -> None:
+        slots = self._keys.slots(self._columns.key_columns(LEFT, rows))
+        self._join(slots, times, partial(_of_batch, rows))
+        if self._keys.tidy():  # of many rows on disk, the keys need not fit into memory
+            self._find_current()
 
     def _join(self, slots: Index, times: Index, take: Callable[[Index], list[pa.Array]]) -> None:
         """Emit rows with their versions.
@@ -258,7 +274,7 @@ class AsOfJoin(WaitingRowsJoin):
         self._current.reserve(self._keys.size)
         chains = self._versions.chains
         rows = self._versions.alive()
-        rows = rows[chains.times[rows] < self._behind]
+        rows = rows[chains.times[rows] < self._settled_before]
         self._current.data[chains.slots[rows]] = rows
 
     # --- state ---------------------------------------------------------------------------------

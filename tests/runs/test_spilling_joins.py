@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -25,6 +26,8 @@ from headgate.tests.support.spilled_windows import (
     ROCKSDB,
     ROOMY,
     SCHEMA,
+    batch,
+    canonical_rows,
     check_against_memory,
     check_files_fit,
     check_restored_in_a_thread,
@@ -132,6 +135,32 @@ def test_versions_give_the_results_and_snapshots_of_memory(
     monkeypatch.setattr(AsOfSide, "how", how)
     spilled = check_against_memory(AsOfSide, tmp_path, keys, len(keys[0]), options)
     assert (spilled > 2) == (options is not ROOMY)
+
+
+def test_versions_stay_where_only_the_rows_that_meet_them_are_on_disk(tmp_path: Path) -> None:
+    """A canonical savepoint with many rows that wait, and with one version for each of a few keys."""
+    keys = ("number",)
+    memory, again, disk = (AsOfSide(tmp_path, keys, 1, **o) for o in ({}, {}, ROCKSDB))
+    for side, size, at in ((1, 8, 10), (0, 900, 100)):
+        data = batch(np.random.default_rng(side), 0)[0]
+        data = pa.Table.from_batches([data] * size).slice(0, size).combine_chunks().to_batches()[0]
+        data = data.set_column(1, SCHEMA.field(1), pa.array(np.arange(size) % 8))
+        memory.operators[0].process(ColumnBatch(data, np.full(size, at)), side)
+    memory.watermark(50)
+    parts = memory.snapshots(tmp_path, canonical=True)
+    for side in (again, disk):
+        side.restore(parts)
+    (operator,) = disk.operators
+    assert [one.active for one in operator._disk] == [True, False]
+    both = [side.snapshots(tmp_path, canonical=True) for side in (again, disk)]
+    assert canonical_rows(AsOfSide, both[1]) == canonical_rows(AsOfSide, both[0])
+    for side in (again, disk):
+        side.watermark(200)
+    found = disk.take()
+    assert found == again.take()
+    assert len(found) == 900
+    for side in (memory, again, disk):
+        side.close()
 
 
 class WindowSide(Side):
