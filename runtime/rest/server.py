@@ -245,7 +245,6 @@ class RestServer:
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler(route))
         add_pages(app)
-        add_redirection(app, "/", "ui/")
         add_redirection(app, "/ui", "ui/")
         return app
 

@@ -158,7 +158,7 @@ def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> N
     async def script(running: Any) -> None:
         async with serving(running) as api:
             await running.until("status", status="RUNNING")
-            async with opened(f"{api.url}/") as watched:
+            async with opened(f"{api.url}/ui") as watched:
                 page = watched.page
                 field = page.get_by_label("Token of the job")
                 await expect(field).to_be_visible()
