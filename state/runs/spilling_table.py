@@ -426,7 +426,8 @@ class SpillingTable(Generic[D]):
                 split = int(np.searchsorted(rows.hashes, hashes[stop - 1], "right"))
                 yield self._together(held[at:stop], rows.slice(0, split))
                 at, rows = stop, rows.slice(split, len(rows))
-            yield self._together(held[at:upto], rows)
+            if len(rows):  # otherwise all rows up to the last hash have been yielded
+                yield self._together(held[at:upto], rows)
             at = upto
         while at < len(held):
             last = min(at + _PACK_ROWS, len(held)) - 1

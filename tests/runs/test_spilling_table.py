@@ -20,7 +20,7 @@ import pytest
 from headgate.errors import StateError, StorageError
 from headgate.state.keygroups import key_group_range
 from headgate.state.runs import run as runs_of_files
-from headgate.state.runs import run_set
+from headgate.state.runs import run_set, spilling_table
 from headgate.state.runs.cut import RunsMeta
 from headgate.state.snapshot import CollectedFiles, FilesCut, RestoredFiles
 
@@ -357,6 +357,22 @@ def test_an_empty_table_has_an_empty_snapshot(runs: SimpleNamespace, tmp_path: P
     other = runs.new_table(tmp_path / "b", "b")
     other.restore_files([RestoredFiles(collected.meta, {}, 0, runs.MAX_PARALLELISM - 1)])
     assert runs.everything(other) == {}
+
+
+def test_a_scan_has_no_empty_piece_behind_many_rows_of_one_key(
+    runs: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling_table, "_PACK_ROWS", 2)
+    table = runs.new_table(tmp_path, "a")
+    runs.upsert(table, ["a", "b"], 1)
+    table.flush()
+    runs.upsert(table, ["c", "d", "e"], 2)
+    (packed,) = table.packed_on_disk()
+    # The rows in memory are of the key whose rows are the last on disk.
+    held, hashes = np.arange(3), np.repeat(packed.hashes[-1], 3)
+    pieces = list(table.scan(held, hashes, lambda records: np.ones(len(records), np.bool_)))
+    assert [len(piece) for piece in pieces] == [5]
+    table.close()
 
 
 def test_closing_ends_a_merge_early(
