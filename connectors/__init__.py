@@ -7,6 +7,7 @@ from .collections import Crash, Pause, from_list
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.avro import avro_format
+from .formats.json import json_format
 from .formats.protobuf import protobuf_format
 from .formats.schema_registry import schema_registry
 from .generator import (
@@ -50,6 +51,7 @@ __all__ = [
     "function_sink",
     "generator",
     "hybrid_source",
+    "json_format",
     "json_sink",
     "json_source",
     "kafka_sink",

@@ -22,6 +22,7 @@ from ...errors import UsageError
 from ...operators.suggestions import suggest
 from .avro import avro_format
 from .format import Format
+from .json import json_format
 from .protobuf import protobuf_format
 from .schema_registry import schema_registry
 
@@ -55,6 +56,12 @@ _SECTION: Final = Section(
             ),
             "messages of Avro",
         ),
+        "json": Field(
+            Section(
+                "json", {"registry": Field(_REGISTRY, "of the schemas of messages", required=True)}
+            ),
+            "objects of JSON with a schema registry",
+        ),
         "protobuf": Field(
             Section(
                 "protobuf",
@@ -73,6 +80,7 @@ _SECTION: Final = Section(
 _NAMES: Final = {"responseMax": "response_max", "autoRegister": "auto_register"}
 _MAKERS: Final[Mapping[str, Callable[..., Format]]] = {
     "avro": avro_format,
+    "json": json_format,
     "protobuf": protobuf_format,
 }
 
