@@ -136,6 +136,8 @@ class Streaming:
         self._numbers: list[int] = []
         self._confirmeds: list[int] = []
         self._size = 0
+        self._has_unchanged = False
+        """A row may have a value that was not sent."""
 
     def go_on(self) -> None:
         """Read until the reader is closed."""
@@ -183,6 +185,9 @@ class Streaming:
         message = decode(data)
         if isinstance(message, Change):
             self._take_change(message)
+            self._size += ROW_BYTES + len(data)
+            if message.kind == "U" and message.new is not None and UNCHANGED in message.new:
+                self._has_unchanged = True
         elif isinstance(message, Begin):
             self._take_begin(message)
         elif isinstance(message, Commit):
@@ -364,7 +369,6 @@ class Streaming:
         self._begins.append(begin)
         self._numbers.append(self._done)
         self._confirmeds.append(self._confirmed)
-        self._size += ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
 
     def _flush_if_full(self) -> None:
         if len(self._ops) >= self._settings.batch_rows or self._size >= _PIECE_BYTES:
@@ -406,7 +410,7 @@ class Streaming:
         places = {name: place for place, name in enumerate(relation.columns)}
         columns: list[pa.Array] = []
         unchanged: list[list[str]] = [[] for _ in self._ops]
-        for name in self._worker.wanted():
+        for name in self._worker.wanted() if self._has_unchanged else []:
             place = places.get(name)
             if place is not None:
                 for row, names in zip(self._new, unchanged, strict=True):

@@ -19,7 +19,7 @@ import headgate as hg
 from headgate.connectors import postgres_cdc_source, postgres_sink, throttle
 from headgate.connectors.postgres.cdc_model import Position, Segment, Segments
 from headgate.connectors.postgres.cdc_source import CdcSource
-from headgate.errors import HeadgateError, SourceError, UsageError
+from headgate.errors import HeadgateError, SourceError, StateError, UsageError
 from headgate.operators.source import SourceReader
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader, read_all, records_of
@@ -242,6 +242,9 @@ def test_large_values_that_were_not_sent_are_told(
     told = changes(database, table, metadata={"unchanged": "missing"})
     (found,) = run(read_all(told))
     assert found == {"op": "update", "id": 1, "large": None, "n": 1, "missing": ["large"]}
+    database.execute(f"UPDATE {table} SET n = 1", f"UPDATE {table} SET n = 1")
+    one_by_one = changes(database, table, metadata={"unchanged": "missing"}, batch_rows=1)
+    assert run(read_all(one_by_one)) == [found] * 3
     drop(database, f"slot_{table}")
     database.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
     changes(database, table).splits(1)
@@ -531,6 +534,9 @@ def test_a_slot_that_has_lost_changes_is_an_error(
     with pytest.raises(SourceError, match="does not exist any more"):
         run(rest(source, old))
     position = msgspec.msgpack.decode(old[0], type=Position)
+    ending = changes(database, table)
+    with pytest.raises(StateError, match="restored without an end"):
+        run(rest(ending, [msgspec.msgpack.encode(msgspec.structs.replace(position, stop=None))]))
     position.system = "42"
     with pytest.raises(SourceError, match="not the one whose changes were read"):
         run(rest(source, [msgspec.msgpack.encode(position)]))
