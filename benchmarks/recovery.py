@@ -31,7 +31,7 @@ from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Connect, Event, JobClient
+from headgate.runtime.control.job_client import Connect, JobClient, PublishedEvent
 from headgate.runtime.job import runnable
 
 LOCAL = {
@@ -115,7 +115,7 @@ class Victim:
     phases: list[dict[str, Any]] = field(default_factory=list)
     _news: asyncio.Queue[tuple[str, dict[str, Any]]] = field(default_factory=asyncio.Queue)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: PublishedEvent) -> None:
         self._news.put_nowait((event.kind, json.loads(event.body)))
 
     def on_listening(self, connect: Connect) -> None:

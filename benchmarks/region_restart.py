@@ -29,7 +29,7 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.inprocess import InProcessCluster
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
@@ -125,7 +125,7 @@ async def measure(strategy: str, keys: int, failures: int) -> tuple[list[float],
     took_s, read_bytes = [], []
     happened: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    def on_event(event: Event) -> None:
+    def on_event(event: PublishedEvent) -> None:
         happened[event.text.split(" ")[-1] if event.kind == "status" else event.kind].set()
 
     with tempfile.TemporaryDirectory(prefix="hg-regions-") as storage:

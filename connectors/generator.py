@@ -100,7 +100,7 @@ class RandomFloat(_Field, frozen=True, tag="float"):
         return pa.array(numbers * (self.high - self.low) + self.low)
 
 
-class Choice(_Field, frozen=True, tag="choice"):
+class RandomChoice(_Field, frozen=True, tag="choice"):
     """One of `values`, each with equal chance."""
 
     values: list[Any]
@@ -136,7 +136,7 @@ class Constant(_Field, frozen=True, tag="constant"):
         return pa.repeat(pa.scalar(self.value), count)
 
 
-class EventTime(_Field, frozen=True, tag="timestamp"):
+class RowTimes(_Field, frozen=True, tag="timestamp"):
     """Timestamps that advance by `every` per row, minus a random delay of up to `jitter`."""
 
     start: datetime.datetime = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
@@ -163,7 +163,7 @@ class EventTime(_Field, frozen=True, tag="timestamp"):
         return pa.array(times).cast(self.type())
 
 
-class Pattern(_Field, frozen=True, tag="pattern"):
+class TextPattern(_Field, frozen=True, tag="pattern"):
     """Texts `prefix` + number + `suffix`; the number is random in [0, distinct), or the row number if
     that is None.
     """
@@ -189,16 +189,18 @@ class Pattern(_Field, frozen=True, tag="pattern"):
         return pc.binary_join_element_wise(self.prefix, texts, self.suffix, "")
 
 
-Field: TypeAlias = RowSequence | RandomInt | RandomFloat | Choice | Constant | EventTime | Pattern
+Field: TypeAlias = (
+    RowSequence | RandomInt | RandomFloat | RandomChoice | Constant | RowTimes | TextPattern
+)
 """A column of `generator`; in a manifest a mapping with `kind: sequence | int | float | ...`."""
 
 sequence = RowSequence
 random_int = RandomInt
 random_float = RandomFloat
-choice = Choice
+choice = RandomChoice
 constant = Constant
-event_time = EventTime
-pattern = Pattern
+event_time = RowTimes
+pattern = TextPattern
 
 
 def _check_range(low: float, high: float) -> None:
@@ -397,11 +399,11 @@ def _default_field(column: pa.Field) -> Field:
     if pa.types.is_float64(column.type):
         return RandomFloat()
     if pa.types.is_string(column.type):
-        return Pattern(prefix=f"{column.name}-", distinct=1000)
+        return TextPattern(prefix=f"{column.name}-", distinct=1000)
     if column.type == pa.timestamp("ms", tz="UTC"):
-        return EventTime()
+        return RowTimes()
     if pa.types.is_boolean(column.type):
-        return Choice([False, True])
+        return RandomChoice([False, True])
     raise UsageError(
         f"no default values for this type column=`{column.name}` type=`{column.type}`",
         fix="name the fields instead: generator({...: sequence(), ...})",

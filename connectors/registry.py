@@ -12,17 +12,17 @@ from ..api.manifest.fields import (
     REFERENCE,
     AnyText,
     Anything,
-    Boolean,
-    Choice,
+    BooleanKind,
+    ChoiceKind,
     Field,
-    Integer,
+    IntegerKind,
     Items,
     ListOf,
-    Number,
+    NumberKind,
     OneOf,
     Section,
     Table,
-    Text,
+    TextKind,
     duration,
     size,
 )
@@ -85,7 +85,9 @@ def hybrid_connector(others: Mapping[str, SourceConnector]) -> SourceConnector:
                     "instead: a function of the highest event time of the history, in ms since 1970, "
                     "that returns the source, `module:function`",
                 ),
-                "timeColumn": Field(Text(), "with liveFunction: the column it is the highest of"),
+                "timeColumn": Field(
+                    TextKind(), "with liveFunction: the column it is the highest of"
+                ),
             },
         ),
         make,
@@ -123,20 +125,23 @@ def _part(
 # --- all connectors --------------------------------------------------------------------------------
 
 
-_BATCH_ROWS = Field(Integer(1), "rows per batch")
+_BATCH_ROWS = Field(IntegerKind(1), "rows per batch")
 _STORAGE_OPTIONS = Field(Items(AnyText()), "`s3.*` options, if they differ from the job's")
 _GENERATED = {
-    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
+    "rate": Field(NumberKind(), "rows per second over all subtasks; absent: no limit"),
     "batchRows": _BATCH_ROWS,
-    "splits": Field(Integer(1, 32768), "parts the rows are dealt into: the most useful subtasks"),
-    "seed": Field(Integer(), "another seed, other data"),
+    "splits": Field(
+        IntegerKind(1, 32768), "parts the rows are dealt into: the most useful subtasks"
+    ),
+    "seed": Field(IntegerKind(), "another seed, other data"),
 }
 _FILES = {
-    "rate": Field(Number(), "rows per second over all subtasks; absent: no limit"),
-    "path": Field(Text(), "a file, a directory or a glob; local or s3://", required=True),
+    "rate": Field(NumberKind(), "rows per second over all subtasks; absent: no limit"),
+    "path": Field(TextKind(), "a file, a directory or a glob; local or s3://", required=True),
     "batchRows": _BATCH_ROWS,
     "position": Field(
-        Text(), "a further column with the position of each record: its file and its place there"
+        TextKind(),
+        "a further column with the position of each record: its file and its place there",
     ),
     "storageOptions": _STORAGE_OPTIONS,
 }
@@ -198,7 +203,7 @@ SOURCES: dict[str, SourceConnector] = {
                     "pattern, ...}`",
                 ),
                 "function": Field(REFERENCE, "instead: makes record i, `module:function`"),
-                "rows": Field(Integer(), "how many; absent: without end"),
+                "rows": Field(IntegerKind(), "how many; absent: without end"),
                 **_GENERATED,
             },
         ),
@@ -208,10 +213,10 @@ SOURCES: dict[str, SourceConnector] = {
         Section(
             "nexmark",
             {
-                "kind": Field(Choice(tuple(SCHEMAS)), "which of the three streams"),
-                "events": Field(Integer(), "rows of the stream; absent: without end"),
+                "kind": Field(ChoiceKind(tuple(SCHEMAS)), "which of the three streams"),
+                "events": Field(IntegerKind(), "rows of the stream; absent: without end"),
                 "eventsPerSecond": Field(
-                    Integer(1), "events of all kinds per second of event time"
+                    IntegerKind(1), "events of all kinds per second of event time"
                 ),
                 **_GENERATED,
             },
@@ -224,8 +229,8 @@ SOURCES: dict[str, SourceConnector] = {
             "csv",
             {
                 **_TEXT_FILES,
-                "delimiter": Field(Text(r"[^\n]", "one character"), "between values"),
-                "header": Field(Boolean(), "do files begin with a line of column names?"),
+                "delimiter": Field(TextKind(r"[^\n]", "one character"), "between values"),
+                "header": Field(BooleanKind(), "do files begin with a line of column names?"),
                 "nullValues": Field(ListOf(AnyText()), "unquoted texts that mean null"),
             },
         ),
@@ -248,17 +253,18 @@ SOURCES: dict[str, SourceConnector] = {
         Section(
             "spark",
             {
-                "sql": Field(Text(), "the query: a SELECT"),
-                "table": Field(Text(), "instead: a table or view that Spark knows"),
-                "path": Field(Text(), "instead: what `spark.read` reads"),
-                "format": Field(Text(), "of what is at `path`; or one without, such as `jdbc`"),
+                "sql": Field(TextKind(), "the query: a SELECT"),
+                "table": Field(TextKind(), "instead: a table or view that Spark knows"),
+                "path": Field(TextKind(), "instead: what `spark.read` reads"),
+                "format": Field(TextKind(), "of what is at `path`; or one without, such as `jdbc`"),
                 "options": Field(Items(AnyText()), "options of the format"),
                 "query": Field(REFERENCE, "instead: a function of the session, `module:function`"),
                 "master": Field(
-                    Text(), "where Spark runs, such as `local[4]`, `spark://host:port`, `sc://host`"
+                    TextKind(),
+                    "where Spark runs, such as `local[4]`, `spark://host:port`, `sc://host`",
                 ),
                 "conf": Field(Items(AnyText()), "settings of Spark, such as `spark.driver.memory`"),
-                "keepResult": Field(Boolean(), "keep the result when the job has finished"),
+                "keepResult": Field(BooleanKind(), "keep the result when the job has finished"),
                 "analysisTimeout": Field(
                     duration(),
                     "how long Spark may take to analyse the query, if there is no schema",
@@ -271,7 +277,9 @@ SOURCES: dict[str, SourceConnector] = {
         bad_records=True,
     ),
 }
-_BOOTSTRAP = Field(Text(), "brokers to ask first: `host:port`, several with commas", required=True)
+_BOOTSTRAP = Field(
+    TextKind(), "brokers to ask first: `host:port`, several with commas", required=True
+)
 _PROPERTIES = Field(
     Items(AnyText()), "of librdkafka; `file:/path` and `env:NAME` stand for secrets on the worker"
 )
@@ -279,29 +287,31 @@ _SECURITY = Field(
     Section(
         "security",
         {
-            "mechanism": Field(Choice(MECHANISMS), "of SASL; absent: no SASL"),
-            "username": Field(Text(), "for all mechanisms but OAUTHBEARER"),
+            "mechanism": Field(ChoiceKind(MECHANISMS), "of SASL; absent: no SASL"),
+            "username": Field(TextKind(), "for all mechanisms but OAUTHBEARER"),
             "password": Field(
-                Text(), "likewise; `file:/path` and `env:NAME` are read on the worker"
+                TextKind(), "likewise; `file:/path` and `env:NAME` are read on the worker"
             ),
             "token": Field(
-                Text(), "for OAUTHBEARER: a JSON web token, as `file:/path` or `env:NAME`"
+                TextKind(), "for OAUTHBEARER: a JSON web token, as `file:/path` or `env:NAME`"
             ),
-            "tls": Field(Boolean(), "true: encrypt, and check the certificates of the brokers"),
+            "tls": Field(BooleanKind(), "true: encrypt, and check the certificates of the brokers"),
             "ca": Field(
-                Text(), "the file of the authorities to trust; absent: those of the system"
+                TextKind(), "the file of the authorities to trust; absent: those of the system"
             ),
-            "certificate": Field(Text(), "the file with the certificate of the client"),
-            "key": Field(Text(), "the file with its key"),
-            "keyPassword": Field(Text(), "of that file, as `file:/path` or `env:NAME`"),
+            "certificate": Field(TextKind(), "the file with the certificate of the client"),
+            "key": Field(TextKind(), "the file with its key"),
+            "keyPassword": Field(TextKind(), "of that file, as `file:/path` or `env:NAME`"),
         },
     ),
     "the credentials and the encryption",
 )
 _POSITION = {
-    "time": Field(Text(), "the first record of this time or later, such as `2026-01-31T12:00:00Z`"),
+    "time": Field(
+        TextKind(), "the first record of this time or later, such as `2026-01-31T12:00:00Z`"
+    ),
     "offsets": Field(
-        Items(Items(Integer())), "offsets by topic and partition, `{orders: {0: 10}}`"
+        Items(Items(IntegerKind())), "offsets by topic and partition, `{orders: {0: 10}}`"
     ),
 }
 
@@ -346,34 +356,34 @@ SOURCES["kafka"] = SourceConnector(
     Section(
         "kafka",
         {
-            "topics": Field(ListOf(Text()), "the topics; either they or `pattern`"),
+            "topics": Field(ListOf(TextKind()), "the topics; either they or `pattern`"),
             "pattern": Field(
-                Text(),
+                TextKind(),
                 "a regular expression for the names of topics, also of later ones, `orders-.*`",
             ),
             "bootstrap": _BOOTSTRAP,
             "format": format_field(FORMATS),
-            "delimiter": Field(Text(r"[^\n]", "one character"), "of csv"),
+            "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
             "metadata": Field(
-                Items(Text(), Text("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+                Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
                 "further columns, by what they hold, such as `{timestamp: sent_at}`",
             ),
             "start": Field(
-                OneOf(Section("start", _POSITION), Choice(("earliest", "latest", "committed"))),
+                OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest", "committed"))),
                 "where a run without state begins; earliest",
             ),
             "stop": Field(
-                OneOf(Section("stop", _POSITION), Choice(("latest",))),
+                OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
                 "where reading ends; absent: never",
             ),
             "group": Field(
-                Text(), "consumer group to which offsets of completed checkpoints are written"
+                TextKind(), "consumer group to which offsets of completed checkpoints are written"
             ),
             "onLost": Field(
-                Choice(("fail", "skip")), "records were deleted before they were read; fail"
+                ChoiceKind(("fail", "skip")), "records were deleted before they were read; fail"
             ),
             "readUncommitted": Field(
-                Boolean(), "true: also records of open and aborted transactions"
+                BooleanKind(), "true: also records of open and aborted transactions"
             ),
             "batchRows": _BATCH_ROWS,
             "buffer": Field(size(), "most bytes fetched ahead by a subtask; 32mb"),
@@ -387,12 +397,14 @@ SOURCES["kafka"] = SourceConnector(
 )
 _DATABASE = {
     "dsn": Field(
-        Text(),
+        TextKind(),
         "the database, `postgresql://user@host:5432/database`; or `file:/path` or `env:NAME`, read on "
         "each machine",
         required=True,
     ),
-    "password": Field(Text(), "the password, or `file:/path` or `env:NAME`, read on each machine"),
+    "password": Field(
+        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
+    ),
 }
 
 
@@ -406,35 +418,38 @@ SOURCES["postgresCdc"] = SourceConnector(
         {
             **_DATABASE,
             "table": Field(
-                Text(), "the table as SQL names it: `orders`, `shop.orders`", required=True
+                TextKind(), "the table as SQL names it: `orders`, `shop.orders`", required=True
             ),
             "slot": Field(
-                Text(), "the replication slot; no other source may read it", required=True
+                TextKind(), "the replication slot; no other source may read it", required=True
             ),
-            "publication": Field(Text(), "the publication; the name of the slot"),
+            "publication": Field(TextKind(), "the publication; the name of the slot"),
             "create": Field(
-                Boolean(), "false: the publication and the slot must exist; else they are made"
+                BooleanKind(), "false: the publication and the slot must exist; else they are made"
             ),
             "snapshot": Field(
-                Choice(SNAPSHOTS), "whether the rows that the table has come first; initial"
+                ChoiceKind(SNAPSHOTS), "whether the rows that the table has come first; initial"
             ),
-            "op": Field(Text(), "the column with the operation; op"),
+            "op": Field(TextKind(), "the column with the operation; op"),
             "before": Field(
-                Text(), "a prefix: also columns of the row before, under names with this prefix"
+                TextKind(), "a prefix: also columns of the row before, under names with this prefix"
             ),
             "metadata": Field(
                 Items(
-                    Text(),
-                    Text("|".join(cdc_model.METADATA), f"one of {', '.join(cdc_model.METADATA)}"),
+                    TextKind(),
+                    TextKind(
+                        "|".join(cdc_model.METADATA), f"one of {', '.join(cdc_model.METADATA)}"
+                    ),
                 ),
                 "further columns, by what they hold, such as `{commit_time: changed_at}`",
             ),
-            "stop": Field(Choice(("latest",)), "where reading ends; absent: never"),
+            "stop": Field(ChoiceKind(("latest",)), "where reading ends; absent: never"),
             "onLost": Field(
-                Choice(ON_LOST), "changes cannot be read any more, as others have read them; fail"
+                ChoiceKind(ON_LOST),
+                "changes cannot be read any more, as others have read them; fail",
             ),
             "newColumns": Field(
-                Choice(NEW_COLUMNS), "the table gets a column that is not in the schema; fail"
+                ChoiceKind(NEW_COLUMNS), "the table gets a column that is not in the schema; fail"
             ),
             "batchRows": _BATCH_ROWS,
             "buffer": Field(size(), "most bytes that wait to be processed; 32mb"),
@@ -457,11 +472,11 @@ def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None]
 
 
 _OUTPUT_FILES = {
-    "path": Field(Text(), "a directory; local or s3://", required=True),
+    "path": Field(TextKind(), "a directory; local or s3://", required=True),
     "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
     "rollBytes": Field(size(), "the size at which a file ends"),
     "ifExists": Field(
-        Choice(tuple(policy.value for policy in IfExists)),
+        ChoiceKind(tuple(policy.value for policy in IfExists)),
         "a run starts without state, and files of earlier runs are there: refuse, keep or delete them",
     ),
     "storageOptions": _STORAGE_OPTIONS,
@@ -485,7 +500,7 @@ SINKS: dict[str, SinkConnector] = {
     "csv": SinkConnector(Section("csv", _OUTPUT_FILES), _sink(csv_sink), FileSink.guarantees),
     "json": SinkConnector(Section("json", _OUTPUT_FILES), _sink(json_sink), FileSink.guarantees),
     "print": SinkConnector(
-        Section("print", {"width": Field(Integer(20), "most characters of a line")}),
+        Section("print", {"width": Field(IntegerKind(20), "most characters of a line")}),
         _sink(print_sink),
         PrintSink.guarantees,
         guarantee_required=False,
@@ -500,18 +515,20 @@ SINKS: dict[str, SinkConnector] = {
         Section(
             "kafka",
             {
-                "topic": Field(Text(), "the topic, which must exist", required=True),
+                "topic": Field(TextKind(), "the topic, which must exist", required=True),
                 "bootstrap": _BOOTSTRAP,
                 "format": format_field(KAFKA_FORMATS),
                 "metadata": Field(
-                    Items(Text(), Text("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")),
+                    Items(
+                        TextKind(), TextKind("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")
+                    ),
                     "columns that become a part of the record beside its value, `{key: user}`",
                 ),
                 "transactionTimeout": Field(
                     duration(), "with exactly_once: brokers abort older transactions; 15m"
                 ),
                 "onLost": Field(
-                    Choice(("fail", "skip")),
+                    ChoiceKind(("fail", "skip")),
                     "the brokers have aborted a transaction that a checkpoint needs; fail",
                 ),
                 "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
@@ -528,23 +545,25 @@ SINKS: dict[str, SinkConnector] = {
             {
                 **_DATABASE,
                 "table": Field(
-                    Text(), "the table as SQL names it: `orders`, `shop.orders`", required=True
+                    TextKind(), "the table as SQL names it: `orders`, `shop.orders`", required=True
                 ),
                 "mode": Field(
-                    Choice(MODES), "insert each record, or replace the row with its key; append"
+                    ChoiceKind(MODES), "insert each record, or replace the row with its key; append"
                 ),
                 "key": Field(
-                    ListOf(Text()), "with upsert: the columns of a unique index of the table"
+                    ListOf(TextKind()), "with upsert: the columns of a unique index of the table"
                 ),
                 "op": Field(
-                    Text(), "with upsert: a column that is not written; `delete` deletes the row"
+                    TextKind(),
+                    "with upsert: a column that is not written; `delete` deletes the row",
                 ),
-                "create": Field(Choice(CREATE), "whether to create the table; never"),
+                "create": Field(ChoiceKind(CREATE), "whether to create the table; never"),
                 "stagingSchema": Field(
-                    Text(), "with exactly_once: the schema of staged rows; that of the table"
+                    TextKind(), "with exactly_once: the schema of staged rows; that of the table"
                 ),
                 "onLost": Field(
-                    Choice(ON_LOST), "staged rows of a checkpoint are missing in the database; fail"
+                    ChoiceKind(ON_LOST),
+                    "staged rows of a checkpoint are missing in the database; fail",
                 ),
                 "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
             },

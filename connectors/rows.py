@@ -107,14 +107,14 @@ class RowSource(Source[Record_co]):
         ]
 
     def reader(self) -> SourceReader:
-        return RowReader(self.make, self.rows, self.rate)
+        return RowSplitReader(self.make, self.rows, self.rate)
 
     def make(self, first: int, count: int) -> Batch:
         """Return rows `first` to `first + count - 1`."""
         raise NotImplementedError
 
 
-class RowReader(SourceReader):
+class RowSplitReader(SourceReader):
     """Reads its splits merged by row number, so that one reader of all splits keeps their order."""
 
     can_pause_splits = True

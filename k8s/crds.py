@@ -256,20 +256,20 @@ def _kind(kind: fields.Kind) -> dict[str, Any]:
     match kind:
         case Section():
             return _section(kind)
-        case fields.Choice():
+        case fields.ChoiceKind():
             return {"type": "string", "enum": list(kind.words)}
-        case fields.Integer():
+        case fields.IntegerKind():
             bounds = {"minimum": kind.at_least, "maximum": kind.at_most}
             if kind.at_most == INT64_MAX:  # the format says so; as a float it would be rounded
                 del bounds["maximum"]
             return {"type": "integer", "format": "int64", **bounds}
-        case fields.Number():
+        case fields.NumberKind():
             return {"type": "number", "minimum": kind.at_least}
-        case fields.Boolean():
+        case fields.BooleanKind():
             return {"type": "boolean"}
-        case fields.Text(pattern=pattern) if pattern:
+        case fields.TextKind(pattern=pattern) if pattern:
             return {"type": "string", "pattern": f"^(?:{pattern})$"}
-        case fields.Text() | fields.Parsed():
+        case fields.TextKind() | fields.Parsed():
             return {"type": "string", "minLength": 1}
         case kubernetes_model.Quantity():
             return {

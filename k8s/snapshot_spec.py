@@ -7,7 +7,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..api.manifest.fields import Boolean, Choice, Field, Integer, Section, Text, duration
+from ..api.manifest.fields import (
+    BooleanKind,
+    ChoiceKind,
+    Field,
+    IntegerKind,
+    Section,
+    TextKind,
+    duration,
+)
 from ..api.manifest.kubernetes_model import OBJECT_NAME
 from .spec import Problem, Ref, Spec, read_section
 
@@ -19,19 +27,22 @@ SNAPSHOT_SPEC: Final = Section(
     {
         "jobRef": Field(_JOB_REF, "the job", required=True),
         "type": Field(
-            Choice(("Savepoint", "Checkpoint")),
+            ChoiceKind(("Savepoint", "Checkpoint")),
             "Savepoint (default) stays until it is deleted; Checkpoint is one of the job's own",
         ),
-        "format": Field(Choice(("Canonical", "Native")), "of a savepoint; default Canonical"),
+        "format": Field(ChoiceKind(("Canonical", "Native")), "of a savepoint; default Canonical"),
         "directory": Field(
-            Text(), "where the savepoint goes; default: as `kubernetes.savepoints.directory` says"
+            TextKind(),
+            "where the savepoint goes; default: as `kubernetes.savepoints.directory` says",
         ),
-        "stopJob": Field(Boolean(), "the job ends with this savepoint; default false"),
+        "stopJob": Field(BooleanKind(), "the job ends with this savepoint; default false"),
         "deletionPolicy": Field(
-            Choice(("Retain", "Delete")),
+            ChoiceKind(("Retain", "Delete")),
             "what deleting this object does to the files; default Retain",
         ),
-        "backoffLimit": Field(Integer(0, 100), "attempts after the first that may fail; default 3"),
+        "backoffLimit": Field(
+            IntegerKind(0, 100), "attempts after the first that may fail; default 3"
+        ),
         "ttlAfterFinished": Field(
             duration(), "this object is deleted so long after its end; default: never"
         ),

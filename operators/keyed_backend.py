@@ -73,7 +73,7 @@ def open_keyed_backend(
     )
 
 
-class ProcessingTime:
+class ProcessingClock:
     """The machine's clock, by which state expires; see `ttl.TtlClock`."""
 
     def __init__(self, clock: Clock) -> None:

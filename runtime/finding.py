@@ -61,7 +61,7 @@ HERE = Where()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCoordinator:
     """The addresses of a coordinator's REST API, and the token for it."""
 
     addresses: tuple[str, ...]
@@ -129,12 +129,12 @@ async def connect_to_record(record: registry.JobRecord) -> RestClient | None:
         return None
 
 
-async def _by_storage(name: str, where: Where) -> Found:
+async def _by_storage(name: str, where: Where) -> FoundCoordinator:
     job = await stored_job(name, where)
     return found_in_storage(job, where)
 
 
-def found_in_storage(job: StoredJob, where: Where) -> Found:
+def found_in_storage(job: StoredJob, where: Where) -> FoundCoordinator:
     """Return where the coordinator of a job listens, by its storage.
 
     Raises:
@@ -163,7 +163,7 @@ def found_in_storage(job: StoredJob, where: Where) -> Found:
             f"the coordinator listens to its own machine only host=`{leader.host}` pid=`{leader.pid}`",
             fix=f"run the command on {leader.host}, or give jobs that are asked from elsewhere a rest.port",
         )
-    return Found(addresses, _token(job, addresses, where))
+    return FoundCoordinator(addresses, _token(job, addresses, where))
 
 
 def _token(job: StoredJob, addresses: tuple[str, ...], where: Where) -> str:
@@ -187,9 +187,9 @@ def _token(job: StoredJob, addresses: tuple[str, ...], where: Where) -> str:
     )
 
 
-async def _on_cluster(name: str, where: Where) -> Found:
+async def _on_cluster(name: str, where: Where) -> FoundCoordinator:
     from .cluster.leaders import find_on_cluster
 
     timeout_ms = Options(dict(where.options)).get(CLUSTER_CONNECT_TIMEOUT)
     addresses, token = await find_on_cluster(where.cluster, name, timeout_ms)
-    return Found(addresses, token)
+    return FoundCoordinator(addresses, token)

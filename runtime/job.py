@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from ..api.written_job import WrittenJob, definition_of
 from ..errors import HeadgateError, InternalError, JobError, UsageError
 from .control.interrupts import Interrupts
-from .control.job_client import WARNINGS, Event, EventListener
+from .control.job_client import WARNINGS, EventListener, PublishedEvent
 from .explain import describe_node, explain_plan
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
@@ -279,7 +279,7 @@ def _on_event(cluster: str) -> EventListener | None:
     return None if cluster == "in-process" else _log_event
 
 
-def _log_event(event: Event) -> None:
+def _log_event(event: PublishedEvent) -> None:
     """A job on a cluster runs in other processes: what it announces goes to the log of this one."""
     if event.kind not in ("progress", "ended"):
         level = logging.WARNING if event.kind in WARNINGS else logging.INFO

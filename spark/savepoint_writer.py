@@ -19,9 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from ..errors import StateError, UsageError
 from ..operators.clock import SystemClock
 from ..runtime.job import Job, runnable
-from ..runtime.offline.editor import Declared, SavepointEditor
+from ..runtime.offline.editor import DeclaredOperator, SavepointEditor
 from ..runtime.offline.files import OpenStore
-from ..runtime.offline.pieces import CopyTask, Goal, Written, write_table
+from ..runtime.offline.pieces import CopyTask, Goal, WrittenFile, write_table
 from ..runtime.offline.placing import SUBTASK_COLUMN, Placing
 from ..runtime.offline.snapshot import open_snapshot
 from ..runtime.savepoint.compare import declared_states
@@ -80,7 +80,7 @@ class SavepointWriter:
         if spec is not None:
             widths = {n.name: v.parallelism for v in spec.plan.vertices for n in v.nodes}
             states = declared_states(spec.plan)
-            declared = {name: Declared(widths[name], states[name]) for name in states}
+            declared = {name: DeclaredOperator(widths[name], states[name]) for name in states}
         groups = max_parallelism
         if groups is None and snapshot is not None:
             groups = snapshot.located.manifest.max_parallelism
@@ -147,7 +147,7 @@ class SavepointWriter:
             raise
         return goal.root
 
-    def _write(self, goal: Goal, placing: Placing, frame: Any) -> list[Written]:
+    def _write(self, goal: Goal, placing: Placing, frame: Any) -> list[WrittenFile]:
         """Write a state in two steps: rows get their key groups where they are, then those of each
         subtask go into a file.
         """
@@ -157,7 +157,7 @@ class SavepointWriter:
         rows = rows.sortWithinPartitions(SUBTASK_COLUMN, KEY_GROUP_COLUMN)
         return _collected(rows.mapInArrow(_Write(placing, goal), _RESULT))
 
-    def _copy(self, tasks: list[CopyTask]) -> list[Written]:
+    def _copy(self, tasks: list[CopyTask]) -> list[WrittenFile]:
         states = {(one.state.operator, one.state.name): one.state for one in tasks}
         if sum(state.size_bytes for state in states.values()) <= COPY_HERE_BYTES:
             found = [task.run("driver") for task in tasks]
@@ -225,11 +225,11 @@ def _attempt() -> str:
     return f"{context.stageId()}-{context.taskAttemptId()}"
 
 
-def _results(written: Written | None) -> Iterator[pa.RecordBatch]:
+def _results(written: WrittenFile | None) -> Iterator[pa.RecordBatch]:
     if written is not None:
         yield pa.RecordBatch.from_pydict({"written": [msgspec.msgpack.encode(written)]}, _WRITTEN)
 
 
-def _collected(frame: Any) -> list[Written]:
-    decode = msgspec.msgpack.Decoder(Written).decode
+def _collected(frame: Any) -> list[WrittenFile]:
+    decode = msgspec.msgpack.Decoder(WrittenFile).decode
     return [decode(bytes(row.written)) for row in frame.collect()]

@@ -39,7 +39,7 @@ StateKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainedFile:
     """One file of a chain, and the number of the cut that it reaches; 0: no delta can begin behind it."""
 
     handle: StateHandle
@@ -56,7 +56,7 @@ class Chain:
         bases_in_a_row: the number of bases written because of `delta_rows` without a delta in between.
     """
 
-    links: tuple[Link, ...] = ()
+    links: tuple[ChainedFile, ...] = ()
     delta_rows: int = 0
     bases_in_a_row: int = 0
 
@@ -111,7 +111,7 @@ def _too_small(chain: Chain) -> bool:
     return chain.links[0].handle.file is None
 
 
-def _files_to_keep(links: Sequence[Link]) -> int:
+def _files_to_keep(links: Sequence[ChainedFile]) -> int:
     """Return the number of files that stay when a full chain gets one more; 0: none stays."""
     merged_bytes = links[-1].handle.size_bytes  # the new delta, as large as the newest
     possible = 0
@@ -131,20 +131,22 @@ def extend(chain: Chain, planned: ChainPlan, handle: StateHandle | None, epoch: 
     """
     if planned.since is None:
         again = chain.bases_in_a_row + 1 if planned.expected_too_large else 0
-        return Chain(() if handle is None else (Link(handle, epoch),), chain.delta_rows, again)
+        return Chain(
+            () if handle is None else (ChainedFile(handle, epoch),), chain.delta_rows, again
+        )
     kept = chain.links[: planned.keep]
     plain = planned.keep == len(chain.links)
     if handle is None:
         links = (*kept[:-1], replace(kept[-1], epoch=epoch))
         return Chain(links, 0 if plain else chain.delta_rows)
-    return Chain((*kept, Link(handle, epoch)), handle.rows if plain else chain.delta_rows)
+    return Chain((*kept, ChainedFile(handle, epoch)), handle.rows if plain else chain.delta_rows)
 
 
 def restored_chain(handles: Iterable[StateHandle]) -> Chain:
     """Return the chain of a restored table: a delta can begin only behind all of it."""
     tables = [handle for handle in handles if handle.kind in ("table", "delta")]
     epochs = [0] * (len(tables) - 1) + [RESTORED_EPOCH]
-    links = tuple(Link(handle, epoch) for handle, epoch in zip(tables, epochs, strict=False))
+    links = tuple(ChainedFile(handle, epoch) for handle, epoch in zip(tables, epochs, strict=False))
     return Chain(links)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..errors import HeadgateError, JobError
 from ..operators.elements import Batch
 from ..runtime.cluster.inprocess import InProcessCluster
-from ..runtime.control.job_client import Event
+from ..runtime.control.job_client import PublishedEvent
 from ..runtime.coordinator.clients import LocalClient
 from ..runtime.coordinator.job import JobCoordinator
 from ..runtime.job_spec import JobSpec
@@ -25,7 +25,7 @@ from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore
 from ..runtime.storage.memory import MemoryStore
 from .loop import VirtualClock, VirtualLoop
-from .world import Advance, End, HistoryEntry, Push, SourceBox, World
+from .world import Advance, EndOfRecords, HistoryEntry, Push, SourceBox, World
 
 # --- what tasks wait for ---------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class VirtualRun:
     def _open_store(self, uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:
         return MemoryStore(uri, self._objects)
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: PublishedEvent) -> None:
         self._running |= event.kind == "status" and event.text.endswith("is RUNNING")
         self._failing |= event.kind == "failure"
 
@@ -293,7 +293,7 @@ class Playback:
     def end(self, box: SourceBox) -> None:
         """End the data of a source."""
         box.closed = box.ended = True
-        self._world.history.append(End(box.name))
+        self._world.history.append(EndOfRecords(box.name))
         self._release(len(self._world.history))
 
     def catch_up(self) -> None:
@@ -312,7 +312,7 @@ class Playback:
                 )  # only the last one before a record matters
             elif self._is_news(entry):
                 self._declare_all(declared)
-                if isinstance(entry, End):
+                if isinstance(entry, EndOfRecords):
                     self._world.sources[entry.source].ended = True
                 self._release(place + 1)
         self._declare_all(declared)
@@ -321,7 +321,7 @@ class Playback:
     def _is_news(self, entry: HistoryEntry) -> bool:
         if isinstance(entry, Push):
             return self._world.sources[entry.source].is_unread(entry)
-        return isinstance(entry, End)
+        return isinstance(entry, EndOfRecords)
 
     def _release(self, until: int) -> None:
         """Let the readers see history up to entry `until`."""

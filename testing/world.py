@@ -40,13 +40,13 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOfRecords:
     """An event: a source has no more records."""
 
     source: str
 
 
-HistoryEntry = Push | Advance | End
+HistoryEntry = Push | Advance | EndOfRecords
 
 
 @dataclass(slots=True)

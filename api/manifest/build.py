@@ -56,14 +56,14 @@ def build_job(text: str, file: str, variables: Mapping[str, str], toolbox: Toolb
     """
     problems = Problems(file)
     root = load(text, problems, variables)
-    job = None if root is None else Builder(root, text, problems, toolbox).build()
+    job = None if root is None else ManifestBuilder(root, text, problems, toolbox).build()
     problems.raise_if_any()
     if job is None:
         raise ValueError("a manifest without a job and without a problem")
     return job
 
 
-class Builder:
+class ManifestBuilder:
     """Builds one job. Every step that may be wrong is made by `attempt`."""
 
     def __init__(self, root: Value, text: str, problems: Problems, toolbox: Toolbox) -> None:

@@ -14,14 +14,14 @@ from ...operators.schema import to_schema
 from ..stream import Stream
 from .fields import (
     REFERENCE,
-    Boolean,
+    BooleanKind,
     Field,
-    Integer,
+    IntegerKind,
     ListOf,
-    Number,
+    NumberKind,
     Section,
     Table,
-    Text,
+    TextKind,
     duration,
 )
 from .references import is_reference, resolve, resolve_function
@@ -32,9 +32,9 @@ from .step import (
     KEYS,
     MAX_IN_FLIGHT,
     ROWS,
-    Builder,
     Planner,
     Step,
+    StepBuilder,
     Verb,
     check_keys,
     function_of,
@@ -46,9 +46,11 @@ from .step import (
 RETRY = Section(
     "retry",
     {
-        "attempts": Field(Integer(1, 1000), "calls of a record at most, the first one included"),
+        "attempts": Field(
+            IntegerKind(1, 1000), "calls of a record at most, the first one included"
+        ),
         "delay": Field(duration(), "between the first call and the second"),
-        "factor": Field(Number(1), "growth of each further delay"),
+        "factor": Field(NumberKind(1), "growth of each further delay"),
         "longest": Field(duration(), "the longest delay"),
         "onException": Field(
             ListOf(REFERENCE), "exceptions to retry: `builtins:OSError`, or one function of them"
@@ -60,7 +62,7 @@ _RETRY: Final = {"attempts": "attempts", "delay": "delay", "factor": "factor", "
 _TIMEOUT_WORDS: Final = ("fail", "side_output")
 
 
-def plan_python(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_python(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `python`, a function of batches."""
     line = table.line_of("python")
     if table.tried("into") and table.tried("adds"):
@@ -103,7 +105,7 @@ def _added(stream: Stream[Any], adds: Table) -> pa.Schema:
 def plan_per_record(verb: str) -> Planner:
     """Return the planner of `map` or `flatMap`."""
 
-    def plan(name: str, table: Table, builder: Builder) -> Step | None:
+    def plan(name: str, table: Table, builder: StepBuilder) -> Step | None:
         line, function = table.line_of(verb), function_of(table, verb, builder)
         into = builder.schema_of(table, "into")
         if function is None or not sound(table, into=into):
@@ -119,7 +121,7 @@ def plan_per_record(verb: str) -> Planner:
     return plan
 
 
-def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_map_async(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `mapAsync`, with keys or without."""
     line, function = table.line_of("mapAsync"), function_of(table, "mapAsync", builder)
     into = builder.schema_of(table, "into")
@@ -147,7 +149,7 @@ def plan_map_async(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def call_options(table: Table, builder: Builder) -> dict[str, Any] | None:
+def call_options(table: Table, builder: StepBuilder) -> dict[str, Any] | None:
     """Return the call options of `mapAsync` and `lookup` as arguments; None if some are wrong."""
     retry, late = _retry(table, builder), _on_timeout(table, builder)
     if not sound(table, retry=retry, onTimeout=late):
@@ -165,7 +167,7 @@ def on_error(table: Table) -> dict[str, Any]:
     return {} if said is None else {"on_error": said}
 
 
-def _on_timeout(table: Table, builder: Builder) -> Any:
+def _on_timeout(table: Table, builder: StepBuilder) -> Any:
     said, line = table.get("onTimeout"), table.line_of("onTimeout")
     if said is None or said in _TIMEOUT_WORDS:
         return said
@@ -179,7 +181,7 @@ def _on_timeout(table: Table, builder: Builder) -> Any:
     return None
 
 
-def _retry(table: Table, builder: Builder) -> Retry | None:
+def _retry(table: Table, builder: StepBuilder) -> Retry | None:
     section = table.get("retry")
     if section is None or section.bad:
         return None
@@ -203,10 +205,10 @@ _CALLED: Final = {**INTO, **MAX_IN_FLIGHT, **CALLED}
 CALL_OPTIONS: Final = {
     **_CALLED,
     "timeout": Field(duration(), "of a record in `mapAsync` or `lookup`, all attempts included"),
-    "ordered": Field(Boolean(), "false: results are emitted as calls finish"),
+    "ordered": Field(BooleanKind(), "false: results are emitted as calls finish"),
     "retry": Field(RETRY, "when `mapAsync` or `lookup` calls its function again"),
     "onTimeout": Field(
-        Text(), "fail, side_output, or a function record -> record, `module:function`"
+        TextKind(), "fail, side_output, or a function record -> record, `module:function`"
     ),
 }
 """The fields of `mapAsync` and `lookup` that are about calls."""

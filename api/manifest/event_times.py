@@ -10,14 +10,14 @@ from ...operators.watermarks.generators import WatermarkGenerator
 from ...operators.watermarks.strategy import WatermarkStrategy
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import REFERENCE, Boolean, Field, OneOf, Section, Table, Text, duration
+from .fields import REFERENCE, BooleanKind, Field, OneOf, Section, Table, TextKind, duration
 from .references import resolve
 from .step import (
     ACTIONS,
     INSTANCE,
     NAME,
     ON_ERROR,
-    Builder,
+    StepBuilder,
     arguments_of,
     function_of,
     given,
@@ -29,7 +29,7 @@ from .step import (
 EVENT_TIME = Section(
     "eventTime",
     {
-        "column": Field(Text(), "a timestamp column, or an int64 one of ms"),
+        "column": Field(TextKind(), "a timestamp column, or an int64 one of ms"),
         "python": Field(REFERENCE, "instead: a function record -> time, `module:function`"),
         "maxOutOfOrder": Field(duration(), "how far records may be out of order in event time"),
         "strategy": Field(
@@ -37,9 +37,9 @@ EVENT_TIME = Section(
         ),
         "idleAfter": Field(duration(), "a split without records for this long is idle"),
         "closeAfter": Field(duration(), "after this long without records time follows the clock"),
-        "perSplit": Field(Boolean(), "false: the splits of a source share their watermarks"),
+        "perSplit": Field(BooleanKind(), "false: the splits of a source share their watermarks"),
         "waitForQueued": Field(
-            Boolean(),
+            BooleanKind(),
             "splits not yet read hold the watermark back, too; true by default where the source ends",
         ),
         "align": Field(NAME, "watermark alignment: the name of a group of sources"),
@@ -55,7 +55,7 @@ EVENT_TIME = Section(
 
 
 def with_event_time(
-    stream: Stream[Any], table: Table, step: str, builder: Builder
+    stream: Stream[Any], table: Table, step: str, builder: StepBuilder
 ) -> Stream[Any] | None:
     """Return the stream with the event time of table `eventTime`; None if nothing is known.
 
@@ -92,7 +92,7 @@ def with_event_time(
     return _some_event_time(stream)
 
 
-def _when(table: Table, step: str, builder: Builder) -> Any:
+def _when(table: Table, step: str, builder: StepBuilder) -> Any:
     tried = table.present(["column", "python"])
     if not tried and not table.bad:
         builder.problems.add(
@@ -110,7 +110,7 @@ def _when(table: Table, step: str, builder: Builder) -> Any:
     return table.get("column") or function_of(table, "python", builder)
 
 
-def _strategy(table: Table, step: str, builder: Builder) -> WatermarkStrategy | None:
+def _strategy(table: Table, step: str, builder: StepBuilder) -> WatermarkStrategy | None:
     tried = table.present(["maxOutOfOrder", "strategy"])
     if not tried:
         builder.problems.add(
@@ -147,7 +147,7 @@ def _resolved_strategy(said: Any) -> WatermarkStrategy:
     return WatermarkStrategy.custom(found)
 
 
-def _check_name(table: Table, step: str, builder: Builder) -> None:
+def _check_name(table: Table, step: str, builder: StepBuilder) -> None:
     if table.tried("closeAfter") and not table.tried("name"):
         builder.problems.add(
             table.line_of("closeAfter"),
@@ -156,7 +156,7 @@ def _check_name(table: Table, step: str, builder: Builder) -> None:
         )
 
 
-def _check_alignment(table: Table, step: str, builder: Builder) -> None:
+def _check_alignment(table: Table, step: str, builder: StepBuilder) -> None:
     if not table.tried("align"):
         for field in table.present(["maxDrift", "alignEvery"]):
             builder.problems.add(

@@ -55,7 +55,7 @@ def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextKind:
     """A text; all of it must match `pattern`, which `meaning` explains in words."""
 
     pattern: str = ""
@@ -78,7 +78,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceKind:
     """One of several words."""
 
     words: tuple[str, ...]
@@ -94,7 +94,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class IntegerKind:
     """An integer within bounds."""
 
     at_least: int = 0
@@ -114,7 +114,7 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberKind:
     """A number of at least `at_least`."""
 
     at_least: float = 0
@@ -132,7 +132,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Boolean:
+class BooleanKind:
     """true or false."""
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:
@@ -179,7 +179,9 @@ def column_type() -> Parsed:
     return Parsed(parse_type, "a column type")
 
 
-REFERENCE = Text(REFERENCE_PATTERN.pattern, "`module:name`", 'such as "jobs.enrich:add_country"')
+REFERENCE = TextKind(
+    REFERENCE_PATTERN.pattern, "`module:name`", 'such as "jobs.enrich:add_country"'
+)
 """A reference to the user's code."""
 
 
@@ -222,7 +224,7 @@ class Items:
     """Names with values of one kind. Reads to a `Table`; bad entries are left out."""
 
     item: Kind
-    key: Text = field(default_factory=Text)
+    key: TextKind = field(default_factory=TextKind)
     may_be_empty: bool = True
 
     def read(self, value: Value, line: int, problems: Problems) -> Any:

@@ -16,15 +16,15 @@ from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedPro
 from ...operators.windows.records.functions import WindowProcess
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import REFERENCE, Field, Items, OneOf, Section, Table, Text, duration
+from .fields import REFERENCE, Field, Items, OneOf, Section, Table, TextKind, duration
 from .pair_steps import CONNECT, check_connect, connected, without_keys
 from .step import (
     CALLED,
     INSTANCE,
     INTO,
     KEYS,
-    Builder,
     Step,
+    StepBuilder,
     Verb,
     check_keys,
     function_of,
@@ -45,7 +45,7 @@ MATCH = Section(
         ),
         "select": Field(REFERENCE, "a function match -> record, `module:function`"),
         "afterMatch": Field(
-            Text(
+            TextKind(
                 AFTER_MATCH_PATTERN,
                 "no_skip, skip_to_next, skip_past_last_event, skip_to_first(stage) or "
                 "skip_to_last(stage)",
@@ -82,7 +82,7 @@ _INPUT_FIXES: Final = {
 class _Groups:
     """The stream by key, by window, or both, as the operator's fields give it."""
 
-    def __init__(self, verb: str, name: str, table: Table, builder: Builder) -> None:
+    def __init__(self, verb: str, name: str, table: Table, builder: StepBuilder) -> None:
         self._table, self._builder = table, builder
         self._keyed = bool(table.present(["keyBy", "keyWith"]))
         self.windowed = table.tried("window")
@@ -104,7 +104,7 @@ class _Groups:
         return groups if self._spec is None else self._spec.of(groups, stream)
 
 
-def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_aggregate(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `aggregate`: of columns, or with an AggregateFunction on windows."""
     line, written = table.line_of("aggregate"), table.get("aggregate")
     if written is None:
@@ -134,7 +134,7 @@ def plan_aggregate(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def _plan_columns(
-    name: str, table: Table, written: Table, groups: _Groups, builder: Builder
+    name: str, table: Table, written: Table, groups: _Groups, builder: StepBuilder
 ) -> Step:
     taken = _NOT_FOR_COLUMNS if groups.windowed else _NOT_FOR_COLUMNS | {"ttl"}
     line, made = table.line_of("aggregate"), _aggregates(written, builder, taken)
@@ -155,7 +155,7 @@ def _plan_columns(
 
 
 def _aggregates(
-    written: Table, builder: Builder, taken: frozenset[str] = _NOT_FOR_COLUMNS
+    written: Table, builder: StepBuilder, taken: frozenset[str] = _NOT_FOR_COLUMNS
 ) -> dict[str, Any]:
     """Return the aggregate of each result column; None for those that are wrong."""
     made: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _aggregates(
 
 
 def _check_types(
-    made: Mapping[str, Any], stream: Stream[Any], written: Table, builder: Builder
+    made: Mapping[str, Any], stream: Stream[Any], written: Table, builder: StepBuilder
 ) -> bool:
     fits = True
     for column, aggregate in made.items():
@@ -181,7 +181,7 @@ def _check_types(
     return fits
 
 
-def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_reduce(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `reduce`: per key, or with a window per window."""
     line = table.line_of("reduce")
     function = function_of(table, "reduce", builder)
@@ -201,7 +201,9 @@ def plan_reduce(name: str, table: Table, builder: Builder) -> Step | None:
     return _plan_combined(name, table, "reduce", function, groups, builder, **ttl)
 
 
-def _ttl(verb: str, name: str, table: Table, groups: _Groups, builder: Builder) -> dict[str, Any]:
+def _ttl(
+    verb: str, name: str, table: Table, groups: _Groups, builder: StepBuilder
+) -> dict[str, Any]:
     """Return the argument `ttl` if it is given; it is refused with a window."""
     if not groups.windowed:
         return given(table, ttl="ttl")
@@ -214,7 +216,7 @@ def _ttl(verb: str, name: str, table: Table, groups: _Groups, builder: Builder) 
     return {}
 
 
-def plan_deduplicate(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_deduplicate(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `deduplicate`."""
     line, section = table.line_of("deduplicate"), table.get("deduplicate")
     if section is None or not check_keys("deduplicate", name, table, line, builder):
@@ -230,7 +232,7 @@ def plan_deduplicate(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_process(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `process`: of a stream, keyed or not, of two, or of windows."""
     line = table.line_of("process")
     function = _process_function(name, table, builder)
@@ -269,7 +271,7 @@ def plan_process(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_match(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `match`: a pattern of `hg.cep`."""
     line, section = table.line_of("match"), table.get("match")
     if section is None or not check_keys("match", name, table, line, builder):
@@ -293,7 +295,7 @@ def plan_match(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def _with_strategy(pattern: Any, name: str, section: Table, builder: Builder) -> Any:
+def _with_strategy(pattern: Any, name: str, section: Table, builder: StepBuilder) -> Any:
     """Return the pattern with the strategy of `afterMatch`; None if that is wrong."""
     said = section.get("afterMatch")
     if said is None or not isinstance(pattern, Pattern):
@@ -308,7 +310,7 @@ def _with_strategy(pattern: Any, name: str, section: Table, builder: Builder) ->
     return replace(pattern, after=parse_after_match(said))
 
 
-def _process_function(name: str, table: Table, builder: Builder) -> Any:
+def _process_function(name: str, table: Table, builder: StepBuilder) -> Any:
     """Return the function, if its base class fits the inputs of the operator."""
     function = instance_of(table, "process", builder)
     for kinds, has in _INPUTS.items():
@@ -333,7 +335,7 @@ def _inputs_of(table: Table, function: object) -> str:
     return _BROADCAST if connect is not None and connect.tried("broadcast") else _TWO
 
 
-def _refuse_window_process(what: str, name: str, table: Table, builder: Builder) -> None:
+def _refuse_window_process(what: str, name: str, table: Table, builder: StepBuilder) -> None:
     if table.tried("windowProcess"):
         builder.problems.add(
             table.line_of("windowProcess"),
@@ -348,7 +350,7 @@ def _plan_combined(
     verb: str,
     function: Any,
     groups: _Groups,
-    builder: Builder,
+    builder: StepBuilder,
     **options: Any,
 ) -> Step:
     """Plan `reduce` or `aggregate` with a function, and perhaps a function of the results of windows."""
@@ -365,7 +367,7 @@ def _plan_function(
     verb: str,
     function: Any,
     groups: _Groups,
-    builder: Builder,
+    builder: StepBuilder,
     **options: Any,
 ) -> Step:
     """Plan the step that calls the method `verb` of the groups with a function."""
@@ -382,7 +384,7 @@ def _plan_function(
     return step
 
 
-_AGGREGATE_FUNCTION: Final = Text(
+_AGGREGATE_FUNCTION: Final = TextKind(
     REFERENCE.pattern, "a mapping such as `{n: count()}`, or `module:AggregateFunction`"
 )
 _OF_GROUPS: Final = {**INTO, **KEYS, **WINDOWED}
@@ -399,7 +401,7 @@ VERBS: Final = (
     Verb(
         "aggregate",
         Field(
-            OneOf(Items(Text(), may_be_empty=False), _AGGREGATE_FUNCTION),
+            OneOf(Items(TextKind(), may_be_empty=False), _AGGREGATE_FUNCTION),
             'results and their aggregates, `total: "sum(amount * 2)"`; '
             "or a `module:AggregateFunction`",
         ),

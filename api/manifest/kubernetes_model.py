@@ -20,23 +20,23 @@ from .fields import (
     INVALID,
     AnyText,
     Anything,
-    Boolean,
-    Choice,
+    BooleanKind,
+    ChoiceKind,
     Field,
-    Integer,
+    IntegerKind,
     Items,
     ListOf,
     OneOf,
     Parsed,
     Section,
     Table,
-    Text,
+    TextKind,
     duration,
     refuse,
 )
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-OBJECT_NAME = Text(
+OBJECT_NAME = TextKind(
     rf"{_LABEL}(\.{_LABEL})*",
     "the name of a Kubernetes object",
     "lower-case letters, digits, `-` and `.`",
@@ -84,9 +84,9 @@ _COORDINATOR = Section(
 )
 _WORKER_FIELDS: Final = {
     "replicas": Field(
-        Integer(1, REPLICAS_MAX), "number of worker pods; default: parallelism over slots"
+        IntegerKind(1, REPLICAS_MAX), "number of worker pods; default: parallelism over slots"
     ),
-    "slots": Field(Integer(1, 1024), "subtasks of a step in one worker pod; default 1"),
+    "slots": Field(IntegerKind(1, 1024), "subtasks of a step in one worker pod; default 1"),
     "resources": Field(
         RESOURCES,
         "default: what its slots take by `spec.resources`, else requests of 1 CPU and 2Gi memory",
@@ -99,7 +99,7 @@ _ROLLBACK = Section(
     "rollback",
     {
         "enabled": Field(
-            Boolean(), "go back to the last stable revision if a new one fails; default true"
+            BooleanKind(), "go back to the last stable revision if a new one fails; default true"
         ),
         "stabilizationPeriod": Field(
             duration(), "a revision that ran this long without a failure is stable; default 5m"
@@ -113,20 +113,20 @@ _UPGRADE = Section(
     "upgrade",
     {
         "mode": Field(
-            Choice(("Checkpoint", "Savepoint", "Stateless")),
+            ChoiceKind(("Checkpoint", "Savepoint", "Stateless")),
             "what a new revision starts from: a last checkpoint (default), a savepoint, or nothing",
         ),
         "maxCheckpointAge": Field(
             duration(), "the fallback refuses an older checkpoint; default: any age will do"
         ),
         "fallback": Field(
-            Choice(("LastCheckpoint", "Fail")),
+            ChoiceKind(("LastCheckpoint", "Fail")),
             "if the job cannot be stopped with a new checkpoint or savepoint: use the last completed "
             "checkpoint (default), or leave the job as it is",
         ),
         "timeout": Field(duration(), "how long that checkpoint or savepoint may take; default 10m"),
         "allowNonRestoredState": Field(
-            Boolean(), "drop state that no step of the new revision claims; default false"
+            BooleanKind(), "drop state that no step of the new revision claims; default false"
         ),
         "rollback": Field(_ROLLBACK, "what happens if the new revision does not run"),
     },
@@ -134,22 +134,22 @@ _UPGRADE = Section(
 _RESTORE = Section(
     "restore",
     {
-        "path": Field(Text(), "address of a savepoint or checkpoint to start from"),
+        "path": Field(TextKind(), "address of a savepoint or checkpoint to start from"),
         "snapshotRef": Field(
             _named("snapshotRef", "its name"), "instead: a completed StreamSnapshot"
         ),
-        "nonce": Field(Integer(), "another value restores once more; default 0"),
+        "nonce": Field(IntegerKind(), "another value restores once more; default 0"),
     },
 )
 _DELETION = Section(
     "deletion",
     {
         "policy": Field(
-            Choice(("SavepointThenStop", "Stop", "Abort")),
+            ChoiceKind(("SavepointThenStop", "Stop", "Abort")),
             "take a savepoint (default), take a last checkpoint, or only kill the pods",
         ),
         "stateRetention": Field(
-            Choice(("Retain", "Delete")),
+            ChoiceKind(("Retain", "Delete")),
             "Retain (default) keeps checkpoints; Delete removes them. Savepoints always stay",
         ),
         "timeout": Field(
@@ -169,15 +169,17 @@ _SAVEPOINTS = Section(
             Parsed(check_zone, "a time zone such as `Europe/Berlin`"),
             "of the schedule, by its IANA name; default UTC",
         ),
-        "retain": Field(Integer(1, 1000), "number of periodic savepoints that are kept; default 3"),
+        "retain": Field(
+            IntegerKind(1, 1000), "number of periodic savepoints that are kept; default 3"
+        ),
         "maxAge": Field(duration(), "older periodic savepoints are deleted, except the newest one"),
         "directory": Field(
-            Text(),
+            TextKind(),
             "where savepoints go; default: the option execution.checkpointing.savepoint-dir, or else "
             "`savepoints` below `checkpoint.storage`",
         ),
         "format": Field(
-            Choice(("Canonical", "Native")), "Canonical (default), or Native, which is quicker"
+            ChoiceKind(("Canonical", "Native")), "Canonical (default), or Native, which is quicker"
         ),
     },
 )
@@ -185,13 +187,13 @@ _RESTART_POLICY = Section(
     "restartPolicy",
     {
         "strategy": Field(
-            Choice(("Never", "ExponentialDelay")),
+            ChoiceKind(("Never", "ExponentialDelay")),
             "what happens when the job has failed for good: Never (default) leaves it Failed",
         ),
         "initialBackoff": Field(duration(), "the first pause; default 10s"),
         "maxBackoff": Field(duration(), "the longest pause; default 10m"),
         "maxAttempts": Field(
-            Integer(1, 1000), "restarts in a row before it stays Failed; default 5"
+            IntegerKind(1, 1000), "restarts in a row before it stays Failed; default 5"
         ),
         "resetAfter": Field(
             duration(), "a run of this length sets attempts and pause back; default 1h"
@@ -206,7 +208,7 @@ _CODE = Section(
             "a ConfigMap whose keys are Python files; they are put on the module path",
         ),
         "archive": Field(
-            Text(r"(s3|file|https)://.+\.zip", "the address of a `.zip`"),
+            TextKind(r"(s3|file|https)://.+\.zip", "the address of a `.zip`"),
             "instead: a zip file that is unpacked onto the module path at the start of each pod",
         ),
     },
@@ -223,13 +225,17 @@ _STORAGE = Section(
 )
 _AUTOSCALER = Section(
     "autoscaler",
-    {"mode": Field(Choice(("Off",)), "Off: there is no autoscaler yet; the field keeps its place")},
+    {
+        "mode": Field(
+            ChoiceKind(("Off",)), "Off: there is no autoscaler yet; the field keeps its place"
+        )
+    },
 )
 _GCS_STORAGE = Section(
     "gcsStorage",
     {
         "type": Field(
-            Choice(("Memory", "RocksDB")),
+            ChoiceKind(("Memory", "RocksDB")),
             "Memory (default), or RocksDB on a volume: workers outlive a head that starts again",
         ),
         "size": Field(Quantity(), "RocksDB: of the volume; default 1Gi"),
@@ -242,15 +248,15 @@ _RAY = Section(
     "ray",
     {
         "mode": Field(
-            Choice(("Managed", "KubeRay", "External")),
+            ChoiceKind(("Managed", "KubeRay", "External")),
             "who makes the Ray cluster: headgate (default), KubeRay's operator, or somebody else",
         ),
-        "address": Field(Text(), "External: `host:port` of the Ray cluster"),
+        "address": Field(TextKind(), "External: `host:port` of the Ray cluster"),
         "tokenSecretRef": Field(
             _named("tokenSecretRef", "its name"),
             "a Secret whose key `auth_token` is Ray's token; default: one is made for the job",
         ),
-        "version": Field(Text(), "KubeRay: the version of Ray in the image"),
+        "version": Field(TextKind(), "KubeRay: the version of Ray in the image"),
         "gcsStorage": Field(_GCS_STORAGE, "Managed: where Ray's head keeps its control store"),
     },
 )
@@ -258,17 +264,17 @@ _SECRET_KEY = Section(
     "secretKeyRef",
     {
         "name": Field(OBJECT_NAME, "of the Secret", required=True),
-        "key": Field(Text(r"[-._a-zA-Z0-9]+"), "in the Secret", required=True),
+        "key": Field(TextKind(r"[-._a-zA-Z0-9]+"), "in the Secret", required=True),
     },
 )
 KUBERNETES = Section(
     "kubernetes",
     {
         "image": Field(
-            Text(), "container image with headgate and the job's code; default: the operator's"
+            TextKind(), "container image with headgate and the job's code; default: the operator's"
         ),
         "imagePullPolicy": Field(
-            Choice(("Always", "IfNotPresent", "Never")), "when the image is pulled"
+            ChoiceKind(("Always", "IfNotPresent", "Never")), "when the image is pulled"
         ),
         "imagePullSecrets": Field(
             ListOf(_named("an entry", "of a Secret")), "Secrets for the registry, `[{name: ...}]`"
@@ -277,16 +283,16 @@ KUBERNETES = Section(
             OBJECT_NAME, "service account of the pods; default: that of the namespace"
         ),
         "state": Field(
-            Choice(("Running", "Suspended")), "Suspended stops the job and keeps its state"
+            ChoiceKind(("Running", "Suspended")), "Suspended stops the job and keeps its state"
         ),
         "env": Field(
-            Items(OneOf(_SECRET_KEY, AnyText()), Text(r"[A-Za-z_][A-Za-z0-9_]*")),
+            Items(OneOf(_SECRET_KEY, AnyText()), TextKind(r"[A-Za-z_][A-Za-z0-9_]*")),
             "environment variables: a text, or `{name, key}` of a Secret; `${NAME}` reads them",
         ),
         "coordinator": Field(_COORDINATOR, "the pod with the coordinator and the head of Ray"),
         "workers": Field(_WORKERS, "the pods that process records"),
         "workerGroups": Field(
-            Items(_WORKER_GROUP, Text(GROUP_NAME.pattern, GROUP_NAME_MEANING)),
+            Items(_WORKER_GROUP, TextKind(GROUP_NAME.pattern, GROUP_NAME_MEANING)),
             "pods of other slot sharing groups, by the group's name; fields as in `workers`",
         ),
         "upgrade": Field(_UPGRADE, "how a changed job takes over from the running one"),

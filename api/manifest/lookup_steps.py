@@ -8,14 +8,25 @@ from typing import Any, Final
 from ...operators.joins.static_table import StaticTable, static_table
 from ..stream import Stream
 from .call_steps import CALL_OPTIONS, call_options
-from .fields import REFERENCE, Choice, Field, Integer, ListOf, Section, Table, Text, duration, size
+from .fields import (
+    REFERENCE,
+    ChoiceKind,
+    Field,
+    IntegerKind,
+    ListOf,
+    Section,
+    Table,
+    TextKind,
+    duration,
+    size,
+)
 from .registry import SourceConnector
-from .step import SCHEMA, Builder, Step, Verb, function_of, given
+from .step import SCHEMA, Step, StepBuilder, Verb, function_of, given
 
 _CACHE: Final = ("cacheRows", "cacheFor")
 
 
-def plan_lookup(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_lookup(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `lookup`, with `python` or `table`."""
     section = table.get("lookup")
     if section is None:
@@ -33,7 +44,7 @@ def plan_lookup(name: str, table: Table, builder: Builder) -> Step | None:
     return _in_service(name, table, section, builder)
 
 
-def _in_service(name: str, table: Table, section: Table, builder: Builder) -> Step | None:
+def _in_service(name: str, table: Table, section: Table, builder: StepBuilder) -> Step | None:
     line, function = section.line_of("python"), function_of(section, "python", builder)
     into, options = builder.schema_of(table, "into"), call_options(table, builder)
     if not table.tried("into"):
@@ -49,7 +60,7 @@ def _in_service(name: str, table: Table, section: Table, builder: Builder) -> St
     return _step(name, section, line, function, {**options, "into": into}, builder)
 
 
-def _in_table(name: str, table: Table, section: Table, builder: Builder) -> Step | None:
+def _in_table(name: str, table: Table, section: Table, builder: StepBuilder) -> Step | None:
     _refuse(list(CALL_OPTIONS), table, "a lookup in a table", name, builder)
     _refuse(_CACHE, section, "a lookup in a table", name, builder)
     described = section.get("table")
@@ -60,7 +71,7 @@ def _in_table(name: str, table: Table, section: Table, builder: Builder) -> Step
     return _step(name, section, section.line_of("key"), made, options, builder)
 
 
-def _table(name: str, described: Table, builder: Builder) -> StaticTable | None:
+def _table(name: str, described: Table, builder: StepBuilder) -> StaticTable | None:
     source: Any = builder.files_of(described, name)
     if source is None or described.bad:
         return None
@@ -71,7 +82,7 @@ def _table(name: str, described: Table, builder: Builder) -> StaticTable | None:
 
 
 def _step(
-    name: str, section: Table, line: int, within: Any, options: dict[str, Any], builder: Builder
+    name: str, section: Table, line: int, within: Any, options: dict[str, Any], builder: StepBuilder
 ) -> Step:
     """Plan the lookup in `within`, a function or a table."""
     keys = section.get("key")
@@ -84,7 +95,9 @@ def _step(
     return step
 
 
-def _refuse(fields: Sequence[str], table: Table, what: str, name: str, builder: Builder) -> None:
+def _refuse(
+    fields: Sequence[str], table: Table, what: str, name: str, builder: StepBuilder
+) -> None:
     for field in table.present(fields):
         builder.problems.add(
             table.line_of(field), f"{field} has no effect for {what} operator=`{name}`", "remove it"
@@ -102,28 +115,33 @@ def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
         {
             **files,
             "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
-            "key": Field(ListOf(Text()), "columns that records are looked up by", required=True),
-            "columns": Field(ListOf(Text()), "columns added to the records; all but the key"),
+            "key": Field(
+                ListOf(TextKind()), "columns that records are looked up by", required=True
+            ),
+            "columns": Field(ListOf(TextKind()), "columns added to the records; all but the key"),
             "maxBytes": Field(size(), "the most that its columns may take in memory; 64mb"),
             "duplicates": Field(
-                Choice(("fail", "first", "last")), "which of several rows with equal keys counts"
+                ChoiceKind(("fail", "first", "last")),
+                "which of several rows with equal keys counts",
             ),
         },
     )
     return Section(
         "lookup",
         {
-            "key": Field(ListOf(Text()), "columns of the record that are looked up", required=True),
+            "key": Field(
+                ListOf(TextKind()), "columns of the record that are looked up", required=True
+            ),
             "python": Field(
                 REFERENCE, "a coroutine function key -> record or None, `module:function`"
             ),
             "table": Field(table, "instead: a table in files, read as a whole at the start"),
             "how": Field(
-                Choice(("inner", "left")),
+                ChoiceKind(("inner", "left")),
                 "of a table: `left`, or `inner`: only records it has a row for",
             ),
-            "suffix": Field(Text(), "appended to found columns whose names are taken"),
-            "cacheRows": Field(Integer(0, 2**31 - 1), "answers of `python` kept; 0: none"),
+            "suffix": Field(TextKind(), "appended to found columns whose names are taken"),
+            "cacheRows": Field(IntegerKind(0, 2**31 - 1), "answers of `python` kept; 0: none"),
             "cacheFor": Field(duration(), "how long an answer of `python` is valid"),
         },
     )

@@ -9,14 +9,14 @@ from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from .event_times import EVENT_TIME
 from .fields import (
     AnyText,
-    Choice,
+    ChoiceKind,
     Field,
-    Integer,
+    IntegerKind,
     Items,
     Kind,
-    Number,
+    NumberKind,
     Section,
-    Text,
+    TextKind,
     duration,
     size,
 )
@@ -28,7 +28,7 @@ from .steps import operator_section
 API_VERSION = "headgate.io/v1alpha1"
 KIND = "StreamJob"
 
-JOB_NAME = Text(
+JOB_NAME = TextKind(
     r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?",
     "a name of at most 63 lower-case letters, digits and `-`",
     "it names Kubernetes objects too (DNS-1123 label)",
@@ -37,43 +37,45 @@ CHECKPOINT = Section(
     "checkpoint",
     {
         "every": Field(duration(), "time between the starts of two checkpoints", required=True),
-        "storage": Field(Text(), "a directory or s3://bucket/prefix", required=True),
+        "storage": Field(TextKind(), "a directory or s3://bucket/prefix", required=True),
         "timeout": Field(duration(), "a checkpoint that takes longer is aborted"),
         "minPause": Field(duration(), "least time between two checkpoints"),
-        "maxConcurrent": Field(Integer(1, 1000), "most checkpoints in progress at once"),
+        "maxConcurrent": Field(IntegerKind(1, 1000), "most checkpoints in progress at once"),
         "tolerableFailures": Field(
-            Integer(0, 2**31 - 1), "number of checkpoints in a row that may fail"
+            IntegerKind(0, 2**31 - 1), "number of checkpoints in a row that may fail"
         ),
-        "retain": Field(Integer(1, 10_000), "number of completed checkpoints that are kept"),
+        "retain": Field(IntegerKind(1, 10_000), "number of completed checkpoints that are kept"),
     },
 )
 RESTART = Section(
     "restart",
     {
         "strategy": Field(
-            Choice(("fixed-delay", "failure-rate", "exponential-delay", "none")),
+            ChoiceKind(("fixed-delay", "failure-rate", "exponential-delay", "none")),
             "what to do when the job fails; fixed-delay",
         ),
         "attempts": Field(
-            Integer(0, 2**31 - 1),
+            IntegerKind(0, 2**31 - 1),
             "restarts before the job fails; exponential-delay: before backoff is reset",
         ),
         "delay": Field(duration(), "fixed-delay, failure-rate: pause before a restart"),
-        "maxFailures": Field(Integer(1, 2**31 - 1), "failure-rate: failures within the interval"),
+        "maxFailures": Field(
+            IntegerKind(1, 2**31 - 1), "failure-rate: failures within the interval"
+        ),
         "interval": Field(duration(), "failure-rate: the time in which failures are counted"),
         "initialBackoff": Field(duration(), "exponential-delay: the first pause"),
         "maxBackoff": Field(duration(), "exponential-delay: the longest pause"),
-        "backoffMultiplier": Field(Number(1), "exponential-delay: growth of each pause"),
+        "backoffMultiplier": Field(NumberKind(1), "exponential-delay: growth of each pause"),
         "jitterFactor": Field(
-            Number(0), "exponential-delay: jitter, the fraction (0 to 1) added or subtracted"
+            NumberKind(0), "exponential-delay: jitter, the fraction (0 to 1) added or subtracted"
         ),
         "resetBackoffThreshold": Field(
             duration(), "exponential-delay: this long without a failure resets the backoff"
         ),
     },
 )
-GROUP = Text(GROUP_NAME.pattern, GROUP_NAME_MEANING)
-_AMOUNT = Number(0)
+GROUP = TextKind(GROUP_NAME.pattern, GROUP_NAME_MEANING)
+_AMOUNT = NumberKind(0)
 RESOURCES = Section(
     "resources",
     {
@@ -106,7 +108,7 @@ def source_section(connectors: Mapping[str, SourceConnector]) -> Section:
             "schema": Field(SCHEMA, "columns and types, a source with the same, or a class"),
             "eventTime": Field(EVENT_TIME, "the column with event time"),
             "onBadRecord": Field(
-                Choice(("fail", "side_output", "drop")), "what to do with unreadable records"
+                ChoiceKind(("fail", "side_output", "drop")), "what to do with unreadable records"
             ),
             "parallelism": Field(PARALLELISM, "number of subtasks"),
             "slotSharingGroup": SLOT_SHARING_GROUP,
@@ -123,11 +125,11 @@ def sink_section(connectors: Mapping[str, SinkConnector]) -> Section:
             "from": Field(STREAM, "the source or operator it reads", required=True),
             **fields,
             "guarantee": Field(
-                Choice(("exactly_once", "at_least_once", "none")),
+                ChoiceKind(("exactly_once", "at_least_once", "none")),
                 "delivery guarantee under failures",
             ),
             "partition": Field(
-                Choice(PARTITIONINGS), "how its input is distributed over its subtasks"
+                ChoiceKind(PARTITIONINGS), "how its input is distributed over its subtasks"
             ),
             "parallelism": Field(PARALLELISM, "number of subtasks"),
             "slotSharingGroup": SLOT_SHARING_GROUP,
@@ -174,8 +176,8 @@ def manifest_section(
     return Section(
         "the manifest",
         {
-            "apiVersion": Field(Choice((API_VERSION,)), API_VERSION, required=True),
-            "kind": Field(Choice((KIND,)), KIND, required=True),
+            "apiVersion": Field(ChoiceKind((API_VERSION,)), API_VERSION, required=True),
+            "kind": Field(ChoiceKind((KIND,)), KIND, required=True),
             "metadata": Field(_METADATA, "name and labels", required=True),
             "spec": Field(spec, "the job", required=True),
         },

@@ -9,15 +9,15 @@ from typing import Any, Final
 from ...errors import HeadgateError, PlanError
 from ...operators.durations import parse_duration
 from ..stream import Stream
-from .fields import REFERENCE, Choice, Field, ListOf, Parsed, Section, Table, Text, duration
+from .fields import REFERENCE, ChoiceKind, Field, ListOf, Parsed, Section, Table, TextKind, duration
 from .references import is_reference, resolve_function
 from .step import (
     INTO,
     KEYS,
     ROWS,
     STREAM,
-    Builder,
     Step,
+    StepBuilder,
     Verb,
     check_keys,
     function_of,
@@ -35,7 +35,7 @@ _SIGNED = Parsed(
 )
 _OTHER = {"with": Field(STREAM, "the other source or operator", required=True), **KEYS}
 _HOWS = ("inner", "left", "right", "full")
-_SUFFIX = Field(Text(), "appended to columns of the other whose names are taken")
+_SUFFIX = Field(TextKind(), "appended to columns of the other whose names are taken")
 JOIN = Section(
     "join",
     {
@@ -43,7 +43,7 @@ JOIN = Section(
         "within": Field(
             ListOf(_SIGNED, 2), "bounds of the other's time relative to this, `[-10m, 0s]`"
         ),
-        "how": Field(Choice(_HOWS), "`inner`, or also records without a match"),
+        "how": Field(ChoiceKind(_HOWS), "`inner`, or also records without a match"),
         "suffix": _SUFFIX,
     },
 )
@@ -51,7 +51,7 @@ JOIN_AS_OF = Section(
     "joinAsOf",
     {
         **_OTHER,
-        "how": Field(Choice(_HOWS[:2]), "`inner`, or `left`: also records without a version"),
+        "how": Field(ChoiceKind(_HOWS[:2]), "`inner`, or `left`: also records without a version"),
         "validFor": Field(duration(), "the longest time a version is valid, in event time"),
         "suffix": _SUFFIX,
     },
@@ -82,14 +82,15 @@ ITERATE = Section(
         "wait": Field(duration(), "the loop ends after this long without records in it"),
         "maxRounds": Field(ROWS, "a loop in rounds; the most rounds"),
         "whileAny": Field(
-            Text(), "of rounds: continue while this SQL, or `module:function`, holds for any record"
+            TextKind(),
+            "of rounds: continue while this SQL, or `module:function`, holds for any record",
         ),
     },
 )
 _JOIN: Final = {"how": "how", "suffix": "suffix"}
 
 
-def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_join(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `join`: close in time if it has `within`, in the same window if the operator has `window`."""
     line, section = table.line_of("join"), table.get("join")
     if section is None or not _check_both_keys("join", name, table, section, builder):
@@ -122,7 +123,7 @@ def plan_join(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_join_as_of(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `joinAsOf`."""
     line, section = table.line_of("joinAsOf"), table.get("joinAsOf")
     if section is None or not _check_both_keys("joinAsOf", name, table, section, builder):
@@ -142,7 +143,7 @@ def plan_join_as_of(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def plan_co_group(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_co_group(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `coGroup`, which needs a window."""
     line, section = table.line_of("coGroup"), table.get("coGroup")
     if section is None or not _check_both_keys("coGroup", name, table, section, builder):
@@ -175,7 +176,7 @@ def without_keys(table: Table) -> bool:
     return section is not None and not table.present(keys) and not section.present(keys)
 
 
-def check_connect(name: str, table: Table, builder: Builder) -> bool:
+def check_connect(name: str, table: Table, builder: StepBuilder) -> bool:
     """Return True if `connect` names one other stream, with keys if it needs some."""
     section = table.get("connect")
     if section is None:
@@ -201,7 +202,7 @@ def check_connect(name: str, table: Table, builder: Builder) -> bool:
     return not section.present(["keyBy", "keyWith"])
 
 
-def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> Any:
+def connected(flows: Sequence[Stream[Any]], table: Table, builder: StepBuilder) -> Any:
     """Return both streams of `connect`, for `.process`; None if they do not fit."""
     section = table.get("connect")
     if len(flows) < 2:  # neither `with` nor `broadcast` holds a name
@@ -220,7 +221,7 @@ def connected(flows: Sequence[Stream[Any]], table: Table, builder: Builder) -> A
     return builder.attempt(table.line_of("connect"), lambda: left.connect(other))
 
 
-def plan_iterate(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_iterate(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Plan `iterate`, in rounds if it has `maxRounds`."""
     line, section = table.line_of("iterate"), table.get("iterate")
     if section is None:
@@ -270,7 +271,9 @@ def _built(body: Any) -> Any:
     return build
 
 
-def _check_both_keys(verb: str, name: str, table: Table, section: Table, builder: Builder) -> bool:
+def _check_both_keys(
+    verb: str, name: str, table: Table, section: Table, builder: StepBuilder
+) -> bool:
     fits = True
     for what, keys, line in (
         (verb, table, table.line_of(verb)),
@@ -282,12 +285,12 @@ def _check_both_keys(verb: str, name: str, table: Table, section: Table, builder
 
 
 def _both(
-    flows: Sequence[Stream[Any]], table: Table, section: Table, builder: Builder
+    flows: Sequence[Stream[Any]], table: Table, section: Table, builder: StepBuilder
 ) -> tuple[Any, Any]:
     return keyed(flows[0], table, builder), keyed(flows[1], section, builder)
 
 
-def _both_timed(verb: str, flows: Sequence[Stream[Any]], line: int, builder: Builder) -> bool:
+def _both_timed(verb: str, flows: Sequence[Stream[Any]], line: int, builder: StepBuilder) -> bool:
     checked = [timed(flow, verb, line, builder) for flow in flows]  # each reports its own problem
     return all(checked)
 

@@ -52,7 +52,7 @@ _CHECKPOINT_ARGUMENTS = {
 }
 
 
-class Attempts(Protocol):
+class ReportsRefusal(Protocol):
     """Reports a refused call as a problem at a line."""
 
     problems: Problems
@@ -99,7 +99,7 @@ def may_be_batch(job: WrittenJob) -> bool:
     return job.options.get(_RUNTIME_MODE, _STREAMING).strip().upper() != _STREAMING
 
 
-def apply_settings(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
+def apply_settings(job: WrittenJob, spec: Table, attempts: ReportsRefusal) -> None:
     """Set checkpoints and restarts."""
     checkpoint = spec.get("checkpoint")
     if checkpoint is not None and {"every", "storage"} <= checkpoint.values.keys():
@@ -114,7 +114,7 @@ def apply_settings(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
         _restart(job, restart, attempts)
 
 
-def declare_groups(job: WrittenJob, spec: Table, attempts: Attempts) -> None:
+def declare_groups(job: WrittenJob, spec: Table, attempts: ReportsRefusal) -> None:
     """Make the groups of `resources` known; those with a mistake as well, for the steps that name them."""
     declared = spec.get("resources")
     if declared is None:
@@ -162,7 +162,7 @@ _RESTARTS: dict[str, tuple[Callable[..., RestartSettings], dict[str, str]]] = {
 """The function and the argument names, by field, of each strategy."""
 
 
-def _restart(job: WrittenJob, restart: Table, attempts: Attempts) -> None:
+def _restart(job: WrittenJob, restart: Table, attempts: ReportsRefusal) -> None:
     name = restart.get("strategy", "fixed-delay")
     if name not in _RESTARTS:
         return  # already reported

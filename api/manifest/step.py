@@ -16,39 +16,39 @@ from .document import Problems
 from .fields import (
     REFERENCE,
     Anything,
-    Choice,
+    ChoiceKind,
     Field,
-    Integer,
+    IntegerKind,
     Items,
     ListOf,
     OneOf,
     Section,
     Table,
-    Text,
+    TextKind,
     column_type,
 )
 from .references import resolve_function, resolve_instance
 
 PARALLELISM_MAX = 32768
-PARALLELISM = Integer(1, PARALLELISM_MAX)
+PARALLELISM = IntegerKind(1, PARALLELISM_MAX)
 SLOT_SHARING_GROUP = Field(
-    Text(GROUP_NAME.pattern, GROUP_NAME_MEANING),
+    TextKind(GROUP_NAME.pattern, GROUP_NAME_MEANING),
     "the group of `resources` whose slots it runs in; default: that of its inputs",
 )
 PARTITIONINGS = ("rebalance", "rescale", "shuffle", "broadcast", "global")
-ROWS = Integer(1, 2**31 - 1)
-NAME = Text(
+ROWS = IntegerKind(1, 2**31 - 1)
+NAME = TextKind(
     r"[A-Za-z0-9][A-Za-z0-9_-]*",
     "a name of letters, digits, `-` and `_`",
     "a dot would mean a side output",
 )
-STREAM = Text(
+STREAM = TextKind(
     r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)?",
     "the name of a source or an operator",
     "a side output is written `operator.late` or `source.rejected`",
 )
 COLUMNS = Items(column_type(), may_be_empty=False)
-SCHEMA = OneOf(COLUMNS, Text())
+SCHEMA = OneOf(COLUMNS, TextKind())
 _REFERENCE_TABLE = Section(
     "a reference",
     {
@@ -58,21 +58,21 @@ _REFERENCE_TABLE = Section(
 )
 INSTANCE = OneOf(_REFERENCE_TABLE, REFERENCE)
 """A reference to an object, or to a class with the arguments of its instance."""
-ACTIONS = Choice(("fail", "drop", "side_output"))
+ACTIONS = ChoiceKind(("fail", "drop", "side_output"))
 ON_ERROR = Section(
     "onError",
     {
         "then": Field(ACTIONS, "fail, drop, or side_output", required=True),
-        "retries": Field(Integer(0, 1000), "number of times the function is retried first"),
+        "retries": Field(IntegerKind(0, 1000), "number of times the function is retried first"),
     },
 )
 KEYS = {
-    "keyBy": Field(ListOf(Text()), "the key columns"),
+    "keyBy": Field(ListOf(TextKind()), "the key columns"),
     "keyWith": Field(REFERENCE, "instead: a function record -> key, `module:function`"),
 }
 INTO = {"into": Field(SCHEMA, "columns of the result, or a class `module:Class`")}
 MAX_IN_FLIGHT = {
-    "maxInFlight": Field(Integer(1, 100_000), "most concurrent calls of a coroutine function")
+    "maxInFlight": Field(IntegerKind(1, 100_000), "most concurrent calls of a coroutine function")
 }
 CALLED = {
     "onError": Field(OneOf(ON_ERROR, ACTIONS), "handling of records for which the function raises")
@@ -84,7 +84,7 @@ Step: TypeAlias = Callable[[Sequence[Stream[Any]]], "Stream[Any] | None"]
 """Applies a verb to its input streams; None if that fails and nothing is known of the result."""
 
 
-class Builder(Protocol):
+class StepBuilder(Protocol):
     """The builder as steps see it."""
 
     problems: Problems
@@ -98,7 +98,7 @@ class Builder(Protocol):
         ...
 
 
-Planner: TypeAlias = Callable[[str, Table, Builder], "Step | None"]
+Planner: TypeAlias = Callable[[str, Table, StepBuilder], "Step | None"]
 """Checks an operator as far as possible without its input; returns None if its verb is unusable."""
 
 
@@ -131,17 +131,17 @@ class Verb:
         return "keyBy" in self.fields
 
 
-def function_of(table: Table, field: str, builder: Builder) -> Any:
+def function_of(table: Table, field: str, builder: StepBuilder) -> Any:
     """Return the function that a field names; None if the field is absent, or wrong and reported."""
     return _resolved(table, field, builder, resolve_function)
 
 
-def instance_of(table: Table, field: str, builder: Builder) -> Any:
+def instance_of(table: Table, field: str, builder: StepBuilder) -> Any:
     """Return the object that a field names, or an instance of the class; None as for `function_of`."""
     return _resolved(table, field, builder, instance)
 
 
-def _resolved(table: Table, field: str, builder: Builder, how: Callable[[Any], Any]) -> Any:
+def _resolved(table: Table, field: str, builder: StepBuilder, how: Callable[[Any], Any]) -> Any:
     said = table.get(field)
     if said is None or (isinstance(said, Table) and not readable(said)):
         return None
@@ -183,7 +183,7 @@ def given(table: Table, **arguments: str) -> dict[str, Any]:
     }
 
 
-def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) -> bool:
+def check_keys(what: str, name: str, table: Table, line: int, builder: StepBuilder) -> bool:
     """Return True if a table has one of `keyBy` and `keyWith`, even a wrong one; else report a problem."""
     tried = table.present(["keyBy", "keyWith"])
     if len(tried) == 2:
@@ -199,7 +199,7 @@ def check_keys(what: str, name: str, table: Table, line: int, builder: Builder) 
     return bool(tried)
 
 
-def key_has_columns(what: str, name: str, table: Table, builder: Builder) -> bool:
+def key_has_columns(what: str, name: str, table: Table, builder: StepBuilder) -> bool:
     """Return False and report a problem if the key is a function, for steps on whole columns."""
     if table.tried("keyWith"):
         builder.problems.add(
@@ -211,7 +211,7 @@ def key_has_columns(what: str, name: str, table: Table, builder: Builder) -> boo
     return not table.tried("keyWith")
 
 
-def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
+def keyed(stream: Stream[Any], table: Table, builder: StepBuilder) -> Any:
     """Return the stream keyed by the keys of a table; None if they are wrong."""
     if table.tried("keyWith"):
         function = function_of(table, "keyWith", builder)
@@ -225,7 +225,7 @@ def keyed(stream: Stream[Any], table: Table, builder: Builder) -> Any:
     return each(builder, table.line_of("keyBy"), pairs, lambda some, _: stream.key_by(*some))
 
 
-def timed(stream: Stream[Any], what: str, line: int, builder: Builder) -> bool:
+def timed(stream: Stream[Any], what: str, line: int, builder: StepBuilder) -> bool:
     """Return True if a stream has event time; else report a problem."""
     if not stream.has_event_time:
         builder.problems.add(
@@ -237,7 +237,7 @@ def timed(stream: Stream[Any], what: str, line: int, builder: Builder) -> bool:
 
 
 def each(
-    builder: Builder,
+    builder: StepBuilder,
     line: int,
     items: Sequence[tuple[Any, int]],
     action: Callable[[Sequence[Any], str], R],

@@ -10,7 +10,7 @@ from . import call_steps, keyed_steps, pair_steps
 from .call_steps import on_error
 from .document import Problems
 from .event_times import EVENT_TIME
-from .fields import Choice, Field, ListOf, Section, Table, Text
+from .fields import ChoiceKind, Field, ListOf, Section, Table, TextKind
 from .lookup_steps import lookup_verb
 from .references import is_reference, resolve_function
 from .registry import SourceConnector
@@ -20,8 +20,8 @@ from .step import (
     PARTITIONINGS,
     SLOT_SHARING_GROUP,
     STREAM,
-    Builder,
     Step,
+    StepBuilder,
     Verb,
     each,
 )
@@ -29,7 +29,7 @@ from .step import (
 _UNION: Final = "union"
 
 
-def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
+def plan_step(name: str, table: Table, builder: StepBuilder) -> Step | None:
     """Check an operator as far as possible without its input; return None if its verb is unusable."""
     verbs = table.present(list(VERBS))
     if len(verbs) != 1:
@@ -56,7 +56,7 @@ def plan_step(name: str, table: Table, builder: Builder) -> Step | None:
 
 
 def _refuse_field(
-    field: str, verb: Verb, fix: str, name: str, table: Table, builder: Builder
+    field: str, verb: Verb, fix: str, name: str, table: Table, builder: StepBuilder
 ) -> None:
     if table.tried(field):
         message = f"{field} has no effect for {verb.name} operator=`{name}`"
@@ -76,7 +76,7 @@ def inputs_of(table: Table) -> list[tuple[str, int]]:
     return inputs
 
 
-def partitioned(flow: Stream[Any], table: Table, builder: Builder) -> Stream[Any] | None:
+def partitioned(flow: Stream[Any], table: Table, builder: StepBuilder) -> Stream[Any] | None:
     """Return the stream, distributed by the `partition` of its reader."""
     match table.get("partition"):
         case "rebalance":
@@ -109,7 +109,7 @@ def _complain_about_verbs(
         )
 
 
-def _filter(name: str, table: Table, builder: Builder) -> Step | None:
+def _filter(name: str, table: Table, builder: StepBuilder) -> Step | None:
     line, written = table.line_of("filter"), table.get("filter")
     if written is None:
         return lambda flows: flows[0]
@@ -128,7 +128,7 @@ def _filter(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def _select(name: str, table: Table, builder: Builder) -> Step | None:
+def _select(name: str, table: Table, builder: StepBuilder) -> Step | None:
     columns = table.get("select")
     if columns is None:
         return None
@@ -145,7 +145,7 @@ def _select(name: str, table: Table, builder: Builder) -> Step | None:
     return step
 
 
-def _union(name: str, table: Table, builder: Builder) -> Step | None:
+def _union(name: str, table: Table, builder: StepBuilder) -> Step | None:
     if table.get("union") is None:
         return None
     lines = table.get("union").lines
@@ -168,11 +168,11 @@ def _union(name: str, table: Table, builder: Builder) -> Step | None:
 _OWN: Final = (
     Verb(
         "filter",
-        Field(Text(), "an SQL condition, or `module:function`; other rows are dropped"),
+        Field(TextKind(), "an SQL condition, or `module:function`; other rows are dropped"),
         _filter,
         CALLED,
     ),
-    Verb("select", Field(ListOf(Text()), "columns and SQL expressions `a / 2 AS b`"), _select),
+    Verb("select", Field(ListOf(TextKind()), "columns and SQL expressions `a / 2 AS b`"), _select),
     Verb(_UNION, Field(ListOf(STREAM), "the streams to merge, instead of `from`"), _union),
 )
 VERBS: Final = {
@@ -194,10 +194,10 @@ _OWNERS: Final = {
 """Fields that have an effect for some verbs only, with these verbs."""
 _OF_ALL: Final = {
     "eventTime": Field(EVENT_TIME, "event time of the result"),
-    "partition": Field(Choice(PARTITIONINGS), "how its input is distributed over its subtasks"),
+    "partition": Field(ChoiceKind(PARTITIONINGS), "how its input is distributed over its subtasks"),
     "parallelism": Field(PARALLELISM, "number of subtasks"),
     "slotSharingGroup": SLOT_SHARING_GROUP,
-    "chaining": Field(Choice(("head", "never")), "start a new chain here, or never chain"),
+    "chaining": Field(ChoiceKind(("head", "never")), "start a new chain here, or never chain"),
 }
 """The fields that every operator may have."""
 

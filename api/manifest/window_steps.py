@@ -11,12 +11,12 @@ from ...operators.windows.kinds import count_window, cumulative, global_window, 
 from ...operators.windows.records.assigners import WindowAssigner
 from ...operators.windows.sessions.window import session
 from ..stream import Stream
-from .fields import AnyText, Choice, Field, Section, Table, Text, duration
+from .fields import AnyText, ChoiceKind, Field, Section, Table, TextKind, duration
 from .references import is_reference, resolve_function
 from .step import (
     INSTANCE,
     ROWS,
-    Builder,
+    StepBuilder,
     given,
     instance,
     instance_of,
@@ -33,20 +33,20 @@ WINDOW = Section(
         "sliding": Field(duration(), "windows of this length, one starting at each `every`"),
         "cumulative": Field(duration(), "windows that grow by `step` up to this length"),
         "session": Field(
-            Text(meaning="a duration with a unit such as `30m`, SQL, or `module:function`"),
+            TextKind(meaning="a duration with a unit such as `30m`, SQL, or `module:function`"),
             "windows that end after this gap; also SQL, or `module:function` of a record",
         ),
         "count": Field(ROWS, "windows of the last N records of a key, at every `every` records"),
-        "global": Field(Choice(("all",)), "`all`: one window for all records of a key"),
+        "global": Field(ChoiceKind(("all",)), "`all`: one window for all records of a key"),
         "python": Field(INSTANCE, "a `module:WindowAssigner` of your own"),
         "every": Field(AnyText(), "of `sliding` a duration, of `count` a number of records"),
         "step": Field(duration(), "of `cumulative`"),
         "offset": Field(duration(), "shifts their bounds"),
         "allowedLateness": Field(duration(), "how long a closed window still takes records"),
-        "zone": Field(Text(), "windows of whole days begin at midnight in this time zone"),
+        "zone": Field(TextKind(), "windows of whole days begin at midnight in this time zone"),
         "emitEvery": Field(duration(), "emit early results at this processing-time interval"),
         "emitRows": Field(ROWS, "emit early results after this many rows of a subtask"),
-        "time": Field(Choice(("event", "processing")), "`processing`: by the machine's clock"),
+        "time": Field(ChoiceKind(("event", "processing")), "`processing`: by the machine's clock"),
         "trigger": Field(INSTANCE, "a `module:Trigger`: when windows fire"),
         "evictor": Field(INSTANCE, "a `module:Evictor`: which records are left out"),
     },
@@ -85,7 +85,7 @@ class WindowSpec:
         of_records: the field that makes it a record-at-a-time window; empty if none does.
     """
 
-    def __init__(self, name: str, table: Table, builder: Builder) -> None:
+    def __init__(self, name: str, table: Table, builder: StepBuilder) -> None:
         self._builder = builder
         self._line = table.line_of("window")
         self._needs_time = False
@@ -118,7 +118,7 @@ class WindowSpec:
         return self._builder.attempt(self._line, lambda: groups.window(self.window, **self.options))
 
 
-def _kind(section: Table, name: str, builder: Builder) -> str | None:
+def _kind(section: Table, name: str, builder: StepBuilder) -> str | None:
     tried = section.present(list(_TAKES))
     if len(tried) > 1:
         builder.problems.add(
@@ -135,7 +135,7 @@ def _kind(section: Table, name: str, builder: Builder) -> str | None:
     return tried[0] if len(tried) == 1 else None
 
 
-def _check_fields(kind: str, section: Table, builder: Builder) -> bool:
+def _check_fields(kind: str, section: Table, builder: StepBuilder) -> bool:
     before = len(builder.problems.found)
     takes = {kind, *_TAKES[kind].values(), *_ALL}
     for field in section.lines:
@@ -154,7 +154,7 @@ def _check_fields(kind: str, section: Table, builder: Builder) -> bool:
     return len(builder.problems.found) == before
 
 
-def _check_every(kind: str, section: Table, builder: Builder) -> None:
+def _check_every(kind: str, section: Table, builder: StepBuilder) -> None:
     """Check that `every` is a duration or a number, as the kind of window needs."""
     every, line = section.get("every"), section.line_of("every")
     if every is None:
@@ -169,7 +169,7 @@ def _check_every(kind: str, section: Table, builder: Builder) -> None:
         )
 
 
-def _window(kind: str, section: Table, builder: Builder) -> Any:
+def _window(kind: str, section: Table, builder: StepBuilder) -> Any:
     line, value = section.line_of(kind), section.get(kind)
     if isinstance(value, Table) and not readable(value):
         return None

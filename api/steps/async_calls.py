@@ -25,7 +25,7 @@ from ...operators.functions.checks import (
     is_async_generator,
 )
 from ...operators.functions.dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
-from ...operators.functions.life import Results, with_life
+from ...operators.functions.life import FinishResults, with_life
 from ...operators.functions.user_code import FAILURES
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
@@ -89,7 +89,7 @@ def add_map_async(
             lifetime or function,
             name,
             origin,
-            Results(schema, output.has_event_time) if lifetime is None else None,
+            FinishResults(schema, output.has_event_time) if lifetime is None else None,
         ),
         schema=schema,
         row_type=record_class(into),

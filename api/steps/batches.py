@@ -14,7 +14,7 @@ from ...operators.base import OperatorFactory
 from ...operators.durations import Duration, parse_duration
 from ...operators.functions.checks import check_returns, check_takes, function_name, is_async
 from ...operators.functions.dead_letters import OnErrorLike, checked_on_error, failed_sides
-from ...operators.functions.life import Results, with_life
+from ...operators.functions.life import FinishResults, with_life
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
 from ...operators.per_record.map_batches import (
@@ -69,7 +69,7 @@ def add_map_batches(
         origin=origin,
         inputs=(output.as_input(),),
         factory=with_life(
-            factory, function, step, origin, Results(made, output.has_event_time, whole=True)
+            factory, function, step, origin, FinishResults(made, output.has_event_time, whole=True)
         ),
         schema=made,
         row_type=output.row_type if into is None else record_class(into),

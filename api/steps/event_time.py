@@ -20,7 +20,7 @@ from ...operators.source import Source
 from ...operators.watermarks.operator import EventTimeOperator
 from ...operators.watermarks.strategy import (
     ALIGN_EVERY_MS,
-    Alignment,
+    WatermarkAlignmentGroup,
     WatermarkSettings,
     WatermarkStrategy,
     bounded_by,
@@ -147,7 +147,7 @@ def _strategy(
 
 def _alignment(
     group: str | None, max_drift: Duration | None, every: Duration | None, origin: Origin
-) -> Alignment | None:
+) -> WatermarkAlignmentGroup | None:
     if group is None:
         if max_drift is not None or every is not None:
             what = "max_drift" if max_drift is not None else "align_every"
@@ -167,11 +167,14 @@ def _alignment(
     every_ms = _optional_ms(every, "align_every", origin)
     if every_ms == 0:
         raise PlanError("align_every must be above 0", where=str(origin), fix='such as "1s"')
-    return Alignment(group, drift_ms, every_ms or ALIGN_EVERY_MS)
+    return WatermarkAlignmentGroup(group, drift_ms, every_ms or ALIGN_EVERY_MS)
 
 
 def _check_alignment(
-    output: NodeOutput, settings: WatermarkSettings, alignment: Alignment, origin: Origin
+    output: NodeOutput,
+    settings: WatermarkSettings,
+    alignment: WatermarkAlignmentGroup,
+    origin: Origin,
 ) -> None:
     if settings.idle_after_ms is None:
         raise PlanError(

@@ -22,7 +22,7 @@ from ...operators.patterns.store import match_states
 from ...operators.per_record.base import UserFunction
 from ...operators.process.declared import declared_states
 from ...operators.process.functions import ProcessFunction
-from ...operators.process.operator import Input, ProcessStep
+from ...operators.process.operator import ProcessInput, ProcessStep
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
 from ...operators.suggestions import suggest
@@ -64,7 +64,7 @@ def add_match(
     step = ProcessStep(
         Matching(),
         UserFunction(select or repr, name, origin, reader, schema),
-        (Input(reader, output.key),),
+        (ProcessInput(reader, output.key),),
         match_states(declared, shape),
         (TIMED_OUT,),
         True,

@@ -33,7 +33,7 @@ from ...operators.functions.dead_letters import (
     checked_on_error,
     failed_sides,
 )
-from ...operators.functions.life import Results, with_life
+from ...operators.functions.life import FinishResults, with_life
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
@@ -95,7 +95,7 @@ def add_filter(
         )
     check_returns(condition, "filter", origin)
     user = user_function(output, "filter", name, origin, condition, None, max_in_flight, policy)
-    made = Results(output.schema, output.has_event_time)
+    made = FinishResults(output.schema, output.has_event_time)
     return _add_calls(output, "filter", name, user, made, output.row_type)
 
 
@@ -146,7 +146,7 @@ def add_map(
     policy = checked_on_error(on_error, origin)
     schema = None if into is None else into_schema(into, origin)
     user = user_function(output, kind, name, origin, function, schema, max_in_flight, policy)
-    made = Results(schema, output.has_event_time)
+    made = FinishResults(schema, output.has_event_time)
     return _add_calls(output, kind, name, user, made, record_class(into))
 
 
@@ -155,7 +155,7 @@ def _add_calls(
     kind: str,
     name: str,
     user: UserFunction,
-    made: Results,
+    made: FinishResults,
     row_type: type[Any] | None,
 ) -> NodeOutput:
     """Add a step that calls a function for each record: the plain operator or the async one."""

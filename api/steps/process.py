@@ -33,8 +33,8 @@ from ...operators.process.functions import (
 from ...operators.process.operator import (
     BroadcastProcessOperator,
     CoProcessOperator,
-    Input,
     KeyedProcessOperator,
+    ProcessInput,
     ProcessOperator,
     ProcessStep,
 )
@@ -182,7 +182,7 @@ def _add(
     )
     methods = [getattr(function, method) for method in _METHODS[_kind_of(function)]]
     given = tuple(
-        Input(RowReader(output.schema, output.row_type, method), output.key)
+        ProcessInput(RowReader(output.schema, output.row_type, method), output.key)
         for output, method in zip(inputs, methods, strict=True)
     )
     sides = side_names(function, origin)

@@ -19,7 +19,7 @@ from ...operators.partitioning import HashFunction
 from ...operators.per_record.base import UserFunction
 from ...operators.process.declared import declared_states
 from ...operators.process.functions import ProcessFunction
-from ...operators.process.operator import Input, ProcessStep
+from ...operators.process.operator import ProcessInput, ProcessStep
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
 from ...operators.windows.kinds import (
@@ -218,7 +218,7 @@ class Windows:
             declared, incremental=incremental, merging=windowing.assigner.merging
         )
         user = UserFunction(function.on_window, name, origin, reader, schema)  # type: ignore[arg-type]
-        given = (Input(reader, output.key),)
+        given = (ProcessInput(reader, output.key),)
         sides = side_names(function, origin)
         return ProcessStep(function, user, given, states, sides, output.has_event_time)
 

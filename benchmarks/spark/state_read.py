@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import headgate.spark
-from headgate.runtime.offline.editor import Declared, SavepointEditor, write_here
+from headgate.runtime.offline.editor import DeclaredOperator, SavepointEditor, write_here
 from headgate.state.codecs import codec_of
 from headgate.state.keyed.canonical import Layout
 from headgate.state.keyed.keys import keys_of_type
@@ -39,7 +39,7 @@ def make_savepoint(directory: str, keys: int) -> str:
     editor = SavepointEditor(
         job="bench",
         base=None,
-        declared={"totals": Declared(PARALLELISM, {"total": info})},
+        declared={"totals": DeclaredOperator(PARALLELISM, {"total": info})},
         max_parallelism=GROUPS,
         options={},
         now_ms=0,

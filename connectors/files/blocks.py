@@ -48,7 +48,7 @@ class FileSplit(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Piece:
+class FilePiece:
     """Some consecutive records; `position` is that of the next ones."""
 
     position: int
@@ -61,10 +61,10 @@ class Piece:
     starts: npt.NDArray[np.int64] | None = None
     """The position at which each row of the batch begins."""
 
-    def take(self, rows: int) -> Piece:
+    def take(self, rows: int) -> FilePiece:
         """Cut off the first `rows`, fewer than there are `ends`, and return them as a piece."""
         assert self.batch is not None  # the caller has checked it
-        first = Piece(int(self.ends[rows - 1]), self.batch.slice(0, rows))
+        first = FilePiece(int(self.ends[rows - 1]), self.batch.slice(0, rows))
         self.batch, self.ends = self.batch.slice(rows), self.ends[rows:]
         if self.starts is not None:
             first.starts, self.starts = self.starts[:rows], self.starts[rows:]
@@ -74,7 +74,7 @@ class Piece:
 class BlockReader(Protocol):
     """Reads a split from its position on. Used by one thread at a time."""
 
-    def next_block(self) -> list[Piece]:
+    def next_block(self) -> list[FilePiece]:
         """Return the next pieces, at least one. The last one of the split is marked."""
         ...
 
@@ -135,14 +135,14 @@ class TextReader:
         """The start of a line whose end has not been read yet. It begins at `_position`."""
         self._stream = open_text(store, split.path, split.position)
 
-    def next_block(self) -> list[Piece]:
+    def next_block(self) -> list[FilePiece]:
         try:
             data, at_end = self._read_lines()
         except (OSError, pa.ArrowException) as error:
             raise storage_error(self._path, error) from error
         if data is None:
             return [self._skip_line()]
-        pieces = list(self._pieces(data)) or [Piece(self._position)]
+        pieces = list(self._pieces(data)) or [FilePiece(self._position)]
         pieces[-1].position = self._position
         pieces[-1].last = at_end
         return pieces
@@ -177,7 +177,7 @@ class TextReader:
             wanted = min(wanted, self._end - self._position - held)
         return bytes(self._stream.read(wanted)) if wanted > 0 else b""
 
-    def _pieces(self, data: bytes) -> Iterator[Piece]:
+    def _pieces(self, data: bytes) -> Iterator[FilePiece]:
         base = self._position
         self._position += len(data)
         if base == 0 and data.startswith(BOM):
@@ -186,7 +186,7 @@ class TextReader:
         for start in range(0, len(lines), self._batch_rows):
             yield self._piece(lines.part(start, start + self._batch_rows), base)
 
-    def _piece(self, lines: Lines, base: int) -> Piece:
+    def _piece(self, lines: Lines, base: int) -> FilePiece:
         decoded = decode(len(lines), lambda start, stop: self._convert(lines.part(start, stop)))
         bad = [
             BadRecord(
@@ -196,13 +196,13 @@ class TextReader:
             )
             for index, reason in decoded.bad
         ]
-        piece = Piece(base + int(lines.ends[-1]), decoded.batch(), bad)
+        piece = FilePiece(base + int(lines.ends[-1]), decoded.batch(), bad)
         piece.starts = np.delete(base + lines.starts, [index for index, _ in decoded.bad])
         if not bad:
             piece.ends = base + lines.ends
         return piece
 
-    def _skip_line(self) -> Piece:
+    def _skip_line(self) -> FilePiece:
         """Skip a line that is too long to hold; only its beginning is kept for the report."""
         offset, start = self._position, self._rest[:1024]
         chunk = self._rest
@@ -217,7 +217,7 @@ class TextReader:
         self._position += cut
         self._rest = chunk[cut:]
         reason = f"longer than {RECORD_MAX_BYTES:,} bytes"
-        return Piece(
+        return FilePiece(
             self._position, None, [BadRecord(offset, reason, excerpt(start))], last=not chunk
         )
 
@@ -243,7 +243,7 @@ class ParquetReader:
         except (OSError, pa.ArrowException) as error:
             raise storage_error(self._path, error) from error
 
-    def next_block(self) -> list[Piece]:
+    def next_block(self) -> list[FilePiece]:
         try:
             batch = next(self._batches, None)
             while batch is not None and batch.num_rows <= self._skip:
@@ -252,7 +252,7 @@ class ParquetReader:
         except (OSError, pa.ArrowException) as error:
             raise storage_error(self._path, error) from error
         if batch is None:
-            return [Piece(self._position, last=True)]
+            return [FilePiece(self._position, last=True)]
         rows = batch.slice(self._skip)
         self._skip = 0
         first = self._position
@@ -263,7 +263,7 @@ class ParquetReader:
             for index, reason in decoded.bad
         ]
         last = self._position >= self._end
-        piece = Piece(self._position, decoded.batch(), bad, last)
+        piece = FilePiece(self._position, decoded.batch(), bad, last)
         rows_read = np.arange(first, self._position, dtype=np.int64)
         piece.starts = np.delete(rows_read, [index for index, _ in decoded.bad])
         if not bad:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ...errors import BadRecordError, StateError, StorageError
 from ...operators.event_time import latest_of
 from . import locations
-from .blocks import BlockReader, FileSplit, Piece, storage_error
+from .blocks import BlockReader, FilePiece, FileSplit, storage_error
 from .decode import excerpt
 from .verified import verified_metadata
 
@@ -146,7 +146,9 @@ def _records(
             yield piece.batch
 
 
-def _pieces(source: SplitFiles, split: FileSplit, options: Mapping[str, str]) -> Iterator[Piece]:
+def _pieces(
+    source: SplitFiles, split: FileSplit, options: Mapping[str, str]
+) -> Iterator[FilePiece]:
     """Yield all pieces of a split."""
     blocks, last = source.open_split(split, options), False
     try:

@@ -30,9 +30,9 @@ from ..rows import check_count
 from . import locations
 from .blocks import (
     BlockReader,
+    FilePiece,
     FileSplit,
     ParquetReader,
-    Piece,
     TextReader,
     first_line,
     is_compressed,
@@ -245,8 +245,8 @@ class FileReader(SourceReader):
         """Those of them that reading ahead has not reached yet."""
         self._reading: FileSplit | None = None
         self._blocks: BlockReader | None = None
-        self._ready: deque[tuple[FileSplit, deque[Piece]]] = deque()
-        self._pending: asyncio.Future[list[Piece]] | None = None
+        self._ready: deque[tuple[FileSplit, deque[FilePiece]]] = deque()
+        self._pending: asyncio.Future[list[FilePiece]] | None = None
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
@@ -329,7 +329,7 @@ class FileReader(SourceReader):
         else:
             self._close_file(None)
 
-    def _close_file(self, done: asyncio.Future[list[Piece]] | None) -> None:
+    def _close_file(self, done: asyncio.Future[list[FilePiece]] | None) -> None:
         if done is not None and not done.cancelled():
             done.exception()  # looks at the error, so that asyncio does not report it
         if self._blocks is not None:
@@ -347,7 +347,7 @@ class FileReader(SourceReader):
         split = self._reading
         self._pending = self.context.run_in_thread(lambda: self._next_block(split))
 
-    def _next_block(self, split: FileSplit) -> list[Piece]:
+    def _next_block(self, split: FileSplit) -> list[FilePiece]:
         """Read the next block, in a thread. Nothing else uses the block reader meanwhile."""
         if self._blocks is None:
             self._blocks = self._source.open_split(split, self.context.options)

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from ...api.manifest.fields import (
     Anything,
-    Boolean,
-    Choice,
+    BooleanKind,
+    ChoiceKind,
     Field,
-    Integer,
+    IntegerKind,
     OneOf,
     Section,
     Table,
-    Text,
+    TextKind,
     duration,
     size,
 )
@@ -29,18 +29,18 @@ from .schema_registry import schema_registry
 _REGISTRY: Final = Section(
     "registry",
     {
-        "url": Field(Text(), "its address; several with commas", required=True),
-        "username": Field(Text(), "for basic authentication"),
-        "password": Field(Text(), "`file:/path` or `env:NAME`, read on the worker"),
-        "token": Field(Text(), "for bearer authentication, in the same forms"),
-        "ca": Field(Text(), "a file with the certificates to trust"),
-        "certificate": Field(Text(), "a file with the certificate of the client"),
-        "key": Field(Text(), "a file with the key of the certificate"),
+        "url": Field(TextKind(), "its address; several with commas", required=True),
+        "username": Field(TextKind(), "for basic authentication"),
+        "password": Field(TextKind(), "`file:/path` or `env:NAME`, read on the worker"),
+        "token": Field(TextKind(), "for bearer authentication, in the same forms"),
+        "ca": Field(TextKind(), "a file with the certificates to trust"),
+        "certificate": Field(TextKind(), "a file with the certificate of the client"),
+        "key": Field(TextKind(), "a file with the key of the certificate"),
         "timeout": Field(duration(), "for one request; 5s"),
         "patience": Field(duration(), "how long requests are tried again; 30s"),
-        "cached": Field(Integer(1), "the most schemas that a subtask keeps; 1000"),
+        "cached": Field(IntegerKind(1), "the most schemas that a subtask keeps; 1000"),
         "responseMax": Field(size(), "the most bytes of an answer; 4mb"),
-        "autoRegister": Field(Boolean(), "true: a sink registers its schema"),
+        "autoRegister": Field(BooleanKind(), "true: a sink registers its schema"),
     },
 )
 _SECTION: Final = Section(
@@ -87,7 +87,7 @@ _MAKERS: Final[Mapping[str, Callable[..., Format]]] = {
 
 def format_field(names: tuple[str, ...]) -> Field:
     """Return the field `format` of a connector that knows these formats by name."""
-    return Field(OneOf(_SECTION, Choice(names)), "of the values; json")
+    return Field(OneOf(_SECTION, ChoiceKind(names)), "of the values; json")
 
 
 def read_format(given: Any) -> Any:

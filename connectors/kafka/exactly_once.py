@@ -31,7 +31,7 @@ from ...operators.sink import DISCARDED_COUNTER
 from ...state.snapshot import CommitPermit
 from .client import ErrorListener, make_producer
 from .rights import named_right
-from .transactions import LostTransaction, Prepared, TransactionClient
+from .transactions import LostTransaction, PreparedTransaction, TransactionClient
 from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
 
 _log = logging.getLogger("headgate.connectors.kafka")
@@ -264,7 +264,7 @@ class TransactionalWriter(KafkaWriter):
         assert self._client is not None
         for committable in committables:
             try:
-                self._client.commit(msgspec.msgpack.decode(committable, type=Prepared))
+                self._client.commit(msgspec.msgpack.decode(committable, type=PreparedTransaction))
             except LostTransaction as error:
                 if self._settings.on_lost == "fail":
                     raise

@@ -42,7 +42,7 @@ Start: TypeAlias = (
 Stop: TypeAlias = Literal["latest"] | datetime | int | Mapping[str, Mapping[int, int]]
 
 
-class Partition(msgspec.Struct):
+class PartitionSplit(msgspec.Struct):
     """A split: a partition, the offset of the next record, and the offset at which it ends."""
 
     topic: str
@@ -56,14 +56,14 @@ class Partition(msgspec.Struct):
         return f"{self.topic}/{self.partition}"
 
 
-def decoded(split: bytes) -> Partition:
+def decoded(split: bytes) -> PartitionSplit:
     """Return a split as a partition.
 
     Raises:
         StateError: it is the split of another source.
     """
     try:
-        return msgspec.msgpack.decode(split, type=Partition)
+        return msgspec.msgpack.decode(split, type=PartitionSplit)
     except msgspec.DecodeError as error:
         raise StateError(
             "the restored positions are not those of a Kafka source: it was another source before",

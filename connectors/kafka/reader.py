@@ -25,7 +25,7 @@ from ...operators.source import SourceReader
 from ..bad_records import BadRecordHandler
 from ..formats.format import UndecodableError
 from .client import ErrorListener, make_consumer
-from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, decoded
+from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, decoded
 
 _BAD_BYTES: Final = 500
 """About what an unreadable message takes beside its value."""
@@ -92,11 +92,11 @@ class KafkaReader(SourceReader):
         self._settings = settings
         self._schema = schema
         self._decode = settings.format.decoder(values)
-        self._partitions: dict[str, Partition] = {}
+        self._partitions: dict[str, PartitionSplit] = {}
         """Those that have not ended, with the positions of the mailbox."""
-        self._positions: dict[str, Partition] = {}
+        self._positions: dict[str, PartitionSplit] = {}
         """The positions of all partitions, for the consumer group."""
-        self._cuts: dict[int, list[Partition]] = {}
+        self._cuts: dict[int, list[PartitionSplit]] = {}
         self._stops: dict[str, int] = {}
         self._ended: set[str] = set()
         """The partitions of which the thread has seen the last record."""
@@ -519,7 +519,7 @@ class KafkaReader(SourceReader):
             self._loop.call_soon_threadsafe(self._arrived.set)
 
 
-def _places(partitions: Iterable[Partition]) -> list[Any]:
+def _places(partitions: Iterable[PartitionSplit]) -> list[Any]:
     """Return partitions with their positions, as the client takes them."""
     from confluent_kafka import TopicPartition
 
@@ -555,7 +555,7 @@ def _headers_of(message: Any) -> list[dict[str, Any]] | None:
     return [{"name": name, "value": value} for name, value in headers]
 
 
-def _no_stop_any_more(partition: Partition) -> StateError:
+def _no_stop_any_more(partition: PartitionSplit) -> StateError:
     return StateError(
         f"partition {partition.name} is restored with an end, offset {partition.stop}, and the source has "
         "no stop= any more: partitions that have ended already would not be read on",

@@ -35,7 +35,7 @@ from .client import (
     no_answer,
     no_topic,
 )
-from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, Partition, Start, Stop, decoded
+from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, Start, Stop, decoded
 from .reader import KafkaReader
 from .rights import check_group_right, check_topic_rights
 from .security import KafkaSecurity, with_security
@@ -122,7 +122,7 @@ class KafkaSource(Source[Record_co]):
         return f"kafka({self.settings.read})"
 
 
-def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list[Partition]:
+def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list[PartitionSplit]:
     """Ask the cluster for partitions and offsets, and return the splits in order."""
     from confluent_kafka import KafkaException
 
@@ -137,7 +137,7 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
     except KafkaException as error:
         raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
     return [
-        Partition(*place, starts[place], stops.get(place))
+        PartitionSplit(*place, starts[place], stops.get(place))
         for place in places
         if place not in stops or starts[place] < stops[place]
     ]
@@ -164,7 +164,10 @@ def _discovered(
                 _log.warning("partition %s/%d cannot be read yet: %s", topic, number, error)
     except KafkaException as error:
         raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
-    return [*splits, *(msgspec.msgpack.encode(Partition(*place, at)) for place, at in new.items())]
+    return [
+        *splits,
+        *(msgspec.msgpack.encode(PartitionSplit(*place, at)) for place, at in new.items()),
+    ]
 
 
 def _find_places(

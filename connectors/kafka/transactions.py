@@ -26,7 +26,7 @@ _COMMITTING: Final = "PrepareCommit"
 T = TypeVar("T")
 
 
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
+class PreparedTransaction(msgspec.Struct, frozen=True, array_like=True):
     """A transaction that is ready to be committed: the committable of a sink.
 
     Attributes:
@@ -75,7 +75,7 @@ class TransactionClient:
         """Close the connections."""
         self._admin.close()
 
-    def prepared(self, id: str, topic: str, checkpoint_id: int) -> Prepared:
+    def prepared(self, id: str, topic: str, checkpoint_id: int) -> PreparedTransaction:
         """Return an open transaction as a committable.
 
         Raises:
@@ -87,9 +87,11 @@ class TransactionClient:
                 f"a transaction was aborted before it was prepared transaction=`{id}`",
                 fix="a newer attempt of the job has taken over, or transaction_timeout= is too short",
             )
-        return Prepared(id, found.producer_id, found.producer_epoch, topic, checkpoint_id)
+        return PreparedTransaction(
+            id, found.producer_id, found.producer_epoch, topic, checkpoint_id
+        )
 
-    def commit(self, prepared: Prepared) -> None:
+    def commit(self, prepared: PreparedTransaction) -> None:
         """Commit a transaction, unless that has happened before; return when readers can see it.
 
         Raises:
@@ -176,7 +178,7 @@ class TransactionClient:
             return True
         return True
 
-    def _end(self, prepared: Prepared) -> None:
+    def _end(self, prepared: PreparedTransaction) -> None:
         from kafka.protocol.producer.transaction import EndTxnRequest
 
         self._ask(
@@ -189,7 +191,7 @@ class TransactionClient:
             ),
         )
 
-    def _was_committed(self, prepared: Prepared) -> bool:
+    def _was_committed(self, prepared: PreparedTransaction) -> bool:
         from kafka import TopicPartition
 
         place = TopicPartition(prepared.topic, 0)

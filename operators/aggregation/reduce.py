@@ -39,7 +39,7 @@ from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..functions.user_code import bad_result, user_error
-from ..keyed_backend import ProcessingTime, lies_in_rocksdb, open_keyed_backend
+from ..keyed_backend import ProcessingClock, lies_in_rocksdb, open_keyed_backend
 from ..origin import Origin
 from ..rows import PER_RECORD_ROWS, RowMismatch, getter_of, row_of, to_columns, to_list, to_rows
 from .aggregate_tables import files_of_another_backend
@@ -229,7 +229,7 @@ class _StoredValues:
         self._expiry: Expiry | None = None
         self._cancel_sweep: Callable[[], None] | None = None
         if ttl is not None and ttl_ms is not None:
-            self._expiry = Expiry(ttl_ms, ttl, ProcessingTime(context.clock))
+            self._expiry = Expiry(ttl_ms, ttl, ProcessingClock(context.clock))
             if ttl.cleanup_per_second:
                 self._cancel_sweep = context.timers.call_later(_SWEEP_MS, self._sweep)
 

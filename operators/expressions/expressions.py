@@ -20,7 +20,7 @@ from .row_probe import across_rows
 from .sql.functions import ACROSS_FIX, AcrossError, ClockError
 from .sql.parser import read_sql
 from .sql.tokens import SqlError, quoted
-from .sql.tree import DEPTH_MAX, OPERATIONS_MAX, SIMPLER, Node, Reading, columns_of
+from .sql.tree import DEPTH_MAX, OPERATIONS_MAX, SIMPLER, Reading, SqlNode, columns_of
 from .sql.types import Types, polars_types
 from .sql.writer import write_sql
 
@@ -62,7 +62,7 @@ def _read(text: str, step: str, where: str) -> Reading:
         raise _refusal(error, text, step, where) from None
 
 
-def _polars(node: Node, text: str, schema: pa.Schema, step: str, where: str) -> pl.Expr:
+def _polars(node: SqlNode, text: str, schema: pa.Schema, step: str, where: str) -> pl.Expr:
     """Return the Polars expression of a tree over records of `schema`."""
     for name in sorted(columns_of(node) - set(schema.names)):
         raise _not_a_column(name, text, schema, step, where)
@@ -210,7 +210,7 @@ def _select_text(given: str, schema: pa.Schema, step: str, where: str) -> Column
 
 
 def _text_column(
-    node: Node, given: str, name: str, schema: pa.Schema, step: str, where: str
+    node: SqlNode, given: str, name: str, schema: pa.Schema, step: str, where: str
 ) -> Column:
     """Return the output column `name` of an expression that was parsed from `given`."""
     made = _polars(node, given, schema, step, where)

@@ -38,7 +38,9 @@ _NO_OBJECTS = (type, FunctionType, BuiltinFunctionType, MethodType)
 class CopiedFunction:
     """The life cycle of one subtask's copy of a function object."""
 
-    def __init__(self, function: Any, step: str, origin: Origin, results: Results | None) -> None:
+    def __init__(
+        self, function: Any, step: str, origin: Origin, results: FinishResults | None
+    ) -> None:
         self._function, self._step, self._origin = function, step, origin
         self._results = results
         self._opened = False
@@ -120,7 +122,7 @@ class CopiedFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class FinishResults:
     """The results of a step, for those of `finish`. Picklable.
 
     Attributes:
@@ -182,7 +184,7 @@ class OwnFunction:
         function: Any,
         step: str,
         origin: Origin,
-        results: Results | None,
+        results: FinishResults | None,
     ) -> None:
         self._factory, self._function = factory, function
         self._step, self._origin, self._results = step, origin, results
@@ -209,7 +211,7 @@ def with_life(
     function: object,
     step: str,
     origin: Origin,
-    results: Results | None,
+    results: FinishResults | None,
 ) -> OperatorFactory:
     """Wrap `factory` so that each subtask gets a copy of a function object with a life cycle.
 

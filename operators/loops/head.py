@@ -30,7 +30,7 @@ from ..base import Operator, OperatorContext
 from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..sizes import parse_size
-from .queue import MEMORY_BYTES, Entry, FeedbackQueue, Spill
+from .queue import MEMORY_BYTES, FeedbackQueue, QueuedBatch, Spill
 from .settings import LoopSettings
 from .stored import restored
 
@@ -71,7 +71,7 @@ class IterationHead(Operator):
         self._arrived = 0
         self._rounds_at: dict[int, int] = {}
         """The round in which the barriers still in the loop were sent."""
-        self._cuts: dict[int, tuple[int, list[tuple[int, int, Entry]]]] = {}
+        self._cuts: dict[int, tuple[int, list[tuple[int, int, QueuedBatch]]]] = {}
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)

@@ -183,7 +183,7 @@ class Shared:
 
 
 @final
-class Entry(NamedTuple):
+class QueuedBatch(NamedTuple):
     """One batch in the queue: the batch itself, or its place on disk."""
 
     content: Batch | Spilled | Shared
@@ -224,7 +224,7 @@ class FeedbackQueue:
         self._step = step
         self._memory_bytes_max = memory_bytes_max
         self._spill = spill or Spill(_no_directory)
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, QueuedBatch] = {}
         self._log = FeedbackLog()
         self.next = 0
         """The position of the batch that `take` returns next."""
@@ -256,7 +256,7 @@ class FeedbackQueue:
             content, size = self._spill.write(data), 0
             self.spilled_bytes += len(data)
             self._waiting_on_disk += 1
-        self._entries[self.end] = Entry(content, size, len(batch))
+        self._entries[self.end] = QueuedBatch(content, size, len(batch))
         self.memory_bytes += size
         self.rows += len(batch)
         self.end += 1
@@ -280,7 +280,7 @@ class FeedbackQueue:
             self._passed(entry)
         return rows
 
-    def _passed(self, entry: Entry) -> None:
+    def _passed(self, entry: QueuedBatch) -> None:
         self.next += 1
         self.rows -= entry.rows
         self._waiting_on_disk -= isinstance(entry.content, Spilled)
@@ -292,7 +292,7 @@ class FeedbackQueue:
         """Begin a log: a barrier goes into the loop."""
         self._log.on_barrier(checkpoint_id, self.next)
 
-    def returned(self, checkpoint_id: int, end: int) -> tuple[Range, list[Entry]] | None:
+    def returned(self, checkpoint_id: int, end: int) -> tuple[Range, list[QueuedBatch]] | None:
         """End a log: return the records in the loop, or None if the checkpoint was aborted. The
         barrier came back after position `end - 1`."""
         found = self._log.on_return(checkpoint_id, end)

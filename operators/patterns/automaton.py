@@ -21,7 +21,7 @@ START: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class AutomatonTransition:
     """One way to proceed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AutomatonState:
     """A state of a run.
 
     Attributes:
@@ -60,7 +60,7 @@ class State:
             as timed out.
     """
 
-    options: tuple[Option, ...]
+    options: tuple[AutomatonTransition, ...]
     fresh: bool
     final: bool
     pending: bool
@@ -78,7 +78,7 @@ class State:
 class Automaton:
     """The states of a pattern, and the names of the stages that take records. Picklable."""
 
-    states: tuple[State, ...]
+    states: tuple[AutomatonState, ...]
     stages: tuple[str, ...]
 
     @property

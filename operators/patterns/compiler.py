@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from ...errors import PlanError
-from .automaton import Automaton, Option, OptionKind, State
+from .automaton import Automaton, AutomatonState, AutomatonTransition, OptionKind
 from .conditions import ALWAYS, Condition, Leaf
 from .pattern import Pattern, Stage, all_stages
 
@@ -245,7 +245,7 @@ class _Numbering:
         self._nexts: list[_Next] = []
         self._waits: dict[tuple[_Way, bool], int] = {}
 
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[AutomatonState, ...]:
         """Return all states."""
         todo = list(self._points)
         while todo:
@@ -262,21 +262,21 @@ class _Numbering:
                     self._waits.setdefault(key, len(self._points) + len(self._waits))
         fresh = [self._fresh(number, found) for number, found in enumerate(self._nexts)]
         waiting = [
-            State((self._option(way, told),), False, False, way.kind == "end", told)
+            AutomatonState((self._option(way, told),), False, False, way.kind == "end", told)
             for way, told in self._waits
         ]
         return (*fresh, *waiting)
 
-    def _fresh(self, number: int, found: _Next) -> State:
+    def _fresh(self, number: int, found: _Next) -> AutomatonState:
         told = _told(found)
         options = tuple(self._option(way, told) for way in found.ways)
         pending = any(way.kind == "end" for way in found.ways)
-        return State(options, True, found.final and number > 0, pending, told)
+        return AutomatonState(options, True, found.final and number > 0, pending, told)
 
-    def _option(self, way: _Way, told: bool) -> Option:
+    def _option(self, way: _Way, told: bool) -> AutomatonTransition:
         target = -1 if way.target is None else self._points[way.target]
         wait = self._waits.get((way, told), -1)
-        return Option(
+        return AutomatonTransition(
             way.kind,
             way.stage,
             way.take,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from ..functions.user_code import FAILURES, user_error
-from .automaton import START, Automaton, Option
+from .automaton import START, Automaton, AutomatonTransition
 from .buffer import NO_NODE, Event, NodeId, SharedBuffer
 from .conditions import Condition, Leaf
 from .match import AfterMatch, Earlier
@@ -263,7 +263,7 @@ class Matcher:
                 self._buffer.need(run.node)
                 self.runs.active.append(run._replace(state=option.wait))
 
-    def _goes_on(self, run: Run, option: Option, event: Event, judge: _Judge) -> bool:
+    def _goes_on(self, run: Run, option: AutomatonTransition, event: Event, judge: _Judge) -> bool:
         """Let an option take the record, if it does; return True if it also waits for others."""
         if option.kind == "end":
             return True
@@ -274,7 +274,7 @@ class Matcher:
             option.kind == "any" or (option.kind == "relaxed" and not takes)
         )
 
-    def _take(self, run: Run, option: Option, event: Event) -> None:
+    def _take(self, run: Run, option: AutomatonTransition, event: Event) -> None:
         node = self._buffer.take(option.stage, event, run.node)
         first, start = run.first, run.start
         if run is _BEGINNING:

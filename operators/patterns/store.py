@@ -11,7 +11,7 @@ from ...state.codecs import codec_of
 from ...state.keyed.base import ABSENT, KeyedBackend
 from ...state.keyed.canonical import Layout, TableSpec
 from ...state.keyed.keys import token
-from ..process.declared import Declared
+from ..process.declared import DeclaredStates
 from .matcher import Runs
 
 WAITING: Final = "match_waiting"
@@ -21,7 +21,7 @@ NODES: Final = "match_nodes"
 
 
 @dataclass(frozen=True)
-class MatchStates(Declared):
+class MatchStates(DeclaredStates):
     """The states of a pattern step; `shape` is the version of the runs, a number made of the pattern."""
 
     shape: int = 1
@@ -37,7 +37,7 @@ class MatchStates(Declared):
         return {spec.name: spec for spec in specs}
 
 
-def match_states(declared: Declared, shape: int) -> MatchStates:
+def match_states(declared: DeclaredStates, shape: int) -> MatchStates:
     """Return the states of a step whose keys are those of `declared`."""
     return MatchStates({}, {}, {}, {}, declared.keys, True, shape)
 

@@ -30,7 +30,7 @@ LATEST: Final = "function_latest"
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredStates:
     """The states of one process function, checked at plan time. Picklable.
 
     `ttl_ms` has the durations of the keyed states that expire; `timers` is true if it handles
@@ -59,7 +59,7 @@ def declared_states(
     *,
     event_time: bool,
     keyed: bool = True,
-) -> Declared:
+) -> DeclaredStates:
     """Read the descriptors of a function's class, its base classes included.
 
     Args:
@@ -93,7 +93,7 @@ def declared_states(
     except HeadgateError as error:
         raise PlanError(error.message, where=error.where or where, fix=error.fix) from error
     timers = type(function).on_timer is not ProcessFunction.on_timer
-    return Declared(by_key, lists, broadcast, ttl_ms, keys, timers)
+    return DeclaredStates(by_key, lists, broadcast, ttl_ms, keys, timers)
 
 
 def _check_keyless(function: ProcessFunction[Any, Any], found: dict[str, StateDescriptor]) -> None:

@@ -32,7 +32,7 @@ from .context import (
     TimerClock,
     Timers,
 )
-from .declared import LATEST, WATERMARK_TABLE, Declared
+from .declared import LATEST, WATERMARK_TABLE, DeclaredStates
 from .emitter import Emitter
 from .functions import KeyedProcess, Process, ProcessFunction
 from .states import FunctionStates, ShownProgress, infos, progress_table
@@ -47,7 +47,7 @@ _BATCH: Final = "BATCH"
 
 
 @dataclass(frozen=True)
-class Input:
+class ProcessInput:
     """One input of a process step: the reader of its records, and their keys (None: no keys)."""
 
     reader: RowReader
@@ -69,8 +69,8 @@ class ProcessStep:
 
     function: ProcessFunction[Any, Any]
     user: UserFunction
-    inputs: tuple[Input, ...]
-    declared: Declared
+    inputs: tuple[ProcessInput, ...]
+    declared: DeclaredStates
     sides: tuple[str, ...]
     timed: bool
 
@@ -209,7 +209,10 @@ class ProcessOperator(AtTheEnd):
         return keys
 
     def _process_keyed(
-        self, batch: Batch, given: Input, function: Callable[[Any, Any], Iterable[Any] | None]
+        self,
+        batch: Batch,
+        given: ProcessInput,
+        function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
         """Call `function(record, context)` for each record, with its key."""
         self._open_function()

@@ -19,11 +19,11 @@ from ...state.keyed.undo import UndoLog, UndoTables
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..base import OperatorContext
-from ..keyed_backend import ProcessingTime, open_keyed_backend
+from ..keyed_backend import ProcessingClock, open_keyed_backend
 from ..per_record.base import UserFunction
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .context import Context
-from .declared import Declared
+from .declared import DeclaredStates
 
 _SWEEP_MS: Final = 1_000
 
@@ -45,7 +45,7 @@ class _EventTime:
         return self._context.watermark if timestamp is None else timestamp
 
 
-def infos(declared: Declared) -> list[StateInfo]:
+def infos(declared: DeclaredStates) -> list[StateInfo]:
     """Return the declarations of all states but timers."""
     lists = [descriptor.handle().info for descriptor in declared.lists.values()]
     broadcast = [d.handle(lambda: False).info for d in declared.broadcast.values()]
@@ -67,7 +67,7 @@ class FunctionStates:
 
     def __init__(
         self,
-        declared: Declared,
+        declared: DeclaredStates,
         function: Any,
         user: UserFunction,
         context: OperatorContext,
@@ -84,7 +84,7 @@ class FunctionStates:
         self._handles: dict[str, Any] = {}
         self._keyed: dict[int, str] = {}
         tables = self.backend if undo is None else UndoTables(self.backend, undo)
-        processing, event = ProcessingTime(context.clock), _EventTime(times)
+        processing, event = ProcessingClock(context.clock), _EventTime(times)
         for name, descriptor in declared.keyed.items():
             ttl = descriptor.ttl
             if ttl is not None:

@@ -30,7 +30,7 @@ from .stored import (
     restored_clock,
     restored_floor,
 )
-from .strategy import Alignment, WatermarkSettings
+from .strategy import WatermarkAlignmentGroup, WatermarkSettings
 
 INTERVAL_OPTION: Final = "pipeline.auto-watermark-interval"
 INTERVAL_DEFAULT_MS: Final = 200
@@ -352,7 +352,7 @@ class EventTimeOperator(Operator):
 
     # -- alignment ----------------------------------------------------------------------------------
 
-    def _report(self, alignment: Alignment) -> None:
+    def _report(self, alignment: WatermarkAlignmentGroup) -> None:
         """Report this subtask's progress.
 
         Splits that the reader has not reached are no reason to wait.

@@ -76,7 +76,7 @@ ALIGN_EVERY_MS: Final = 1_000
 
 @final
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class WatermarkAlignmentGroup:
     """Sources that wait for each other.
 
     Attributes:
@@ -115,7 +115,7 @@ class WatermarkSettings:
     idle_after_ms: int | None = None
     close_after_ms: int | None = None
     per_split: bool = True
-    alignment: Alignment | None = None
+    alignment: WatermarkAlignmentGroup | None = None
     wait_for_queued: bool = False
     waits_by_default: bool = False
 

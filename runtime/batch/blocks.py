@@ -167,7 +167,7 @@ class BlockWriter:
         self._seq = 0
 
     def emit(self, batch: Batch) -> None:
-        """See `task.chain.Partition`."""
+        """See `task.chain.ChainPartition`."""
         for channel, part in self._partitioner(batch):
             self._waiting.setdefault(channel, []).append(part)
             rows = self._rows[channel] = self._rows.get(channel, 0) + len(part)

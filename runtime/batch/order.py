@@ -43,7 +43,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class TimeOrder:
+class BlockOrder:
     """Takes blocks in their order, and returns batches and watermarks.
 
     Attributes:

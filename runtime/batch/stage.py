@@ -23,7 +23,7 @@ from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..shipping import ship, unship
 from ..worker.channels import rows_of
 from .blocks import MARK, ORDER, RESULT, SCHEMA, Block, from_rows, in_batches, to_rows
-from .subtask import Outgoing, Stage, Subtask
+from .subtask import BatchStage, BatchSubtask, Outgoing
 
 _ERROR: Final = "headgate-error:"
 
@@ -35,7 +35,7 @@ def make_stage(
     attempt: int,
     run: str,
     scratch: str | None,
-) -> Stage:
+) -> BatchStage:
     """Return `vertex` in the form sent to Spark's tasks: without the rest of the graph."""
     outgoing = tuple(
         Outgoing(
@@ -47,7 +47,7 @@ def make_stage(
         for edge in plan.outputs_of(vertex)
     )
     alone = replace(vertex, nodes=[replace(node, inputs=()) for node in vertex.nodes])
-    return Stage(
+    return BatchStage(
         plan.job_name, plan.max_parallelism, alone, outgoing, options, attempt, run, scratch
     )
 
@@ -63,7 +63,7 @@ class StageTask:
     """Runs one subtask of a stage; Spark calls it in its Python workers.
 
     Ready output is returned after each batch: a subtask only holds its state and the contents of
-    `TimeOrder` and `BlockWriter`.
+    `BlockOrder` and `BlockWriter`.
     """
 
     def __init__(self, stage: bytes, count: Callable[[dict[str, int]], None]) -> None:
@@ -78,7 +78,7 @@ class StageTask:
             mark = next(blocks_in, None)
             if mark is None or mark.phase != MARK:
                 raise InternalError(f"a task does not know which subtask it is row=`{mark}`")
-            subtask = Subtask(unship(self._stage), mark.target)
+            subtask = BatchSubtask(unship(self._stage), mark.target)
             splits = itertools.chain([mark], blocks_in)
             with asyncio.Runner() as runner:
                 steps = subtask.run(splits if subtask.is_source else blocks_in)

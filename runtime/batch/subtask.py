@@ -27,7 +27,7 @@ from ..exchange.partitioners import Connections, make_partitioner
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..task.chain import (
-    NodeOutput,
+    NodePartition,
     build_chain,
     call_and_wait,
     make_context,
@@ -39,7 +39,7 @@ from ..task.concurrency import MailboxTimers
 from ..task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from ..task.local_files import SubtaskDirectory
 from .blocks import RESULT, Block, BlockWriter, decode
-from .order import FinalWatermarkOutput, TimeOrder
+from .order import BlockOrder, FinalWatermarkOutput
 
 _THREADS: Final = 2
 COMMIT: Final = 1
@@ -59,7 +59,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BatchStage:
     """A vertex in the form sent to Spark's tasks, without the rest of the graph."""
 
     job_name: str
@@ -99,10 +99,10 @@ class _NoReports:
 
 
 @dataclass
-class Subtask:
+class BatchSubtask:
     """One subtask of `stage`, from its first block to its last."""
 
-    stage: Stage
+    stage: BatchStage
     index: int
     _given: list[Block] = field(default_factory=list)
     _writers: list[BlockWriter] = field(default_factory=list)
@@ -196,8 +196,8 @@ class Subtask:
         env.splits.behind_source = self.is_source
         return env
 
-    def _outputs(self) -> dict[int, list[NodeOutput[BlockWriter]]]:
-        stage, outputs = self.stage, dict[int, list[NodeOutput[BlockWriter]]]()
+    def _outputs(self) -> dict[int, list[NodePartition[BlockWriter]]]:
+        stage, outputs = self.stage, dict[int, list[NodePartition[BlockWriter]]]()
         names = {node.id: node.name for node in stage.vertex.nodes}
         for out in stage.outgoing:
             edge = out.edge
@@ -223,7 +223,7 @@ class Subtask:
                 self._given.append,
             )
             self._writers.append(writer)
-            outputs.setdefault(edge.source_node, []).append(NodeOutput(edge.side, writer))
+            outputs.setdefault(edge.source_node, []).append(NodePartition(edge.side, writer))
         return outputs
 
     async def _open(self, env: TaskEnvironment) -> None:
@@ -272,7 +272,7 @@ class Subtask:
     async def _receive(self, blocks: Iterator[Block]) -> AsyncGenerator[None, None]:
         """Process the records of other vertices in event-time order, with watermarks in between."""
         mine = (self._checked(block) for block in blocks)
-        order = TimeOrder(decode, exact=self._minds_order)
+        order = BlockOrder(decode, exact=self._minds_order)
         releases = (release for block in mine for release in order.take(block))
         for some in (releases, order.end()):
             for release in some:

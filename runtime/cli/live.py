@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..control.job_client import Event
-from .progress import Progress, VertexView, short
+from ..control.job_client import PublishedEvent
+from .progress import RunProgress, VertexView, short
 
 REFRESHES_PER_SECOND = 4
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "FAILING": "red", "FAILED": "red"}
@@ -43,7 +43,7 @@ class LiveReporter:
     """A `rich` Live on stderr."""
 
     def __init__(self, job: str, console: Console | None = None) -> None:
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._job = job
         self._status = "starting"
         self._console = console or Console(stderr=True, highlight=False)
@@ -63,7 +63,7 @@ class LiveReporter:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PublishedEvent) -> None:
         """Take the event into the table, or print it above."""
         body = json.loads(event.body)
         if event.kind == "progress":

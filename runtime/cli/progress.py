@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from ...operators.durations import format_duration
-from ..control.job_client import WARNINGS, Event
+from ..control.job_client import WARNINGS, PublishedEvent
 from ..observe.logs import FORMAT_VARIABLE
 from .console import say
 
@@ -39,11 +39,11 @@ class Reporter(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """The newest known state."""
         ...
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PublishedEvent) -> None:
         """Show an event."""
         ...
 
@@ -64,7 +64,7 @@ class LineReporter:
         every_s: float = PROGRESS_EVERY_S,
     ) -> None:
         self._every_s = every_s
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._job = job
         self._write = write
         wanted = os.environ.get(FORMAT_VARIABLE) == "json"
@@ -77,7 +77,7 @@ class LineReporter:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PublishedEvent) -> None:
         """Write the event; of progress only what is due."""
         body = json.loads(event.body)
         if event.kind == "ended":
@@ -146,7 +146,7 @@ class VertexView:
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """The known state of a run. Feed it with `update`."""
 
     status: str = "INITIALIZING"

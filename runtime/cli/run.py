@@ -22,10 +22,10 @@ from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 
 if TYPE_CHECKING:
     from ..control.interrupts import Interrupts
-    from ..control.job_client import Event
+    from ..control.job_client import PublishedEvent
     from ..job_spec import JobSpec
     from ..protocol.job_result import JobOutcome
-    from .progress import Progress, Reporter
+    from .progress import Reporter, RunProgress
 
 _ENDS = {
     "FINISHED": "finished",
@@ -312,7 +312,7 @@ class _Watch:
         self._interrupts = interrupts
         self._began: float | None = None
 
-    def event(self, event: Event) -> None:
+    def event(self, event: PublishedEvent) -> None:
         """One event of the coordinator."""
         from ..control.job_client import BEGUN
 
@@ -332,7 +332,7 @@ class _Watch:
         return 0.0 if self._began is None else time.monotonic() - self._began
 
 
-def _summary(spec: JobSpec, outcome: JobOutcome, progress: Progress, seconds: float) -> str:
+def _summary(spec: JobSpec, outcome: JobOutcome, progress: RunProgress, seconds: float) -> str:
     """Return how the job ended, in one line."""
     end = _ENDS.get(outcome.status, outcome.status)
     rate = f" ({progress.read / seconds:,.0f}/s)" if seconds else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.extras import check_ray
-from ..control.job_client import ConnectListener, Event, EventListener
+from ..control.job_client import ConnectListener, EventListener, PublishedEvent
 from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.job import JobCoordinator
@@ -101,7 +101,7 @@ def _note_resources(spec: JobSpec, on_event: EventListener | None) -> None:
     if on_event is None:
         _log.info("%s", text)
     else:
-        on_event(Event(kind="start", text=text))
+        on_event(PublishedEvent(kind="start", text=text))
 
 
 def is_shared(cluster: str) -> bool:

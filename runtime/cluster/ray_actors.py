@@ -26,7 +26,7 @@ from ray.exceptions import RayActorError
 from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
 from ..control.cluster import ControlEndpoint
-from ..control.link import Link, connect
+from ..control.link import ControlLink, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..job_spec import JobSpec
@@ -47,7 +47,7 @@ from ..worker.worker import Worker
 from .host import CoordinatorPlace, host_coordinator
 from .process import attach, die_of_sigterm, on_sigterm, tune_process
 from .ray_nodes import actor_options, ask, until_placed
-from .standby import Answer, Standby
+from .standby import Standby, StandbyAnswer
 
 _log = logging.getLogger("headgate.cluster")
 NAMESPACE = "headgate"
@@ -189,7 +189,7 @@ class HostedWorker:
         worker.reconnect(await _connect(addresses, self.limits), heartbeats)
 
 
-async def _connect(addresses: list[str], limits: ListenerLimits) -> Link:
+async def _connect(addresses: list[str], limits: ListenerLimits) -> ControlLink:
     for address in addresses:
         try:
             return await connect(address, limits.message_size_max_bytes, limits.unsent_max_bytes)
@@ -382,16 +382,16 @@ class Pair:
     first: bool
     """Whether this is the one that the job begins with."""
 
-    async def ask(self) -> Answer:
+    async def ask(self) -> StandbyAnswer:
         """Return what the other process does."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 actor = await asyncio.to_thread(ray.get_actor, self.other, NAMESPACE)
-                answer: Answer = await asyncio.wrap_future(actor.turn.remote().future())
+                answer: StandbyAnswer = await asyncio.wrap_future(actor.turn.remote().future())
         except (ValueError, RayActorError):
-            return Answer(Turn.GONE)
+            return StandbyAnswer(Turn.GONE)
         except TimeoutError:
-            return Answer(Turn.SILENT)
+            return StandbyAnswer(Turn.SILENT)
         return answer
 
 
@@ -499,11 +499,11 @@ class CoordinatorActor:
     def _listens(self, coordinator: JobCoordinator) -> None:
         self._listening.set_result(coordinator)
 
-    def turn(self) -> Answer:
+    def turn(self) -> StandbyAnswer:
         """Answer the other process of a pair."""
         listening, turn = self._listening, self._turn
         listens = turn is Turn.LEADS and listening.done()
-        return Answer(turn, listening.result().rest_addresses if listens else ())
+        return StandbyAnswer(turn, listening.result().rest_addresses if listens else ())
 
     def lead(self) -> Lead | None:
         """Return where this coordinator can be found; None: it is not its turn, or it does not listen yet.

@@ -21,9 +21,9 @@ from ..control import registry
 from ..control.job_client import (
     FENCED,
     ConnectListener,
-    Event,
     EventListener,
     JobClient,
+    PublishedEvent,
     outcome_of,
     watch,
 )
@@ -410,4 +410,4 @@ def _tell(on_event: EventListener | None, text: str, pid: int) -> None:
     if on_event is None:
         _log.warning("%s", text)
     else:
-        on_event(Event(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))
+        on_event(PublishedEvent(kind="takeover", text=text, body=json.dumps({"pid": pid}).encode()))

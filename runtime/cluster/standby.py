@@ -25,7 +25,7 @@ ASK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StandbyAnswer:
     """The answer of the other process about itself."""
 
     turn: Turn
@@ -38,7 +38,7 @@ class Standby:
 
     def __init__(
         self,
-        ask: Callable[[], Awaitable[Answer]],
+        ask: Callable[[], Awaitable[StandbyAnswer]],
         token: str,
         clock: Clock,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .link import Link
+from .link import ControlLink
 
 
 class ControlEndpoint(Protocol):
@@ -20,7 +20,7 @@ class ControlEndpoint(Protocol):
         """The secret a worker must show."""
         ...
 
-    def accept(self, link: Link) -> None:
+    def accept(self, link: ControlLink) -> None:
         """Serve a link that was made within this process."""
         ...
 

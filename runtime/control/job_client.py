@@ -58,7 +58,7 @@ class JobClient(Protocol):
         """
         ...
 
-    def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[PublishedEvent]:
         """Yield the events that are remembered, then each new one, until the coordinator goes away.
 
         Raises:
@@ -103,7 +103,7 @@ async def watch(client: JobClient, on_event: EventListener | None = None) -> Job
     return None
 
 
-def outcome_of(event: Event) -> JobOutcome:
+def outcome_of(event: PublishedEvent) -> JobOutcome:
     """Return the outcome of the job from an `ended` event."""
     body = json.loads(event.body)
     return JobOutcome.of_json(body, _error_of(body))
@@ -115,7 +115,7 @@ def _error_of(body: Mapping[str, Any]) -> HeadgateError | None:
     return msgspec.convert(body["error"], JobFailure).as_error()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a subscriber may want to show; `body` is JSON."""
 
     kind: str
@@ -126,13 +126,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class EventListener(Protocol):
     """Is called with each event of a job, in the process that hosts its coordinator."""
 
-    def __call__(self, event: Event, /) -> None: ...
+    def __call__(self, event: PublishedEvent, /) -> None: ...
 
 
 class Subscriber(Protocol):
     """Gets the events of a job: first those that are remembered, then each new one."""
 
-    def put(self, event: Event) -> None:
+    def put(self, event: PublishedEvent) -> None:
         """Take an event."""
         ...
 
@@ -150,7 +150,7 @@ class EventQueue:
 
     def __init__(self, waiting_max: int) -> None:
         self._waiting_max = waiting_max
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[PublishedEvent] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
         self.overrun = False
@@ -160,7 +160,7 @@ class EventQueue:
         """Note that the waiting events are from before the client came, and do not count against it."""
         self._waiting_max += len(self._waiting)
 
-    def put(self, event: Event) -> None:
+    def put(self, event: PublishedEvent) -> None:
         """Add an event. If too many wait, all are dropped, and a last event says so."""
         if self.overrun or self._closed:
             return
@@ -169,7 +169,7 @@ class EventQueue:
             self._waiting.clear()
             self.overrun = True
             text = f"this client is too slow: {dropped} events were dropped; connect again"
-            event = Event(kind="overrun", text=text, body=b'{"dropped":%d}' % dropped)
+            event = PublishedEvent(kind="overrun", text=text, body=b'{"dropped":%d}' % dropped)
         self._waiting.append(event)
         self._arrived.set()
 
@@ -178,7 +178,7 @@ class EventQueue:
         self._closed = True
         self._arrived.set()
 
-    async def next(self) -> Event | None:
+    async def next(self) -> PublishedEvent | None:
         """Return the next event; None: there will be none."""
         while not self._waiting:
             if self.overrun or self._closed:

@@ -30,7 +30,7 @@ SEND_TIMEOUT_S = 10.0
 """A peer that takes nothing for this long counts as gone."""
 
 
-class Link(Protocol):
+class ControlLink(Protocol):
     """One end of a link."""
 
     def send(self, message: Messages) -> None:

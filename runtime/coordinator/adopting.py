@@ -24,7 +24,7 @@ from ..protocol.ids import SubtaskId
 from ..protocol.joblog import DeploymentRecord
 from .context import JobContext
 from .environment import JobEnvironment
-from .events import ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
+from .events import ClientCommand, DeploymentPrepared, FromWorker, JobEvent, WorkerLost
 from .placement import worker_groups
 from .states import ToDeploying, ToRunning, Transition, end_by, ends_at_once
 from .workers import LiveWorker
@@ -136,7 +136,7 @@ class Adopting:
         because a worker that is not found, or does not answer, would go on by itself.
         """
         end: ClientCommand | None = None
-        done = Prepared(0)  # it only wakes this method
+        done = DeploymentPrepared(0)  # it only wakes this method
         found.add_done_callback(lambda _: self._env.events.put_nowait(done))
         while not (found.done() and self._all_reported(found.result())):
             event = await self._env.events.get()

@@ -36,7 +36,7 @@ from ..protocol.checkpoints.decisions import (
     RequestDone,
     RequestFailed,
     RequestToken,
-    Trigger,
+    StartCheckpoint,
     WakeAt,
 )
 from ..protocol.checkpoints.manifest import (
@@ -354,7 +354,7 @@ class CheckpointDriver:
         refused: list[RequestFailed] = []
         for decision in decisions:
             match decision:
-                case Trigger(checkpoint_id, trigger_ms, options):
+                case StartCheckpoint(checkpoint_id, trigger_ms, options):
                     self._trigger(checkpoint_id, trigger_ms, options)
                 case Publish():
                     self._publish(decision)

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from ...errors import HeadgateError, JobError
-from ..control.job_client import Connect, Event, EventQueue, HungUp, JobClient, Subscriber
+from ..control.job_client import Connect, EventQueue, HungUp, JobClient, PublishedEvent, Subscriber
 from ..options.network import REST_EVENTS
 from ..protocol.job_result import JobFailure
 from .events import HAND_OVER, ClientCommand, PutEvent
@@ -54,7 +54,7 @@ class Clients:
         self._views = views
         self._before = before
         self._subscribers: set[Subscriber] = set()
-        self._history: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._history: deque[PublishedEvent] = deque(maxlen=EVENTS_KEPT)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._open: list[ClientCommand] = []
         """Commands without an answer yet."""
@@ -114,7 +114,7 @@ class Clients:
         """True while a client follows the events."""
         return bool(self._subscribers)
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: PublishedEvent) -> None:
         """Send an event to all subscribers. Progress is not kept for late ones."""
         if event.kind != "progress":
             self._history.append(event)
@@ -131,7 +131,7 @@ class Clients:
             command.refuse(JobError(ENDED))
         detail = {**body, "error": None if failure is None else msgspec.to_builtins(failure)}
         text = f"job ended: {body['status']}"
-        self.publish(Event(kind="ended", text=text, body=json.dumps(detail).encode()))
+        self.publish(PublishedEvent(kind="ended", text=text, body=json.dumps(detail).encode()))
 
     async def close(self) -> None:
         """Wait until requests of this process are answered, and end the events."""
@@ -180,7 +180,7 @@ class LocalClient:
                 raise
             raise HungUp from None  # the loop was closed
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[PublishedEvent]:
         queue = EventQueue(REST_EVENTS.default)
         if asyncio.get_running_loop() is self._loop:
             unsubscribe = self._clients.subscribe(queue)
@@ -230,7 +230,7 @@ class _Relayed:
     def replayed(self) -> None:
         self._call(self._queue.replayed)
 
-    def put(self, event: Event) -> None:
+    def put(self, event: PublishedEvent) -> None:
         self._call(self._queue.put, event)
 
     def close(self) -> None:

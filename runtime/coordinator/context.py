@@ -26,7 +26,7 @@ from .output import OutputReplacer
 from .placement import SlotAffinity
 from .restore import RestorePoints, dispose_claimed
 from .sources import FreshSplits
-from .states import End
+from .states import EndOfJob
 from .workers import WorkerPool
 
 
@@ -65,7 +65,7 @@ class Lifecycle:
         """The time in ms for which the last rescale kept the job from working."""
         self.adopted_after_ms = -1
         """The time in ms without a coordinator, before this one adopted the attempt; -1: it did not."""
-        self.end: End | None = None
+        self.end: EndOfJob | None = None
         self.ended_ms = 0
         """When the job ended; 0: it has not."""
         self.handed_over = False

@@ -30,7 +30,14 @@ from .attempt import Attempt
 from .context import JobContext
 from .discovery import going_on, ledger_start
 from .environment import JobEnvironment
-from .events import AttemptFailed, ClientCommand, FromWorker, JobEvent, Prepared, WorkerLost
+from .events import (
+    AttemptFailed,
+    ClientCommand,
+    DeploymentPrepared,
+    FromWorker,
+    JobEvent,
+    WorkerLost,
+)
 from .failures import Failure, failure_from, failure_of_subtask, failure_of_worker
 from .placement import worker_groups
 from .reporting import report_restored
@@ -68,7 +75,7 @@ class Deploying:
         attempt.begin()
         preparing = asyncio.get_running_loop().create_task(self._prepare(), name="deploy")
         # Its end is an event like others, so that client commands and losses are handled meanwhile.
-        prepared = Prepared(attempt.number)
+        prepared = DeploymentPrepared(attempt.number)
         preparing.add_done_callback(lambda _: self._env.events.put_nowait(prepared))
         try:
             return await self._await_deployed(preparing)
@@ -122,7 +129,7 @@ class Deploying:
             match event:
                 case AttemptFailed(number, failure) if number == attempt.number:
                     return ToFailing(failure)
-                case Prepared(number) if number == attempt.number:
+                case DeploymentPrepared(number) if number == attempt.number:
                     try:
                         workers = preparing.result()
                     except FencedError:
@@ -269,7 +276,7 @@ def is_progress(attempt: Attempt, event: JobEvent) -> bool:
     """Return True for a message of this deployment: it shows that the deployment makes progress."""
     if isinstance(event, FromWorker):
         return getattr(event.message, "attempt", None) == attempt.number
-    return isinstance(event, Prepared)
+    return isinstance(event, DeploymentPrepared)
 
 
 async def _assignments(

@@ -18,7 +18,7 @@ from .context import JobContext
 from .events import ClientCommand, FromWorker, PublishResult
 from .failures import Failure
 from .sources import discard_source_data
-from .states import End
+from .states import EndOfJob
 from .status import describe
 
 STATUS = "HANDED_OVER"
@@ -32,7 +32,7 @@ _log = logging.getLogger("headgate.job")
 class Ended:
     """The last state of a job: record its end, keep or drop its checkpoints, shut its workers down."""
 
-    def __init__(self, job: JobContext, end: End) -> None:
+    def __init__(self, job: JobContext, end: EndOfJob) -> None:
         self._job = job
         self._end = end
 
@@ -88,7 +88,7 @@ class Ended:
                 case ClientCommand() as command:
                     command.refuse(JobError("the job has ended"))
 
-    async def _replace_output(self) -> End:
+    async def _replace_output(self) -> EndOfJob:
         """Delete the output of earlier runs that this run has replaced; if that fails, the job failed."""
         job, end = self._job, self._end
         finished = end.status is JobStatus.FINISHED
@@ -103,7 +103,7 @@ class Ended:
                 return end
             failure = Failure(text, "coordinator", FailureKind.of(error), error)
             job.record(failure)
-            return End(JobStatus.FAILED, text, failure, end.command)
+            return EndOfJob(JobStatus.FAILED, text, failure, end.command)
         return end
 
     async def _clean_up(self, status: JobStatus) -> None:
@@ -158,17 +158,17 @@ class HandingOver:
         self._command.done(status=STATUS, reason=REASON, checkpoint=job.checkpoints.last_completed)
 
 
-def end_from_log(job: JobContext, logged: JobEnded) -> End:
+def end_from_log(job: JobContext, logged: JobEnded) -> EndOfJob:
     """Return the end that an earlier coordinator of this run recorded: what it left is cleaned up."""
     job.checkpoints.last_completed = logged.checkpoint or job.checkpoints.last_completed
     if logged.failure is None:
-        return End(logged.status, logged.reason)
+        return EndOfJob(logged.status, logged.reason)
     found = logged.failure
     kinds = {kind.value: kind for kind in FailureKind}
     kind = kinds.get(found.kind, FailureKind.INTERNAL)
     failure = Failure(found.text, found.vertex, kind, found.as_error())
     job.record(failure)  # this coordinator is asked for the history as well
-    return End(logged.status, logged.reason, failure)
+    return EndOfJob(logged.status, logged.reason, failure)
 
 
 def outcome_of_end(end: JobEnded) -> JobOutcome:

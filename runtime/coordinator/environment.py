@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from ...operators.clock import Clock
-from ..control.job_client import WARNINGS, Event, EventListener
+from ..control.job_client import WARNINGS, EventListener, PublishedEvent
 from ..job_spec import JobSpec
 from ..observe.spans import NoSpans, Spans
 from ..options.registry import Options
@@ -86,6 +86,6 @@ class JobEnvironment:
         if kind != "progress":
             fields = {"job": self.spec.name, "attempt": self.attempt or None}
             _log.log(level, "%s", text, extra={**fields, "detail": body.get("detail", "")})
-        event = Event(kind=kind, text=text, body=json.dumps(body).encode())
+        event = PublishedEvent(kind=kind, text=text, body=json.dumps(body).encode())
         for listener in list(self.listeners):
             listener(event)

@@ -72,7 +72,7 @@ class Tick:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class DeploymentPrepared:
     """The workers of an attempt have been told what to deploy, or that failed."""
 
     attempt: int
@@ -135,7 +135,7 @@ JobEvent: TypeAlias = (
     | WorkerLost
     | PublishResult
     | Tick
-    | Prepared
+    | DeploymentPrepared
     | WorkersReady
     | RetryFinal
     | GraceOver

@@ -21,7 +21,7 @@ from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..control.cluster import Cluster
 from ..control.job_client import EventListener
-from ..control.link import Link
+from ..control.link import ControlLink
 from ..control.messages import Hello, StepStuck
 from ..job_spec import JobSpec
 from ..listening import Listener, ListenerLimits
@@ -72,7 +72,7 @@ from .restarting import Failing, Rescaling
 from .running import Running
 from .server import ControlServer
 from .states import (
-    End,
+    EndOfJob,
     ToAdopting,
     ToDeploying,
     ToFailing,
@@ -96,7 +96,7 @@ from .workers import PoolSettings, WorkerPool
 PROGRESS_S = 1.0
 
 
-class State(Protocol):
+class CoordinatorState(Protocol):
     """A state of a job, which does one thing."""
 
     async def run(self) -> Transition | None:
@@ -104,7 +104,7 @@ class State(Protocol):
         ...
 
 
-def state_after(transition: Transition, job: JobContext) -> State:
+def state_after(transition: Transition, job: JobContext) -> CoordinatorState:
     """Return the state that a transition leads to."""
     match transition:
         case ToAdopting():
@@ -119,7 +119,7 @@ def state_after(transition: Transition, job: JobContext) -> State:
             return Rescaling(job)
         case ToHandingOver(command):
             return HandingOver(job, command)
-        case End():
+        case EndOfJob():
             return Ended(job, transition)
 
 
@@ -214,7 +214,7 @@ class JobCoordinator:
             },
         )
 
-    async def _on_hello(self, hello: Hello, link: Link) -> None:
+    async def _on_hello(self, hello: Hello, link: ControlLink) -> None:
         if hello.role == "worker":
             await self._pool.serve(hello, link)
         elif hello.role == "pulse":
@@ -482,7 +482,7 @@ def _first_transition(context: JobContext, before: LogView | None) -> Transition
     )
     failure = Failure(reason, "coordinator", FailureKind.TAKEOVERS, error)
     context.record(failure)
-    return End(JobStatus.FAILED, reason, failure)
+    return EndOfJob(JobStatus.FAILED, reason, failure)
 
 
 def _nothing_runs(log: JobLog | None) -> bool:

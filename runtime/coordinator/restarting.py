@@ -16,7 +16,7 @@ from .events import ClientCommand, FromWorker, JobEvent, PublishResult, WorkerLo
 from .failures import ROOT_CAUSE_S, failure_of_subtask, failure_of_worker
 from .placement import worker_groups
 from .reporting import announce_restart
-from .states import End, ToDeploying, ToFailing, Transition, end_by, ends_at_once
+from .states import EndOfJob, ToDeploying, ToFailing, Transition, end_by, ends_at_once
 
 
 @final
@@ -60,7 +60,7 @@ class Failing:
         )
         if isinstance(decision, GiveUp):
             history.decided(f"the job failed: {decision.reason}")
-            return End(JobStatus.FAILED, decision.reason, failure=self._failure)
+            return EndOfJob(JobStatus.FAILED, decision.reason, failure=self._failure)
         if not self._merged:
             job.count_restart()
         job.pool.prepare(worker_groups(self._attempt.plan, self._env.spec))

@@ -65,7 +65,7 @@ from .regional import RegionalRestart
 from .reporting import report_recovered
 from .sources import alignment_of, read_histories
 from .states import (
-    End,
+    EndOfJob,
     ToFailing,
     ToHandingOver,
     ToRescaling,
@@ -146,7 +146,7 @@ class Running:
             if self._getting_workers is not None:
                 self._getting_workers.cancel()
                 await asyncio.gather(self._getting_workers, return_exceptions=True)
-            if isinstance(self._ending, End) and self._ending.command is not None:
+            if isinstance(self._ending, EndOfJob) and self._ending.command is not None:
                 self._commands[STOP] = self._ending.command  # stopped, but not in good order
             if RESCALE in self._commands:
                 self._job.lifecycle.rescale = None
@@ -270,7 +270,7 @@ class Running:
                 self._unterminated.discard((vertex, index))
                 if not self._unterminated and self._ending is not None:
                     ending, self._ending = self._ending, None
-                    if isinstance(ending, End):
+                    if isinstance(ending, EndOfJob):
                         self._job.old_output.all_committed()
                     return ending
         return None
@@ -356,7 +356,7 @@ class Running:
         if self._ending is not None or self._stopping:
             return None
         if not self._env.keeps_checkpoints:
-            self._terminate(End(JobStatus.FINISHED))
+            self._terminate(EndOfJob(JobStatus.FINISHED))
             return None
         return self._apply(self._checkpoints.request(FINAL, final=True))
 
@@ -393,14 +393,14 @@ class Running:
         address = self._addresses.pop(done.token, "")
         manifest = self._checkpoints.savepoints.pop(address, None)
         if done.token == FINAL:
-            self._terminate(End(JobStatus.FINISHED))
+            self._terminate(EndOfJob(JobStatus.FINISHED))
         elif done.token == STOP:
             kept = [f"savepoint {address}"] * bool(address)
             kept += [f"checkpoint {done.checkpoint_id}"] * self._env.keeps_checkpoints
             what = f"stopped with {' and '.join(kept)}"
             reason = what if kept else "stopped; the job keeps no checkpoints"
             size = 0 if manifest is None else manifest.size_bytes
-            end = End(JobStatus.STOPPED, reason, None, command, address, size)
+            end = EndOfJob(JobStatus.STOPPED, reason, None, command, address, size)
             self._terminate(end)
         elif done.token == LEAVE and self._leaving is not None:
             self._terminate(ToHandingOver(self._leaving))
@@ -457,7 +457,7 @@ class Running:
         try:
             match command.verb:
                 case "cancel":
-                    return End(JobStatus.CANCELED, "cancelled by a client", command=command)
+                    return EndOfJob(JobStatus.CANCELED, "cancelled by a client", command=command)
                 case "stop":
                     return self._stop(command)
                 case verb if verb == HAND_OVER:
@@ -497,7 +497,7 @@ class Running:
         address = savepoint_target(self._env, command) if "savepoint" in command.arguments else ""
         if not (self._env.keeps_checkpoints or address or drain):
             reason = "stopped; the job keeps no checkpoints"
-            return End(JobStatus.STOPPED, reason, command=command)
+            return EndOfJob(JobStatus.STOPPED, reason, command=command)
         if drain and not self._unfinished:
             raise UsageError("the job's data has ended; it is finishing")
         self._commands[STOP] = command

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from ..control.link import Link, StreamLink
+from ..control.link import ControlLink, StreamLink
 from ..control.messages import Hello
 from ..listening import GREETING_BYTES_MAX, LOOPBACK, Admission, Listener, ListenerLimits
 
@@ -23,7 +23,7 @@ class ControlServer:
     def __init__(
         self,
         token: str,
-        on_hello: Callable[[Hello, Link], Awaitable[None]],
+        on_hello: Callable[[Hello, ControlLink], Awaitable[None]],
         limits: ListenerLimits | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -41,7 +41,7 @@ class ControlServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._addresses: list[str] = []
         self._connections: set[asyncio.Task[None]] = set()
-        self._links: set[Link] = set()
+        self._links: set[ControlLink] = set()
 
     @property
     def addresses(self) -> list[str]:
@@ -85,13 +85,13 @@ class ControlServer:
         self._admission.enter(link, link.abort)
         self.accept(link)
 
-    def accept(self, link: Link) -> None:
+    def accept(self, link: ControlLink) -> None:
         """Serve a link until it ends."""
         task = asyncio.get_running_loop().create_task(self._serve(link), name="control connection")
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: ControlLink) -> None:
         self._links.add(link)
         try:
             hello = await self._greeting(link)
@@ -106,7 +106,7 @@ class ControlServer:
             self._links.discard(link)
             self._admission.leave(link)
 
-    async def _greeting(self, link: Link) -> Hello | None:
+    async def _greeting(self, link: ControlLink) -> Hello | None:
         """Return the first message, if it comes in time and has the token."""
         try:
             async with asyncio.timeout(self._admission.limits.handshake_timeout_s):

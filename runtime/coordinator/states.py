@@ -81,7 +81,7 @@ class ToHandingOver:
 
 @final
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOfJob:
     """The job is over.
 
     Attributes:
@@ -102,7 +102,7 @@ class End:
 
 
 Transition: TypeAlias = (
-    ToAdopting | ToDeploying | ToRunning | ToFailing | ToRescaling | ToHandingOver | End
+    ToAdopting | ToDeploying | ToRunning | ToFailing | ToRescaling | ToHandingOver | EndOfJob
 )
 
 
@@ -117,4 +117,4 @@ def end_by(command: ClientCommand) -> Transition:
     if command.verb == HAND_OVER:
         return ToHandingOver(command)
     status = JobStatus.CANCELED if command.verb == "cancel" else JobStatus.STOPPED
-    return End(status, f"{command.verb} by a client", command=command)
+    return EndOfJob(status, f"{command.verb} by a client", command=command)

@@ -17,8 +17,8 @@ from ..protocol.backpressure import (
     Exchange,
     Finding,
     RecentRecords,
+    SlowSubtask,
     SubtaskLoad,
-    Suspect,
     VertexShape,
     explain,
     find_causes,
@@ -336,7 +336,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _suspect(suspect: Suspect) -> dict[str, Any]:
+def _suspect(suspect: SlowSubtask) -> dict[str, Any]:
     return {
         "vertex": suspect.vertex.name,
         "subtask": suspect.subtask,

@@ -21,7 +21,7 @@ import msgspec
 from ...errors import ClusterError, HeadgateError, JobError
 from ...operators.clock import Clock
 from ..control.cluster import Cluster, ControlEndpoint, WorkerHandle
-from ..control.link import Link
+from ..control.link import ControlLink
 from ..control.messages import (
     BusyStep,
     Cancel,
@@ -214,7 +214,7 @@ FIND_TIMEOUT_S = 10.0
 class PulseLine:
     """The last heartbeat of a worker's watch thread, which has a link of its own."""
 
-    link: Link | None = None
+    link: ControlLink | None = None
     steps: tuple[BusyStep, ...] = ()
     """The steps that have been in one call for more than a second."""
 
@@ -227,7 +227,7 @@ class LiveWorker:
     group: str
     """The slot sharing group that its slots belong to."""
     handle: WorkerHandle
-    link: Link
+    link: ControlLink
     pid: int
     address: bytes
     metrics_url: str = ""
@@ -256,7 +256,7 @@ class Greeting:
     """A worker that was started, or asked to connect again, and has not sent Hello yet."""
 
     group: str
-    hello: asyncio.Future[tuple[Hello, Link]]
+    hello: asyncio.Future[tuple[Hello, ControlLink]]
 
 
 class WorkerPool:
@@ -441,8 +441,11 @@ class WorkerPool:
         _log.info("worker ready pid=`%s`", hello.pid, extra=self._fields(worker_id))
 
     async def _greeted(
-        self, handle: WorkerHandle, greeting: asyncio.Future[tuple[Hello, Link]], timeout_s: float
-    ) -> tuple[Hello, Link]:
+        self,
+        handle: WorkerHandle,
+        greeting: asyncio.Future[tuple[Hello, ControlLink]],
+        timeout_s: float,
+    ) -> tuple[Hello, ControlLink]:
         worker_id = handle.worker_id
         death = asyncio.get_running_loop().create_task(
             self._watch(handle), name=f"watch {worker_id}"
@@ -470,7 +473,7 @@ class WorkerPool:
             worker.link.close()
             self._retired.remove(worker)
 
-    async def serve(self, hello: Hello, link: Link) -> None:
+    async def serve(self, hello: Hello, link: ControlLink) -> None:
         """Serve the link of a worker until it ends (called by the control server)."""
         greeting = self._greetings.get(hello.worker_id)
         if greeting is None or greeting.hello.done():
@@ -495,7 +498,7 @@ class WorkerPool:
                 pulse.steps = message.steps  # it has no watch thread that reports them
         self.lose(hello.worker_id, "its connection ended")
 
-    async def serve_pulse(self, hello: Hello, link: Link) -> None:
+    async def serve_pulse(self, hello: Hello, link: ControlLink) -> None:
         """Serve the link of a worker's thread until it ends (called by the control server)."""
         pulse = self._pulses.get(hello.worker_id)
         if pulse is None:

@@ -31,8 +31,8 @@ from .gate import InputGate
 from .links import (
     SCRATCH_BYTES,
     AcceptingEnd,
+    ChannelHello,
     DiallingEnd,
-    Hello,
     SocketOutputChannel,
     refusal_of,
 )
@@ -328,7 +328,9 @@ class ExchangeHub:
     def _end_for(self, peer_id: str, own: _Region, region: int) -> DiallingEnd:
         end = own.dialling.get(peer_id)
         if end is None:
-            hello = Hello(WIRE_VERSION, self._token, self.worker_id, peer_id, own.attempt, region)
+            hello = ChannelHello(
+                WIRE_VERSION, self._token, self.worker_id, peer_id, own.attempt, region
+            )
             lost = partial(self.connection_lost, region=region)
             end = own.dialling[peer_id] = DiallingEnd(self._settings, self._scratch, hello, lost)
         return end
@@ -342,7 +344,7 @@ class ExchangeHub:
 
     # -- for the accepting ends ---------------------------------------------------------------------
 
-    def admit(self, hello: Hello, end: AcceptingEnd) -> str:
+    def admit(self, hello: ChannelHello, end: AcceptingEnd) -> str:
         """Why a caller is refused; empty if it is welcome. One connection per peer and region."""
         attempt = self.attempt(hello.region)
         refusal = refusal_of(hello, self.worker_id, self._token, attempt)

@@ -32,9 +32,9 @@ from .wire import (
     WIRE_VERSION,
     ElementDecoder,
     ElementEncoder,
+    FrameKind,
     FrameTooLargeError,
     Header,
-    Kind,
     Parts,
     decode_buffer_size,
     encode_buffer_size,
@@ -225,7 +225,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self.frame_received(header, body)
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class ChannelHello(msgspec.Struct, frozen=True, array_like=True):
     """The first frame of the dialling end."""
 
     version: int
@@ -236,14 +236,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     region: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The accepting end's reply; `refusal` is empty if the caller is welcome."""
 
     refusal: str
 
 
-_HELLO = msgspec.msgpack.Decoder(Hello)
-_ANSWER = msgspec.msgpack.Decoder(Answer)
+_HELLO = msgspec.msgpack.Decoder(ChannelHello)
+_ANSWER = msgspec.msgpack.Decoder(HelloAnswer)
 
 
 class SocketOutputChannel(OutputChannel):
@@ -294,7 +294,7 @@ class DiallingEnd(FrameConnection):
         self,
         settings: ExchangeSettings,
         scratch: bytearray,
-        hello: Hello,
+        hello: ChannelHello,
         on_loss: Callable[[str, ExchangeError], None],
     ) -> None:
         super().__init__(settings, scratch)
@@ -322,14 +322,14 @@ class DiallingEnd(FrameConnection):
             channel.bind(self)
 
     def connected(self) -> None:
-        self.write(frame(Kind.HELLO, msgspec.msgpack.encode(self._hello)))
+        self.write(frame(FrameKind.HELLO, msgspec.msgpack.encode(self._hello)))
 
     def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
         if not self.established.done():
             self._read_answer(header, payload)
             return
         channel = self._channels.get(header.channel)
-        if header.kind not in (Kind.CREDIT, Kind.BUFFER_SIZE) or channel is None:
+        if header.kind not in (FrameKind.CREDIT, FrameKind.BUFFER_SIZE) or channel is None:
             raise ExchangeError(
                 f"unexpected frame kind=`{header.kind.name}` channel=`{header.channel}`"
             )
@@ -340,13 +340,13 @@ class DiallingEnd(FrameConnection):
                 f"expected=`{expected}` received=`{header.sequence}`"
             )
         self._credit_sequences[header.channel] = (expected + 1) & SEQUENCE_MASK
-        if header.kind is Kind.CREDIT:
+        if header.kind is FrameKind.CREDIT:
             channel.add_credits(header.backlog)
         else:
             channel.set_buffer_size(decode_buffer_size(payload))
 
     def _read_answer(self, header: Header, payload: bytes | bytearray) -> None:
-        if header.kind is not Kind.HELLO:
+        if header.kind is not FrameKind.HELLO:
             raise ExchangeError(f"the peer does not speak our protocol kind=`{header.kind.name}`")
         refusal = _ANSWER.decode(payload).refusal
         if refusal:
@@ -402,12 +402,12 @@ class _SocketInput:
         while count > 0:
             portion = min(count, BACKLOG_MAX)
             count -= portion
-            self._write(Kind.CREDIT, backlog=portion)
+            self._write(FrameKind.CREDIT, backlog=portion)
 
     def set_buffer_size(self, size_bytes: int) -> None:
-        self._write(Kind.BUFFER_SIZE, encode_buffer_size(size_bytes))
+        self._write(FrameKind.BUFFER_SIZE, encode_buffer_size(size_bytes))
 
-    def _write(self, kind: Kind, payload: bytes = b"", backlog: int = 0) -> None:
+    def _write(self, kind: FrameKind, payload: bytes = b"", backlog: int = 0) -> None:
         sequence = self._credit_sequence
         self._credit_sequence += 1
         self._connection.write(
@@ -416,12 +416,12 @@ class _SocketInput:
 
     def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
         element = self._decoder.decode(header, payload)
-        if header.kind is Kind.OPEN:
+        if header.kind is FrameKind.OPEN:
             return
         gate = self.gate
         if gate is None:
             raise ExchangeError(f"frame before the first credit channel=`{self._channel_id}`")
-        if header.kind is Kind.BACKLOG:
+        if header.kind is FrameKind.BACKLOG:
             gate.receive_backlog(self._position, header.backlog)
         elif isinstance(element, BATCHES):
             gate.receive(self._position, element, header.backlog)
@@ -433,7 +433,7 @@ class _SocketInput:
 class GateDirectory(Protocol):
     """The part of a hub that an accepting end uses."""
 
-    def admit(self, hello: Hello, end: AcceptingEnd) -> str:
+    def admit(self, hello: ChannelHello, end: AcceptingEnd) -> str:
         """Why the caller is refused; empty if it is welcome."""
         ...
 
@@ -479,7 +479,7 @@ class AcceptingEnd(FrameConnection):
             return
         input_ = self._inputs.get(header.channel)
         if input_ is None:
-            if header.kind is not Kind.OPEN:
+            if header.kind is not FrameKind.OPEN:
                 raise ExchangeError(f"the channel is not open channel=`{header.channel}`")
             input_ = self._inputs[header.channel] = _SocketInput(self, header.channel)
             input_.frame_received(header, payload)
@@ -491,11 +491,11 @@ class AcceptingEnd(FrameConnection):
             input_.frame_received(header, payload)
 
     def _read_hello(self, header: Header, payload: bytes | bytearray) -> None:
-        if header.kind is not Kind.HELLO:
+        if header.kind is not FrameKind.HELLO:
             raise ExchangeError(f"frame before the handshake kind=`{header.kind.name}`")
         hello = _HELLO.decode(payload)
         refusal = self._hub.admit(hello, self)
-        self.write(frame(Kind.HELLO, msgspec.msgpack.encode(Answer(refusal))))
+        self.write(frame(FrameKind.HELLO, msgspec.msgpack.encode(HelloAnswer(refusal))))
         if refusal:
             self.hang_up()
             return
@@ -530,7 +530,7 @@ class AcceptingEnd(FrameConnection):
             self._hub.connection_lost(self.peer_id, error, self.region)
 
 
-def refusal_of(hello: Hello, worker_id: str, token: str, attempt: int | None) -> str:
+def refusal_of(hello: ChannelHello, worker_id: str, token: str, attempt: int | None) -> str:
     """Why a caller is refused; empty if it is welcome."""
     # Compared as bytes and in constant time; nothing else is said to strangers.
     if not hmac.compare_digest(hello.token.encode(), token.encode()):

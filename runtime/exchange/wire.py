@@ -52,7 +52,7 @@ Parts: TypeAlias = list[Any]
 """Bytes-like objects to be written one after the other."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kinds of frames."""
 
     HELLO = 1
@@ -88,14 +88,14 @@ class Header(NamedTuple):
     """A frame's header."""
 
     length: int
-    kind: Kind
+    kind: FrameKind
     flags: int
     backlog: int
     channel: ChannelId
     sequence: int
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def unpack_header(buffer: bytes | bytearray, offset: int = 0) -> Header:
@@ -112,7 +112,7 @@ def unpack_header(buffer: bytes | bytearray, offset: int = 0) -> Header:
 
 
 def frame(
-    kind: Kind,
+    kind: FrameKind,
     payload: Any = b"",
     *,
     channel: int = 0,
@@ -204,7 +204,9 @@ class ElementEncoder:
         self._has_dictionaries = False
         self._dumps: Any = pickle.dumps
 
-    def _frame(self, kind: Kind, payload: Any = b"", backlog: int = 0, flags: int = 0) -> Parts:
+    def _frame(
+        self, kind: FrameKind, payload: Any = b"", backlog: int = 0, flags: int = 0
+    ) -> Parts:
         sequence = self._sequence
         self._sequence += 1
         return frame(
@@ -213,15 +215,15 @@ class ElementEncoder:
 
     def open(self) -> Parts:
         """Announce the channel."""
-        return self._frame(Kind.OPEN)
+        return self._frame(FrameKind.OPEN)
 
     def backlog(self, count: int) -> Parts:
         """Announce a backlog."""
-        return self._frame(Kind.BACKLOG, backlog=count)
+        return self._frame(FrameKind.BACKLOG, backlog=count)
 
     def control(self, control: Control) -> Parts:
         """A control element."""
-        return self._frame(Kind.CONTROL, encode_control(control))
+        return self._frame(FrameKind.CONTROL, encode_control(control))
 
     def batch(self, batch: Batch, backlog: int) -> Parts:
         """A batch; its schema goes first if the receiver does not have it.
@@ -233,7 +235,7 @@ class ElementEncoder:
         if isinstance(batch, ObjectBatch):
             content = self._pickle(batch)
             self._check_size(content, len(batch))
-            return self._frame(Kind.OBJECTS, content, backlog)
+            return self._frame(FrameKind.OBJECTS, content, backlog)
         data, flags, parts = batch.data, 0, []
         if batch.timestamps is not None:
             data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
@@ -246,10 +248,10 @@ class ElementEncoder:
         if is_new:
             self._schema = data.schema
             if not self._has_dictionaries:
-                parts = self._frame(Kind.SCHEMA, data.schema.serialize(), backlog)
+                parts = self._frame(FrameKind.SCHEMA, data.schema.serialize(), backlog)
         if self._has_dictionaries:
             flags |= Flags.DICTIONARIES
-        return parts + self._frame(Kind.COLUMNS, payload, backlog, flags)
+        return parts + self._frame(FrameKind.COLUMNS, payload, backlog, flags)
 
     def _check_size(self, payload: Any, records: int) -> None:
         size, limit = len(payload), self._payload_bytes_max
@@ -304,17 +306,17 @@ class ElementDecoder:
             )
         self._expected = (self._expected + 1) & SEQUENCE_MASK
         match header.kind:
-            case Kind.COLUMNS:
+            case FrameKind.COLUMNS:
                 return self._columns(header.flags, payload)
-            case Kind.OBJECTS:
+            case FrameKind.OBJECTS:
                 records, timestamps = pickle.loads(payload)
                 return ObjectBatch(records, timestamps)
-            case Kind.CONTROL:
+            case FrameKind.CONTROL:
                 return decode_control(payload)
-            case Kind.SCHEMA:
+            case FrameKind.SCHEMA:
                 self._schema = pa.ipc.read_schema(pa.py_buffer(payload))
                 return None
-            case Kind.OPEN | Kind.BACKLOG:
+            case FrameKind.OPEN | FrameKind.BACKLOG:
                 return None
             case _:
                 raise ExchangeError(f"frame of the wrong kind kind=`{header.kind.name}`")

@@ -18,7 +18,7 @@ from ..savepoint import store as savepoints
 from ..savepoint.locate import savepoint_address
 from ..savepoint.store import savepoint_of
 from .files import OpenStore
-from .pieces import INLINE_BYTES_MAX, CopyTask, Goal, Written, write_table
+from .pieces import INLINE_BYTES_MAX, CopyTask, Goal, WrittenFile, write_table
 from .placing import SUBTASK_COLUMN, Placing
 from .snapshot import Snapshot, StoredState
 
@@ -26,7 +26,7 @@ StateKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredOperator:
     """A job's declaration of one of its operators: its parallelism, and its states by name."""
 
     parallelism: int
@@ -48,7 +48,7 @@ class SavepointEditor:
 
     job: str
     base: Snapshot | None
-    declared: Mapping[str, Declared]
+    declared: Mapping[str, DeclaredOperator]
     max_parallelism: int
     options: Mapping[str, str]
     now_ms: int
@@ -150,7 +150,7 @@ class SavepointEditor:
         key = (state.operator, state.name)
         return key not in self._removed and key not in self._written
 
-    def publish(self, goal: Goal, written: Iterable[Written]) -> None:
+    def publish(self, goal: Goal, written: Iterable[WrittenFile]) -> None:
         """Make the savepoint exist; files of attempts that came to nothing are deleted.
 
         Raises:
@@ -167,7 +167,7 @@ class SavepointEditor:
         with OpenStore(goal.root, goal.options) as opened:
             opened.run(_delete_all(opened))
 
-    def _manifest(self, opened: OpenStore, written: Iterable[Written]) -> Manifest:
+    def _manifest(self, opened: OpenStore, written: Iterable[WrittenFile]) -> Manifest:
         handles: dict[tuple[str, int], list[StateHandle]] = {}
         for one in [*written, *self._items(opened)]:
             handles.setdefault((one.operator, one.subtask), []).append(one.handle)
@@ -205,9 +205,9 @@ class SavepointEditor:
             subtasks.append(msgspec.structs.replace(subtask, snapshots=kept))
         return msgspec.structs.replace(operator, subtasks=tuple(subtasks))
 
-    def _items(self, opened: OpenStore) -> list[Written]:
+    def _items(self, opened: OpenStore) -> list[WrittenFile]:
         """Items of the base, which go along as they are."""
-        found: list[Written] = []
+        found: list[WrittenFile] = []
         states = [one for one in self._stored() if not one.keyed and self._is_kept(one)]
         if not states or self.base is None:
             return found
@@ -216,7 +216,7 @@ class SavepointEditor:
                 for piece in state.pieces:
                     for handle in piece.handles:
                         moved = _moved(base, opened, state.operator, piece.subtask, handle)
-                        found.append(Written(state.operator, piece.subtask, moved))
+                        found.append(WrittenFile(state.operator, piece.subtask, moved))
         return found
 
 
@@ -265,7 +265,7 @@ def write_here(
     """
     goal = editor.begin(target, token)
     try:
-        written: list[Written | None] = []
+        written: list[WrittenFile | None] = []
         for (operator, state), table in rows.items():
             placing = editor.placing(operator, state)
             placing.check_columns(table.schema, placing.schema)
@@ -281,7 +281,7 @@ def write_here(
 
 def write_placed(
     placing: Placing, opened: OpenStore, tables: Iterable[pa.Table], attempt: str
-) -> list[Written]:
+) -> list[WrittenFile]:
     """Write placed rows, all of each subtask; they are sorted here."""
     everything = pa.concat_tables(list(tables))
     order = [(SUBTASK_COLUMN, "ascending"), ("key_group", "ascending")]

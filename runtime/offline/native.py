@@ -17,13 +17,17 @@ from ...state.runs.merge import merged
 from ...state.runs.run_file import layout_of
 from ...state.snapshot import KEY_GROUP_COLUMN, RestoredFiles
 from .files import OpenStore
-from .snapshot import PER_KEY, Piece, StoredState, unreadable
+from .snapshot import PER_KEY, StatePiece, StoredState, unreadable
 
 MERGE_BYTES: Final = 16 << 20
 
 
 def native_tables(
-    state: StoredState, piece: Piece, groups: KeyGroupRange, schema: pa.Schema, opened: OpenStore
+    state: StoredState,
+    piece: StatePiece,
+    groups: KeyGroupRange,
+    schema: pa.Schema,
+    opened: OpenStore,
 ) -> Iterator[pa.Table]:
     """The rows of a piece with these key groups, with all columns, sorted by key group.
 
@@ -41,7 +45,7 @@ def native_tables(
 
 
 def _downloaded(
-    piece: Piece, groups: KeyGroupRange, opened: OpenStore, directory: Path
+    piece: StatePiece, groups: KeyGroupRange, opened: OpenStore, directory: Path
 ) -> RestoredFiles:
     meta = next(handle for handle in piece.handles if handle.kind == "meta")
     files = {}

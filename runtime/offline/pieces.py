@@ -49,7 +49,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A file of a new savepoint: what it is for."""
 
     operator: str
@@ -75,7 +75,7 @@ class CopyTask:
     subtask: int
     parallelism: int
 
-    def run(self, attempt: str) -> Written | None:
+    def run(self, attempt: str) -> WrittenFile | None:
         """Write the file; None: no rows. Raises StateError as `rewritten`."""
         groups = key_group_range(self.subtask, self.parallelism, self.goal.max_parallelism)
         with (
@@ -97,7 +97,7 @@ def write_table(
     keys: tuple[str, ...],
     tables: Iterable[pa.Table],
     attempt: str,
-) -> Written | None:
+) -> WrittenFile | None:
     """Write the rows of one state and subtask; None: there are none.
 
     Args:
@@ -128,7 +128,7 @@ def write_table(
         keys=keys,
         footer=encoded.footer,
     )
-    return Written(operator, subtask, handle)
+    return WrittenFile(operator, subtask, handle)
 
 
 def rewritten(

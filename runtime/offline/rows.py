@@ -14,7 +14,7 @@ from ...state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, StateHandle
 from ..task.parquet_files import own_rows
 from .files import OpenStore
 from .native import native_tables
-from .snapshot import Piece, StoredState
+from .snapshot import StatePiece, StoredState
 
 BATCH_ROWS: Final = 65_536
 OnRead = Callable[[str, int, tuple[str, ...]], None]
@@ -108,7 +108,7 @@ def _row_groups(file: pq.ParquetFile, groups: KeyGroupRange) -> Iterator[tuple[i
 
 def _chain(
     state: StoredState,
-    piece: Piece,
+    piece: StatePiece,
     groups: KeyGroupRange,
     wanted: Sequence[str],
     opened: OpenStore,

@@ -53,7 +53,7 @@ METADATA_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StatePiece:
     """The part of a state that one old subtask has.
 
     Attributes:
@@ -92,7 +92,7 @@ class StoredState:
     operator: str
     name: str
     info: StateInfo | None
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StatePiece, ...]
     parallelism: int
     max_parallelism: int
 
@@ -178,7 +178,7 @@ class Snapshot:
                         if handle.state == name and handle.channel is None
                     )
                     if found:
-                        pieces.append(Piece(subtask.subtask, found))
+                        pieces.append(StatePiece(subtask.subtask, found))
                 yield StoredState(
                     self.located.root,
                     operator.name,

@@ -121,7 +121,7 @@ class SubtaskLoad:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class BackpressuredVertex:
     """A backpressured vertex."""
 
     vertex: VertexShape
@@ -135,7 +135,7 @@ class Pressed:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SlowSubtask:
     """A subtask that others wait for.
 
     Attributes:
@@ -178,9 +178,9 @@ class Finding:
     ended.
     """
 
-    pressed: tuple[Pressed, ...]
-    cause: Suspect | None
-    waiting: tuple[Suspect, ...] = ()
+    pressed: tuple[BackpressuredVertex, ...]
+    cause: SlowSubtask | None
+    waiting: tuple[SlowSubtask, ...] = ()
 
 
 def find_causes(
@@ -221,10 +221,10 @@ class _Walk:
         }
 
     def findings(self) -> list[Finding]:
-        blamed: dict[int, list[Pressed]] = {}
-        unblamed: dict[tuple[int, ...], list[Pressed]] = {}
+        blamed: dict[int, list[BackpressuredVertex]] = {}
+        unblamed: dict[tuple[int, ...], list[BackpressuredVertex]] = {}
         for vertex in self._vertices.values():
-            pressed = Pressed(vertex, self._pressure[vertex.id])
+            pressed = BackpressuredVertex(vertex, self._pressure[vertex.id])
             if pressed.level is Level.OK:
                 continue
             passed, ends = self._downstream(vertex.id)
@@ -264,7 +264,7 @@ class _Walk:
     def _busy_subtasks(self, vertex: int) -> int:
         return sum(load.occupied > BUSY_MIN_MS for load in self._loads[vertex].values())
 
-    def _suspect(self, vertex: int) -> Suspect:
+    def _suspect(self, vertex: int) -> SlowSubtask:
         shape, loads = self._vertices[vertex], self._loads[vertex]
         busiest = max(load.occupied for load in loads.values())
         alike = [i for i, load in loads.items() if load.occupied >= busiest - BUSY_ALIKE_MS]
@@ -275,14 +275,14 @@ class _Walk:
             total = sum(load.records for load in loads.values())
             known = shape.parallelism > 1 and total > 0
             share = loads[hottest].records / total if known else None
-            return Suspect(shape, hottest, loads[hottest], busy, share)
+            return SlowSubtask(shape, hottest, loads[hottest], busy, share)
         # More precise than recent records, which show a hot subtask only after many buffers.
         share = sum(each.of_subtask for each in samples) / sum(each.of_all for each in samples)
         group, of_subtask = _hottest(samples)
         even = min(1.0, shape.parallelism / self._key_groups)
         if of_subtask < max(GROUP_SHARE_MIN, GROUP_EXCESS_MIN * even):
-            return Suspect(shape, hottest, loads[hottest], busy, share)
-        return Suspect(shape, hottest, loads[hottest], busy, share, group, of_subtask)
+            return SlowSubtask(shape, hottest, loads[hottest], busy, share)
+        return SlowSubtask(shape, hottest, loads[hottest], busy, share, group, of_subtask)
 
     def _samples(self, vertex: int, subtask: int) -> list[HotGroup]:
         """Return the samples of senders whose hottest key group is the subtask's."""
@@ -350,7 +350,7 @@ def explain(finding: Finding) -> str:
     return f"{pressed}, but nobody downstream is busy: {seen}"
 
 
-def _pressed(pressed: Sequence[Pressed]) -> str:
+def _pressed(pressed: Sequence[BackpressuredVertex]) -> str:
     named = [f"`{each.vertex.name}`" for each in pressed[:NAMED_MAX]]
     worst = max(pressed, key=lambda each: each.backpressured)
     level = f"{worst.level}, {_percent(worst.backpressured / 1000)}"
@@ -362,7 +362,7 @@ def _pressed(pressed: Sequence[Pressed]) -> str:
     return f"{', '.join(named[:-1])} and {named[-1]} are backpressured (up to {level})"
 
 
-def _blamed(cause: Suspect) -> str:
+def _blamed(cause: SlowSubtask) -> str:
     text = f"{cause.name}, {_time(cause.load)}"
     if cause.load.waits_for is WaitsFor.CALLS:
         text += " with the most calls in flight that it may have"
@@ -374,13 +374,13 @@ def _blamed(cause: Suspect) -> str:
     return text
 
 
-def _in_group(cause: Suspect) -> str:
+def _in_group(cause: SlowSubtask) -> str:
     if cause.key_group is None or cause.key_group_share is None:
         return ""
     return f", {_percent(cause.key_group_share)} of them in key group {cause.key_group}"
 
 
-def _waiting(suspect: Suspect) -> str:
+def _waiting(suspect: SlowSubtask) -> str:
     text = f"{suspect.name}, {_time(suspect.load)}"
     match suspect.load.waits_for:
         case WaitsFor.CALLS:

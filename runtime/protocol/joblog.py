@@ -471,13 +471,13 @@ class Fenced:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryAfterTail:
     """An older coordinator took the slot before we started: read on, then try after the tail."""
 
     view: LogView
 
 
-AppendDecision: TypeAlias = Appended | AlreadyAppended | Fenced | Retry
+AppendDecision: TypeAlias = Appended | AlreadyAppended | Fenced | RetryAfterTail
 
 
 def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) -> AppendDecision:
@@ -501,7 +501,7 @@ def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) 
         return AlreadyAppended(fold(view, proposal))
     if not starting or existing.generation >= proposal.generation:
         return Fenced(existing)
-    return Retry(fold(view, existing))
+    return RetryAfterTail(fold(view, existing))
 
 
 # The beginning of the log, and trimming.

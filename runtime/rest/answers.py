@@ -25,7 +25,7 @@ from ...errors import (
     StorageError,
     UsageError,
 )
-from ..control.job_client import Event
+from ..control.job_client import PublishedEvent
 from ..protocol.job_result import JobFailure
 
 PROBLEM_TYPE = "application/problem+json"
@@ -663,14 +663,14 @@ class _EventData(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def encode_event(event: Event) -> bytes:
+def encode_event(event: PublishedEvent) -> bytes:
     """An event as a server-sent event: its kind, and as data an object of its text and its body."""
     body: Any = msgspec.json.decode(event.body)  # a line break in it would end the data
     data = msgspec.json.encode({"text": event.text, "body": body})
     return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), data)
 
 
-def decode_event(kind: str, data: str) -> Event:
+def decode_event(kind: str, data: str) -> PublishedEvent:
     """The event of this kind and data.
 
     Raises:
@@ -680,4 +680,4 @@ def decode_event(kind: str, data: str) -> Event:
         found = msgspec.json.decode(data, type=_EventData)
     except msgspec.DecodeError as error:
         raise JobError(f"this is no event of a REST API of headgate: {error}") from None
-    return Event(kind=kind, text=found.text, body=bytes(found.body))
+    return PublishedEvent(kind=kind, text=found.text, body=bytes(found.body))

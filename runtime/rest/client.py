@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from ...errors import HeadgateError, JobError, UsageError
-from ..control.job_client import Event, HungUp, Silent
+from ..control.job_client import HungUp, PublishedEvent, Silent
 from . import answers
 from .answers import Command, OperationAnswer, OperationStatus, Problem, decode_event, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
@@ -221,7 +221,7 @@ class RestClient:
             return await self._get("checkpoint_detail", Json, checkpoint=arguments["id"])
         return await self._get(verb, Json, **arguments)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[PublishedEvent]:
         """What happens to the job, until it has ended: first what is remembered, then what comes.
 
         The last event is of kind `overrun` if this client was too slow.

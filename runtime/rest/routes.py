@@ -48,7 +48,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class PathParameter:
     """A parameter in a path."""
 
     type: type[Any]
@@ -56,9 +56,9 @@ class Parameter:
 
 
 PARAMETERS: Final = {
-    "vertex": Parameter(int, "The id of a vertex."),
-    "checkpoint": Parameter(int, "The number of a checkpoint."),
-    "trigger_id": Parameter(str, "The `triggerId` of an operation."),
+    "vertex": PathParameter(int, "The id of a vertex."),
+    "checkpoint": PathParameter(int, "The number of a checkpoint."),
+    "trigger_id": PathParameter(str, "The `triggerId` of an operation."),
 }
 WAIT_S_MAX: Final = 60
 """The longest time that a client may wait for the end of an operation, in one request."""

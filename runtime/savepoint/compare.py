@@ -19,7 +19,7 @@ from .locate import StoredSnapshot
 
 
 @dataclass(slots=True)
-class Check:
+class RestoreCheck:
     """The findings for a restore of a savepoint into a job.
 
     Attributes:
@@ -41,9 +41,9 @@ class Check:
         return not (self.incompatible or self.other or (self.unclaimed and not allow_non_restored))
 
 
-def check(located: StoredSnapshot, spec: JobSpec) -> Check:
+def check(located: StoredSnapshot, spec: JobSpec) -> RestoreCheck:
     """Compare the located state with the declarations of a job's operators; nothing is started."""
-    found = Check()
+    found = RestoreCheck()
     _check_parallelism(located, spec, found)
     _check_in_flight(located, spec, found)
     if not Options(spec.options).get(ALLOW_PICKLE):
@@ -70,7 +70,7 @@ def check(located: StoredSnapshot, spec: JobSpec) -> Check:
     return found
 
 
-def _check_parallelism(located: StoredSnapshot, spec: JobSpec, found: Check) -> None:
+def _check_parallelism(located: StoredSnapshot, spec: JobSpec, found: RestoreCheck) -> None:
     groups = located.manifest.max_parallelism
     if spec.max_parallelism not in (None, groups):
         found.other.append(
@@ -84,7 +84,7 @@ def _check_parallelism(located: StoredSnapshot, spec: JobSpec, found: Check) -> 
         )
 
 
-def _check_in_flight(located: StoredSnapshot, spec: JobSpec, found: Check) -> None:
+def _check_in_flight(located: StoredSnapshot, spec: JobSpec, found: RestoreCheck) -> None:
     if Options(spec.options).get(WITHOUT_CHANNEL_STATE) == located.manifest.checkpoint_id:
         return
     found.other.extend(
@@ -165,7 +165,7 @@ def unconnected(manifest: Manifest, plan: PhysicalPlan) -> list[ChannelAddress]:
     return sorted(gone, key=lambda each: (each.source, each.target, each.input_index))
 
 
-def _compare(operator: str, old: StateInfo, new: StateInfo, found: Check) -> None:
+def _compare(operator: str, old: StateInfo, new: StateInfo, found: RestoreCheck) -> None:
     result = compare(old, new)
     if result.verdict == "incompatible":
         found.incompatible.append(f"operator `{operator}`: {result.text}")

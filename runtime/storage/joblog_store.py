@@ -34,7 +34,7 @@ from ..protocol.joblog import (
     LogHead,
     LogView,
     OutputListed,
-    Retry,
+    RetryAfterTail,
     RunHistory,
 )
 from ..protocol.old_output import pack, unpack
@@ -490,7 +490,7 @@ class JobLog:
         self._in_doubt = None
         if isinstance(decision, Fenced):
             raise self._fence(decision.by.generation, decision.by.writer)
-        check(not isinstance(decision, Retry), "a leader's append has one outcome")
+        check(not isinstance(decision, RetryAfterTail), "a leader's append has one outcome")
         self._view = decision.view
 
     async def _finish_append_in_doubt(self) -> None:
@@ -520,7 +520,7 @@ class JobLog:
             if same or self._view.generation > started.generation:
                 raise self._fence(self._view.generation, self._view.writer)
             decision = await self._try_append(follow(self._view, started))
-            while isinstance(decision, Retry):
+            while isinstance(decision, RetryAfterTail):
                 self._view = decision.view
                 decision = await self._try_append(follow(self._view, started))
             if isinstance(decision, Fenced):

@@ -36,7 +36,7 @@ LEAVING = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 """Exceptions that are no failures of a task: it, or the process, is being ended."""
 
 
-class Partition(Protocol):
+class ChainPartition(Protocol):
     """The part of a result partition that the chain needs."""
 
     def emit(self, batch: Batch) -> None:
@@ -48,7 +48,7 @@ class Partition(Protocol):
         ...
 
 
-class OutputPartition(Partition, Protocol):
+class OutputPartition(ChainPartition, Protocol):
     """A result partition that holds records back, and tells its subtask about it.
 
     Attributes:
@@ -102,11 +102,11 @@ class OutputPartition(Partition, Protocol):
         ...
 
 
-P_co = TypeVar("P_co", bound=Partition, covariant=True)
+P_co = TypeVar("P_co", bound=ChainPartition, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOutput(Generic[P_co]):
+class NodePartition(Generic[P_co]):
     """A result partition that leaves the vertex behind one of its nodes.
 
     Attributes:
@@ -120,7 +120,7 @@ class NodeOutput(Generic[P_co]):
     edge: int | None = None
 
 
-Outputs: TypeAlias = Mapping[int, Sequence[NodeOutput[OutputPartition]]]
+Outputs: TypeAlias = Mapping[int, Sequence[NodePartition[OutputPartition]]]
 """The result partitions of a subtask, by the id of the node behind which they leave."""
 
 
@@ -142,9 +142,9 @@ class ChainOutput:
 
     name: str
     next: list[tuple[ChainedOperator, int]] = field(default_factory=list)
-    partitions: list[Partition] = field(default_factory=list)
+    partitions: list[ChainPartition] = field(default_factory=list)
     side_next: dict[str, list[tuple[ChainedOperator, int]]] = field(default_factory=dict)
-    side_partitions: dict[str, list[Partition]] = field(default_factory=dict)
+    side_partitions: dict[str, list[ChainPartition]] = field(default_factory=dict)
     records_out: int = 0
     watermark: int = -(2**63)
     holds_end: bool = False
@@ -221,7 +221,7 @@ class ChainOutput:
             return self.next
         return [*self.next, *(target for targets in self.side_next.values() for target in targets)]
 
-    def _all_partitions(self) -> list[Partition]:
+    def _all_partitions(self) -> list[ChainPartition]:
         if not self.side_partitions:
             return self.partitions
         return [*self.partitions, *(p for parts in self.side_partitions.values() for p in parts)]
@@ -231,7 +231,7 @@ class OperatorChain:
     """The operators of one subtask, head first."""
 
     def __init__(
-        self, operators: Sequence[ChainedOperator], partitions: Sequence[Partition]
+        self, operators: Sequence[ChainedOperator], partitions: Sequence[ChainPartition]
     ) -> None:
         self.operators = list(operators)
         self.partitions = list(partitions)
@@ -332,7 +332,7 @@ class SourceHead(Operator):
 
 def build_chain(
     env: TaskEnvironment,
-    outputs: Mapping[int, Sequence[NodeOutput[Partition]]],
+    outputs: Mapping[int, Sequence[NodePartition[ChainPartition]]],
 ) -> OperatorChain:
     """Instantiate and wire the operators of `env.vertex`, not yet opened.
 

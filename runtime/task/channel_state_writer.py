@@ -19,7 +19,7 @@ from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..exchange.channel_state import InFlightRecords
 from ..exchange.partition import OutgoingBarrier
 from .concurrency import in_thread
-from .state_files import Target
+from .state_files import SnapshotTarget
 
 STATE: Final = "channel-state"
 """The name of this state in the manifest."""
@@ -105,7 +105,7 @@ class InFlightCut:
 async def write_in_flight(
     cut: InFlightCut,
     operator: str,
-    target: Target,
+    target: SnapshotTarget,
     *,
     threads: Executor,
     transfers: asyncio.Semaphore,

@@ -34,7 +34,7 @@ from ..protocol.barriers.handler import (
     AbortCheckpoint,
     AlignmentDecision,
     BarrierHandler,
-    Block,
+    BlockChannel,
     DropCapture,
     FinishCapture,
     ForwardCancel,
@@ -216,7 +216,7 @@ class InputSubtask(Subtask):
     def _obey(self, decisions: list[AlignmentDecision]) -> None:
         for decision in decisions:
             match decision:
-                case Block(position):
+                case BlockChannel(position):
                     self.gate.block(position)
                 case UnblockAll():
                     self.gate.unblock_all()

@@ -21,7 +21,7 @@ from ..storage.base import CLEAN_UP_S, CheckpointStore
 from .chain import OperatorChain, with_context
 from .channel_state_writer import InFlightCut, write_in_flight
 from .environment import SnapshotTiming, TaskEnvironment
-from .state_files import FilesWork, ItemsWork, OperatorWork, StateWriter, TableWork, Target
+from .state_files import FilesWork, ItemsWork, OperatorWork, SnapshotTarget, StateWriter, TableWork
 
 _log = logging.getLogger("headgate.checkpoint")
 
@@ -271,7 +271,7 @@ class SnapshotRunner:
         env.reports.acked(checkpoint_id, [*result.snapshots, *overtaken], timing)
 
     async def _write_in_flight(
-        self, in_flight: InFlightCut | None, target: Target, begun: list[str]
+        self, in_flight: InFlightCut | None, target: SnapshotTarget, begun: list[str]
     ) -> list[OperatorSnapshot]:
         """Write the records that the barrier overtook."""
         if in_flight is None:
@@ -287,11 +287,11 @@ class SnapshotRunner:
         return [] if written is None else [written]
 
     @contextlib.asynccontextmanager
-    async def _target(self, barrier: CheckpointBarrier) -> AsyncIterator[Target]:
+    async def _target(self, barrier: CheckpointBarrier) -> AsyncIterator[SnapshotTarget]:
         env = self._env
         if barrier.options.savepoint:
             async with env.store_at(barrier.options.savepoint) as store:
-                yield Target(store, self._name_in_savepoint, inline_bytes_max=-1)
+                yield SnapshotTarget(store, self._name_in_savepoint, inline_bytes_max=-1)
             return
 
         def name_of(operator: str, state: str, kind: str, file_id: str) -> str:
@@ -303,7 +303,7 @@ class SnapshotRunner:
         if copies is not None:
             copies.begun(barrier.checkpoint_id, barrier.options.base)
         inline_bytes_max = env.settings.inline_bytes_max
-        yield Target(env.store, name_of, inline_bytes_max, copies, barrier.checkpoint_id)
+        yield SnapshotTarget(env.store, name_of, inline_bytes_max, copies, barrier.checkpoint_id)
 
     def _name_in_savepoint(self, operator: str, state: str, kind: str, file_id: str) -> str:
         return names.savepoint_file(operator, self._env.index, state, kind, file_id)

@@ -90,7 +90,7 @@ class OperatorWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class UploadResult:
     """The outcome in the store.
 
     Attributes:
@@ -111,7 +111,7 @@ class FileNames(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SnapshotTarget:
     """The destination of one checkpoint or savepoint.
 
     Attributes:
@@ -172,7 +172,7 @@ class StateWriter:
         self.begun: list[str] = []
         """The names of the files that were, or may have been, written."""
 
-    async def write(self, target: Target, base: int) -> Result:
+    async def write(self, target: SnapshotTarget, base: int) -> UploadResult:
         """Write all states, some of them concurrently.
 
         Raises:
@@ -191,7 +191,7 @@ class StateWriter:
             )
             for work in self._works
         ]
-        return Result(snapshots, written, new_bytes[0])
+        return UploadResult(snapshots, written, new_bytes[0])
 
     async def close(self) -> None:
         """Discard cuts that were not made, and release collected ones.
@@ -214,7 +214,7 @@ class StateWriter:
     # -- one state ----------------------------------------------------------------------------------
 
     async def _write(
-        self, work: Work, target: Target, written: Written, new_bytes: list[int]
+        self, work: Work, target: SnapshotTarget, written: Written, new_bytes: list[int]
     ) -> tuple[StateHandle, ...]:
         """Return the handles of one state, old and new."""
         match work:
@@ -230,7 +230,7 @@ class StateWriter:
         return tuple(handles)
 
     async def _items(
-        self, work: ItemsWork, target: Target
+        self, work: ItemsWork, target: SnapshotTarget
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         made = work.cut.items
         values = await self._in_thread(made) if callable(made) else made
@@ -244,7 +244,7 @@ class StateWriter:
         return [handle], [handle]
 
     async def _table(
-        self, work: TableWork, target: Target, written: Written
+        self, work: TableWork, target: SnapshotTarget, written: Written
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         if target.store is None:
             return [], []
@@ -259,7 +259,7 @@ class StateWriter:
         return list(chain.handles), [handle] if handle is not None else []
 
     async def _canonical(
-        self, work: FilesWork, target: Target
+        self, work: FilesWork, target: SnapshotTarget
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         cut = work.cut
         async with self._transfers, self._encoded(cut.tables) as encoded:
@@ -268,7 +268,7 @@ class StateWriter:
         return handles, handles
 
     async def _files(
-        self, work: FilesWork, target: Target, written: Written
+        self, work: FilesWork, target: SnapshotTarget, written: Written
     ) -> tuple[list[StateHandle], list[StateHandle]]:
         if target.store is None:
             return [], []
@@ -308,7 +308,7 @@ class StateWriter:
         key: StateKey,
         kind: str,
         encoded: EncodedTable | None,
-        target: Target,
+        target: SnapshotTarget,
         keys: tuple[str, ...],
     ) -> StateHandle | None:
         if encoded is None:
@@ -333,7 +333,7 @@ class StateWriter:
         key: StateKey,
         kind: str,
         data: bytes,
-        target: Target,
+        target: SnapshotTarget,
         inline_bytes_max: int,
         rows: int = 0,
     ) -> StateHandle:
@@ -350,7 +350,7 @@ class StateWriter:
             name = await self._put(target, key, kind, "", data)
         return msgspec.structs.replace(handle, file=name)
 
-    async def _upload(self, key: StateKey, file: LocalFile, target: Target) -> StateHandle:
+    async def _upload(self, key: StateKey, file: LocalFile, target: SnapshotTarget) -> StateHandle:
         async with self._transfers:
             size, checksum = await self._in_thread(lambda: measure_file(file.path))
             name = await self._put(target, key, "file", file.id, file.path)
@@ -367,7 +367,7 @@ class StateWriter:
         )
 
     async def _put(
-        self, target: Target, key: StateKey, kind: str, file_id: str, data: bytes | Path
+        self, target: SnapshotTarget, key: StateKey, kind: str, file_id: str, data: bytes | Path
     ) -> str:
         name = target.name_of(*key, kind, file_id)
         self.begun.append(name)

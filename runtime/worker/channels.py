@@ -28,7 +28,7 @@ from ..exchange.partitioners import Connections, KeyGroupSampler, Partitioner, m
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
-from ..task.chain import NodeOutput, OutputPartition
+from ..task.chain import NodePartition, OutputPartition
 from ..task.input_subtask import InputBatch
 
 Piece: TypeAlias = tuple[StateHandle, bytes]
@@ -122,9 +122,9 @@ class ChannelMap:
         self._hub.register_gate(gate, self._message.attempt, self._region)
         return gate
 
-    def outputs(self, vertex: int, index: int) -> dict[int, list[NodeOutput[OutputPartition]]]:
+    def outputs(self, vertex: int, index: int) -> dict[int, list[NodePartition[OutputPartition]]]:
         """The result partitions of a subtask, by node."""
-        outputs: dict[int, list[NodeOutput[OutputPartition]]] = {}
+        outputs: dict[int, list[NodePartition[OutputPartition]]] = {}
         for edge in self._plan.outputs_of(self._plan.vertices[vertex]):
             sender_name = self._plan.sender(edge).name
             receivers = self._connections[edge.id].receivers_of(index)
@@ -155,7 +155,7 @@ class ChannelMap:
             partition = ResultPartition(
                 channels, partitioner, self._settings, self._clock, addresses
             )
-            leaving: NodeOutput[OutputPartition] = NodeOutput(edge.side, partition, edge.id)
+            leaving: NodePartition[OutputPartition] = NodePartition(edge.side, partition, edge.id)
             outputs.setdefault(edge.source_node, []).append(leaving)
         return outputs
 

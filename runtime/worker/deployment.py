@@ -35,7 +35,7 @@ from ..plan import PhysicalPlan
 from ..storage.base import CheckpointStore
 from ..storage.open_store import SharedStores
 from ..task.accounting import Activity, LoopLoad
-from ..task.chain import NodeOutput
+from ..task.chain import NodePartition
 from ..task.concurrency import all_of
 from ..task.environment import TaskEnvironment, task_settings
 from ..task.input_subtask import InputBatch, InputSubtask
@@ -149,7 +149,7 @@ class Deployment:
             for loop in self._plan.loops:
                 if loop.tail == assignment.vertex:
                     back = FeedbackPartition(ports, loop.name, assignment.index)
-                    outputs.setdefault(loop.tail_node, []).append(NodeOutput(None, back))
+                    outputs.setdefault(loop.tail_node, []).append(NodePartition(None, back))
             subtask: Subtask
             if gate is None:
                 subtask = SourceSubtask(env, outputs, assignment.splits, assignment.ledger)

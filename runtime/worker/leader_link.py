@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ...operators.clock import Clock
-from ..control.link import Link
+from ..control.link import ControlLink
 from ..control.messages import (
     CheckpointAborted,
     CheckpointAcked,
@@ -44,7 +44,7 @@ class LeaderLink:
     one has said Welcome, nothing of the old one is obeyed any more, not even what has arrived already.
     """
 
-    def __init__(self, link: Link, hello: Callable[[int], Hello], clock: Clock) -> None:
+    def __init__(self, link: ControlLink, hello: Callable[[int], Hello], clock: Clock) -> None:
         """`hello` makes our first message, given the generation that we obey."""
         self.link = link
         self.generation = 0
@@ -67,13 +67,13 @@ class LeaderLink:
         self.generation = welcome.generation
         return welcome
 
-    def offer(self, link: Link) -> None:
+    def offer(self, link: ControlLink) -> None:
         """A coordinator asks for this worker, over a new link. It must lead a newer generation."""
         task = asyncio.get_running_loop().create_task(self._greet(link), name="another coordinator")
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
 
-    async def _greet(self, link: Link) -> None:
+    async def _greet(self, link: ControlLink) -> None:
         link.send(self._hello(self.generation))
         try:
             async with asyncio.timeout(GREETING_S):

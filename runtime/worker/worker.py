@@ -22,7 +22,7 @@ from ...errors import ExchangeError
 from ...operators.clock import Clock
 from ...operators.functions.per_worker import worker_begins, worker_ends
 from ...state.snapshot import CommitPermit
-from ..control.link import Link
+from ..control.link import ControlLink
 from ..control.messages import (
     Adopt,
     Cancel,
@@ -84,7 +84,7 @@ class Worker:
     def __init__(
         self,
         worker_id: str,
-        link: Link,
+        link: ControlLink,
         hub: ExchangeHub,
         *,
         token: str,
@@ -124,7 +124,7 @@ class Worker:
         self._fields = {"worker": worker_id}
         self._log = logging.LoggerAdapter(_log, self._fields)
         self._heartbeats: HeartbeatThreads | None = None
-        self._heartbeats_of: WeakKeyDictionary[Link, HeartbeatThreads] = WeakKeyDictionary()
+        self._heartbeats_of: WeakKeyDictionary[ControlLink, HeartbeatThreads] = WeakKeyDictionary()
         """The heartbeat beside each link, while that is the link to the coordinator."""
         if heartbeats is not None:
             self._heartbeats_of[link] = heartbeats
@@ -157,7 +157,7 @@ class Worker:
         record = self._record
         return 0 if record is None else record.orphaned_ms
 
-    def reconnect(self, link: Link, heartbeats: HeartbeatThreads | None = None) -> None:
+    def reconnect(self, link: ControlLink, heartbeats: HeartbeatThreads | None = None) -> None:
         """Another coordinator asks for this worker; `heartbeats` beat if it is the one to obey."""
         if heartbeats is not None:
             self._heartbeats_of[link] = heartbeats
@@ -167,7 +167,7 @@ class Worker:
         """This process has to end soon: ask the coordinator for Shutdown, once nothing runs here."""
         self._leader.send(Leaving())
 
-    def _begin_heartbeats(self, welcome: Welcome, link: Link) -> None:
+    def _begin_heartbeats(self, welcome: Welcome, link: ControlLink) -> None:
         before, self._heartbeats = self._heartbeats, self._heartbeats_of.get(link)
         if before is not None:
             before.stop()

@@ -32,7 +32,7 @@ from ..forms import returned_type
 from .base import Tables
 from .canonical import Layout, TableSpec
 from .handles import (
-    AggregateFunction,
+    AggregatingFunction,
     AggregatingHandle,
     BroadcastHandle,
     ListHandle,
@@ -298,7 +298,7 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
 
     def __init__(
         self,
-        aggregate: AggregateFunction[IN, ACC, OUT] | type[AggregateFunction[IN, ACC, OUT]],
+        aggregate: AggregatingFunction[IN, ACC, OUT] | type[AggregatingFunction[IN, ACC, OUT]],
         *,
         ttl: str | timedelta | StateTtl | None = None,
         name: str = "",
@@ -306,7 +306,7 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
         migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
-        self.aggregate: AggregateFunction[IN, ACC, OUT] = (
+        self.aggregate: AggregatingFunction[IN, ACC, OUT] = (
             aggregate() if isinstance(aggregate, type) else aggregate
         )
         for method in ("create", "add", "result"):

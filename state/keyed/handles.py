@@ -29,7 +29,7 @@ ACC = TypeVar("ACC")
 OUT = TypeVar("OUT")
 
 
-class AggregateFunction(Protocol[Added, ACC, Result]):
+class AggregatingFunction(Protocol[Added, ACC, Result]):
     """The function of an `AggregatingState`."""
 
     def create(self) -> ACC:
@@ -184,7 +184,7 @@ class ReducingHandle(Generic[T]):
 class AggregatingHandle(Generic[IN, OUT]):
     """A handle of an accumulator, which has another type than the added values."""
 
-    def __init__(self, table: ValueTable, function: AggregateFunction[IN, Any, OUT]) -> None:
+    def __init__(self, table: ValueTable, function: AggregatingFunction[IN, Any, OUT]) -> None:
         self._table = table
         self._function = function
 

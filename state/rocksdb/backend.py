@@ -19,9 +19,9 @@ from ..keyed.keys import KeyShape, encode_token, token
 from ..keygroups import KeyGroupRange
 from ..settings import RocksDBSettings
 from ..snapshot import FilesCut, RestoredState, TableCut
-from .cut import Cut
+from .cut import DatabaseCut
 from .database import Database
-from .layout import Places, RowReader, group_prefix, last_use, value_functions
+from .layout import EntryReader, Places, group_prefix, last_use, value_functions
 from .restore import Restorer
 
 _ALIVE: Final = -(2**63)
@@ -214,8 +214,8 @@ class RocksDBBackend(KeyedBackend):
         database, layout = self._tables[name].database, self.specs[name].layout
         directory = database.directory
         directory = directory.with_name(f"{directory.name}-cut-{self._cuts}")
-        cut = Cut(database, directory, f"{self._token}/{name}", self._cuts)
-        reader = RowReader(layout, self.max_parallelism)
+        cut = DatabaseCut(database, directory, f"{self._token}/{name}", self._cuts)
+        reader = EntryReader(layout, self.max_parallelism)
         return cut.as_files_cut(reader, layout.identity, dead_until)
 
     def restore(self, state: RestoredState, now_ms: int) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ..keyed.canonical import Rows
 from ..snapshot import CollectedFiles, FilesCut, LocalFile
 from .database import Database, Span
-from .layout import RowReader, group_of
+from .layout import EntryReader, group_of
 
 META_VERSION: Final = 1
 NOTED_MAX: Final = 500_000
@@ -51,7 +51,7 @@ class DatabaseMeta(msgspec.Struct, frozen=True, kw_only=True):
     undo: str = ""
 
 
-class Cut:
+class DatabaseCut:
     """One cut of one database.
 
     Args:
@@ -161,7 +161,7 @@ class Cut:
         path.write_bytes(msgspec.msgpack.encode(found))
         return LocalFile(f"{self._token}/{name}", path, len(found), own.first, own.last)
 
-    def tables(self, reader: RowReader, dead_until: int) -> Iterator[pa.Table]:
+    def tables(self, reader: EntryReader, dead_until: int) -> Iterator[pa.Table]:
         """Yield the rows at the cut as canonical tables; runs in a thread."""
         self._database.unwatch(self)
         assert self._view is not None
@@ -181,7 +181,7 @@ class Cut:
             self._view = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def as_files_cut(self, reader: RowReader, keys: tuple[str, ...], dead_until: int) -> FilesCut:
+    def as_files_cut(self, reader: EntryReader, keys: tuple[str, ...], dead_until: int) -> FilesCut:
         """Return the cut in the form that the runtime takes."""
         tables: Callable[[], Iterator[pa.Table]] = lambda: self.tables(reader, dead_until)  # noqa: E731
         return FilesCut(self.collect, tables, keys, self.release)

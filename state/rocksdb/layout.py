@@ -123,7 +123,7 @@ def last_use(data: bytes) -> int:
     return instant
 
 
-class RowReader:
+class EntryReader:
     """Turns entries into rows of the canonical table of a state."""
 
     def __init__(self, layout: Layout, max_parallelism: int) -> None:

@@ -12,13 +12,13 @@ import pytest
 from headgate.runtime.batch import run as batch
 from headgate.runtime.batch.blocks import ORDER, RESULT, Block, from_rows, to_rows
 from headgate.runtime.batch.stage import make_stage
-from headgate.runtime.batch.subtask import Subtask
+from headgate.runtime.batch.subtask import BatchSubtask
 from headgate.runtime.job import Job, runnable
 from headgate.runtime.options.registry import Options
 from headgate.runtime.shipping import ship, unship
 
 
-async def _all(subtask: Subtask, blocks: list[Block]) -> list[Block]:
+async def _all(subtask: BatchSubtask, blocks: list[Block]) -> list[Block]:
     rows = [to_rows(blocks)] if blocks else []
     return [block async for some in subtask.run(from_rows(rows)) for block in some]
 
@@ -43,7 +43,7 @@ def run_here(job: Job) -> dict[str, int]:
             else:
                 given = [b for e in plan.inputs_of(vertex) for b in blocks[e.id][index]]
                 given.sort(key=lambda block: [getattr(block, name) for name in ORDER])
-            subtask = Subtask(unship(stage), index)
+            subtask = BatchSubtask(unship(stage), index)
             for block in asyncio.run(_all(subtask, given)):
                 if block.edge <= RESULT:
                     written[RESULT - block.edge].append(block.payload)

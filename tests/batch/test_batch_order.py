@@ -1,4 +1,4 @@
-"""`TimeOrder` puts the records of all blocks in order, and holds no more of them than overlap."""
+"""`BlockOrder` puts the records of all blocks in order, and holds no more of them than overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headgate.operators.partitioning import HashColumns, HashFunction
 from headgate.runtime.batch import blocks as blocks_module
 from headgate.runtime.batch import order as order_module
 from headgate.runtime.batch.blocks import ORDER, Block, BlockWriter, decode
-from headgate.runtime.batch.order import TimeOrder
+from headgate.runtime.batch.order import BlockOrder
 from headgate.runtime.exchange.partitioners import make_partitioner
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_late_lost_or_out_of_order(exact: bool, seed: int) -> None:
             batches.append(batch(times, first_id))
             arrived += [(time, sender, first_id + at) for at, time in enumerate(times)]
         senders.append(batches)
-    order = TimeOrder(decode, exact)
+    order = BlockOrder(decode, exact)
     order._enough = 10
     watermark, most, got = WATERMARK_MIN, 0, []
     blocks = written(senders, [0, 0, 0])
@@ -108,7 +108,7 @@ def test_rows_are_handed_over_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
 
 def test_exactly_means_that_time_stands_between_any_two_records_of_any_input() -> None:
     blocks = written([[batch([1, 3, 3], 0)], [batch([2, 3], 10)]], [0, 1])
-    order = TimeOrder(decode, exact=True)
+    order = BlockOrder(decode, exact=True)
     steps = [
         release.watermark
         if release.batch is None
@@ -125,14 +125,14 @@ def test_two_exchanges_of_one_sender_have_an_order(turned: bool) -> None:
     second = second._replace(edge=1, sender=0)
     given = [second, first] if turned else [first, second]
     given.sort(key=lambda block: [getattr(block, name) for name in ORDER])
-    order = TimeOrder(decode, exact=False)
+    order = BlockOrder(decode, exact=False)
     (release,) = itertools.chain(*(order.take(block) for block in given), order.end())
     assert release.batch.data.column("id").to_pylist() == [0, 1, 10, 11]
 
 
 def test_what_is_read_first_is_before_all_event_time() -> None:
     broadcast = [block._replace(phase=0) for block in written([[batch([500], 7)]], [1])]
-    order = TimeOrder(decode, exact=True)
+    order = BlockOrder(decode, exact=True)
     steps = [
         release.watermark if release.batch is None else release.input_index
         for block in [*broadcast, *written([[batch([4], 0)]], [0])]

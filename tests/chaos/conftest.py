@@ -22,7 +22,7 @@ import pytest
 import headgate as hg
 from headgate.errors import JobError
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Connect, Event
+from headgate.runtime.control.job_client import Connect, PublishedEvent
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.tests.chaos.leftovers import left_in
@@ -38,14 +38,14 @@ class Chaos:
     """What is done to a job while it runs: `on_event` is called for each event it announces."""
 
     rng: random.Random
-    plan: Callable[[Chaos, Event, dict[str, Any]], None]
-    events: list[Event] = field(default_factory=list)
+    plan: Callable[[Chaos, PublishedEvent, dict[str, Any]], None]
+    events: list[PublishedEvent] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
     connect: Connect | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: PublishedEvent) -> None:
         self.events.append(event)
         body = json.loads(event.body) if event.body else {}
         self.plan(self, event, body)
@@ -148,7 +148,7 @@ class Ring:
     def run(
         self,
         job: hg.Job,
-        plan: Callable[[Chaos, Event, dict[str, Any]], None],
+        plan: Callable[[Chaos, PublishedEvent, dict[str, Any]], None],
         seed: int,
         until: Callable[[Chaos], bool] | None = None,
         batches: int | None = None,
@@ -181,7 +181,7 @@ class Ring:
         return Ran(outcome, chaos)
 
     def _watching(self, plan: Any, until: Any) -> Any:
-        def watch(chaos: Chaos, event: Event, body: dict[str, Any]) -> None:
+        def watch(chaos: Chaos, event: PublishedEvent, body: dict[str, Any]) -> None:
             if event.kind == "status" and body.get("status") == "RUNNING":
                 self.exposed |= listening_beyond_loopback()
             plan(chaos, event, body)

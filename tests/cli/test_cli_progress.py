@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from headgate.runtime.cli.live import LiveReporter
-from headgate.runtime.cli.progress import LineReporter, Progress, short
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.cli.progress import LineReporter, RunProgress, short
+from headgate.runtime.control.job_client import PublishedEvent
 
 NOW_MS = 1_000_000
 
@@ -41,7 +41,7 @@ def counted(records: int) -> dict[str, Any]:
 
 
 def test_rates_lag_and_totals() -> None:
-    progress = Progress()
+    progress = RunProgress()
     for second in range(4):
         progress.update(counted(second * 100), NOW_MS, 10.0 + second)
     source, sink = progress.vertices
@@ -55,7 +55,7 @@ def test_rates_lag_and_totals() -> None:
 
 
 def test_rates_begin_anew_with_an_attempt() -> None:
-    progress = Progress()
+    progress = RunProgress()
     progress.update(counted(1_000), NOW_MS, 10.0)
     progress.update(counted(50) | {"attempt": 65_538, "restarts": 1}, NOW_MS, 11.0)
     assert progress.read_per_second == 0
@@ -80,7 +80,7 @@ DAY_MS = 86_400_000
 def test_event_time_far_from_the_clock_is_shown_as_it_is(
     watermark: int, shown: str, in_line: str
 ) -> None:
-    progress = Progress()
+    progress = RunProgress()
     progress.update(body(vertex("a", watermark=watermark)), NOW_MS, 1.0)
     assert progress.vertices[0].time_text == shown
     assert f", {in_line}" in progress.line(NOW_MS)
@@ -88,7 +88,7 @@ def test_event_time_far_from_the_clock_is_shown_as_it_is(
 
 @pytest.mark.parametrize("watermark", [-(2**63), 2**63 - 1])
 def test_no_lag_before_the_first_event_and_after_the_last(watermark: int) -> None:
-    progress = Progress()
+    progress = RunProgress()
     progress.update(body(vertex("a", watermark=watermark)), NOW_MS, 1.0)
     assert progress.lag_ms is None
 
@@ -100,8 +100,8 @@ def test_short_durations(milliseconds: int, text: str) -> None:
     assert short(milliseconds) == text
 
 
-def event(kind: str, text: str, **detail: Any) -> Event:
-    return Event(kind=kind, text=text, body=json.dumps(detail).encode())
+def event(kind: str, text: str, **detail: Any) -> PublishedEvent:
+    return PublishedEvent(kind=kind, text=text, body=json.dumps(detail).encode())
 
 
 def test_lines_are_written_for_events_but_not_for_each_second() -> None:
@@ -134,7 +134,7 @@ def test_the_table_on_a_terminal() -> None:
 def test_full_and_held_up_are_told_apart_from_busy() -> None:
     calls = vertex("calls", busy=30, full=900, idle=70)
     source = vertex("source", busy=100, idle=0, backpressured=900)
-    progress = Progress()
+    progress = RunProgress()
     progress.update(body(source, calls), NOW_MS, 1.0)
     assert "busy 10% in source, full 90% in calls, backpressured 90% in source" in progress.line(
         NOW_MS

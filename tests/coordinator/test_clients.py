@@ -17,7 +17,13 @@ import pytest
 
 from headgate.errors import HeadgateError, JobError, JobNotReady, UserCodeError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.control.job_client import Connect, Event, HungUp, JobClient, outcome_of
+from headgate.runtime.control.job_client import (
+    Connect,
+    HungUp,
+    JobClient,
+    PublishedEvent,
+    outcome_of,
+)
 from headgate.runtime.coordinator.clients import Clients, connect_locally
 from headgate.runtime.coordinator.events import ClientCommand
 from headgate.runtime.options.registry import Options
@@ -158,12 +164,12 @@ def test_the_events_come_in_order_and_end_with_the_coordinator(desk: Desk) -> No
         return [(e.text, json.loads(e.body)) async for e in client.events()]
 
     async def test(connect: Connect) -> None:
-        desk.clients.publish(Event(kind="status", text="before", body=b'{"n": 1}'))
-        desk.clients.publish(Event(kind="progress", text="not kept"))
+        desk.clients.publish(PublishedEvent(kind="status", text="before", body=b'{"n": 1}'))
+        desk.clients.publish(PublishedEvent(kind="progress", text="not kept"))
         following = desk.use(connect, follow)
         while not desk.clients.followed:  # noqa: ASYNC110  nothing tells of a new follower
             await asyncio.sleep(0)
-        desk.clients.publish(Event(kind="progress", text="now"))
+        desk.clients.publish(PublishedEvent(kind="progress", text="now"))
         desk.clients.end({"status": "FINISHED", "reason": ""}, None)
         ended.set_result(following)
 

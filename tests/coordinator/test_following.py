@@ -22,7 +22,7 @@ from headgate.errors import JobError, JobNotFound
 from headgate.runtime.cluster import leaders, ray_driver
 from headgate.runtime.cluster.leaders import Leaders, ask_actor
 from headgate.runtime.cluster.ray_actors import Lead
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.protocol.joblog import JobEnded, JobStatus
 from headgate.runtime.rest.client import RestClient
@@ -151,12 +151,12 @@ class Client:
     def __init__(self, world: World, phase: Phase) -> None:
         self._world, self._phase = world, phase
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[PublishedEvent]:
         while (phase := self._world.step()) is self._phase:
-            yield Event(kind="checkpoint", text="", body=b"{}")
+            yield PublishedEvent(kind="checkpoint", text="", body=b"{}")
         told = {ENDED: FINISHED, REPLACED: FENCED}.get(phase)
         if told is not None and self._world.says_how:
-            yield Event(kind="ended", text="", body=json.dumps(told.as_json()).encode())
+            yield PublishedEvent(kind="ended", text="", body=json.dumps(told.as_json()).encode())
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.control.messages import CheckpointAcked, LoopRoundBack, SubtaskFailed
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.placement import Executions, failover_of
@@ -67,7 +67,7 @@ class Regional:
         self.world = WORLDS[TOKEN]
         self.world.on_effect = self._effect
         self.seen: list[tuple[float, int]] = []
-        self.events: list[Event] = []
+        self.events: list[PublishedEvent] = []
         self._objects: dict[str, bytes] = {}
         self._news = asyncio.Event()
         self.cluster = SimCluster(self.loop, rng, self.clock, self._open)
@@ -92,7 +92,7 @@ class Regional:
         if text.isdecimal():
             self.seen.append((self.loop.time(), int(text)))
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: PublishedEvent) -> None:
         self.events.append(event)
         body = json.loads(event.body)
         if event.kind == "checkpoint" and body["status"] == "COMPLETED":

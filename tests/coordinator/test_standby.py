@@ -13,7 +13,7 @@ from aiohttp import web
 from headgate.connectors import collect
 from headgate.errors import FencedError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.cluster.standby import Answer, Standby
+from headgate.runtime.cluster.standby import Standby, StandbyAnswer
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.standby import Turn
 from headgate.runtime.rest.server import RestServer
@@ -24,10 +24,10 @@ from .test_adoption_jobs import Succession, check_exact, make_job
 def stand_by(job: Any, turns: list[Turn] | None = None, *, silent_max_ms: int = 60_000) -> Standby:
     """Beside the coordinator of `job`, which answers truly, or says these things first."""
 
-    async def ask() -> Answer:
+    async def ask() -> StandbyAnswer:
         if turns:
-            return Answer(turns.pop(0))
-        return Answer(Turn.LEADS, job.coordinator.rest_addresses)
+            return StandbyAnswer(turns.pop(0))
+        return StandbyAnswer(Turn.LEADS, job.coordinator.rest_addresses)
 
     return Standby(
         ask,

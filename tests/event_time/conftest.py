@@ -17,7 +17,7 @@ from headgate.operators.rows import RowReader
 from headgate.operators.splits import SourceSplits
 from headgate.operators.watermarks.operator import EventTimeOperator
 from headgate.operators.watermarks.strategy import (
-    Alignment,
+    WatermarkAlignmentGroup,
     WatermarkSettings,
     WatermarkStrategy,
     bounded_by,
@@ -141,6 +141,8 @@ def aligned() -> Callable[..., Step]:
     """A step that belongs to group `g`."""
 
     def make(drift_ms: int = 100, **settings: Any) -> Step:
-        return Step(idle_after_ms=5_000, alignment=Alignment("g", drift_ms, 1_000), **settings)
+        return Step(
+            idle_after_ms=5_000, alignment=WatermarkAlignmentGroup("g", drift_ms, 1_000), **settings
+        )
 
     return make

@@ -10,7 +10,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import Pause, collect, csv_source, from_list, generator, throttle
 from headgate.operators.watermarks import operator
-from headgate.operators.watermarks.strategy import Alignment
+from headgate.operators.watermarks.strategy import WatermarkAlignmentGroup
 
 MINUTE_MS = 60_000
 PLACES = 64
@@ -153,7 +153,7 @@ def test_data_at_rest_is_never_silent(step):
 
 
 def test_sources_that_wait_for_each_other_go_by_the_clock(step):
-    alignment = Alignment("g", 100, 1_000)
+    alignment = WatermarkAlignmentGroup("g", 100, 1_000)
     run = step(at_rest=True, idle_after_ms=90_000, alignment=alignment)
     run.splits.opened("a")
     run.read("a", 500).wait(1_000)

@@ -19,7 +19,7 @@ from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.exchange.slicing import BatchSizer
 from headgate.runtime.exchange.wire import (
-    Kind,
+    FrameKind,
     decode_buffer_size,
     encode_buffer_size,
     frame,
@@ -260,7 +260,7 @@ def test_a_size_lost_on_the_way_breaks_the_connection(run, hubs, make):
         _, (channel,) = await pair.link(1)
         (end,) = pair.a._regions[0].dialling.values()
         await until(lambda: channel.credits)
-        header, _ = frame(Kind.BUFFER_SIZE, encode_buffer_size(100), sequence=5)
+        header, _ = frame(FrameKind.BUFFER_SIZE, encode_buffer_size(100), sequence=5)
         with pytest.raises(ExchangeError, match="out of sequence"):
             end.frame_received(unpack_header(header), encode_buffer_size(100))
         await pair.close()

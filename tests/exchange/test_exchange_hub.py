@@ -25,12 +25,12 @@ from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel, Worke
 from headgate.runtime.exchange.links import (
     DIRECT_BYTES,
     SCRATCH_BYTES,
+    ChannelHello,
     FrameConnection,
-    Hello,
 )
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
+from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, FrameKind, frame
 from headgate.runtime.listening import ListenerLimits
 
 transports = pytest.mark.parametrize("transport", ["uds", "tcp"])
@@ -344,21 +344,21 @@ def hello(attempt=1, **changes):
         "expected_peer": "b",
         "attempt": attempt,
     }
-    payload = msgspec.msgpack.encode(Hello(**content | changes))
-    return b"".join(bytes(part) for part in frame(Kind.HELLO, payload))
+    payload = msgspec.msgpack.encode(ChannelHello(**content | changes))
+    return b"".join(bytes(part) for part in frame(FrameKind.HELLO, payload))
 
 
 @pytest.mark.parametrize(
     "noise",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        HEADER.pack(1 << 30, Kind.HELLO, 0, 0, 0, 0),
-        HEADER.pack(0, Kind.OPEN, 0, 0, 0, 0),
-        HEADER.pack(3, Kind.HELLO, 0, 0, 0, 0) + b"abc",
-        hello() + HEADER.pack((1 << 30) + 1, Kind.OBJECTS, 0, 0, 0, 0),
-        hello() + HEADER.pack(0, Kind.CONTROL, 0, 0, 5, 0),
+        HEADER.pack(1 << 30, FrameKind.HELLO, 0, 0, 0, 0),
+        HEADER.pack(0, FrameKind.OPEN, 0, 0, 0, 0),
+        HEADER.pack(3, FrameKind.HELLO, 0, 0, 0, 0) + b"abc",
+        hello() + HEADER.pack((1 << 30) + 1, FrameKind.OBJECTS, 0, 0, 0, 0),
+        hello() + HEADER.pack(0, FrameKind.CONTROL, 0, 0, 5, 0),
         hello() + HEADER.pack(0, 77, 0, 0, 5, 0),
-        hello() + HEADER.pack(0, Kind.OPEN, 0, 0, 0, 3),
+        hello() + HEADER.pack(0, FrameKind.OPEN, 0, 0, 0, 3),
     ],
     ids=["http", "large hello", "no hello", "bad hello", "1 GiB", "not open", "kind", "sequence"],
 )
@@ -384,8 +384,8 @@ def test_header_of_a_huge_frame_takes_memory_only_as_bytes_arrive(run, hubs):
     async def scenario():
         pair = await hubs("tcp")
         pair.b.register_gate(InputGate([InputChannelSpec(0, 0)]), 1)
-        opened = HEADER.pack(0, Kind.OPEN, 0, 0, 0, 0)
-        huge = HEADER.pack(1 << 30, Kind.OBJECTS, 0, 0, 0, 1)
+        opened = HEADER.pack(0, FrameKind.OPEN, 0, 0, 0, 0)
+        huge = HEADER.pack(1 << 30, FrameKind.OBJECTS, 0, 0, 0, 1)
         _, writer = await speak(pair.addresses[1], hello() + opened + huge + bytes(100_000))
         await until(lambda: any(end._header for end in pair.b._accepting))
         (end,) = pair.b._accepting
@@ -401,9 +401,9 @@ def test_sequence_gap_over_the_socket_fails_the_gate(run, hubs, take):
         pair = await hubs("tcp")
         gate = InputGate([InputChannelSpec(0, 0)])
         pair.b.register_gate(gate, 1)
-        opened = HEADER.pack(0, Kind.OPEN, 0, 0, 0, 0)
+        opened = HEADER.pack(0, FrameKind.OPEN, 0, 0, 0, 0)
         _, writer = await speak(
-            pair.addresses[1], hello() + opened + HEADER.pack(0, Kind.BACKLOG, 0, 1, 0, 2)
+            pair.addresses[1], hello() + opened + HEADER.pack(0, FrameKind.BACKLOG, 0, 1, 0, 2)
         )
         with pytest.raises(ExchangeError, match=r"out of sequence .*expected=`1`.*peer=`x`"):
             await take(gate)
@@ -591,7 +591,7 @@ def test_any_cutting_of_the_stream_gives_the_same_frames(run):
         stream = b"".join(
             bytes(part)
             for n, payload in frames
-            for part in frame(Kind.OBJECTS, payload, sequence=n)
+            for part in frame(FrameKind.OBJECTS, payload, sequence=n)
         )
         for piece_max in (700, 20_000, 600_000):
             scratch = bytearray(SCRATCH_BYTES)

@@ -30,7 +30,7 @@ from headgate.runtime.exchange.wire import (
     HEADER_BYTES,
     ElementDecoder,
     ElementEncoder,
-    Kind,
+    FrameKind,
     frame,
     unpack_header,
 )
@@ -233,9 +233,9 @@ def test_wrong_frames_are_errors():
     with pytest.raises(ExchangeError, match="unknown kind of frame kind=`99`"):
         unpack_header(HEADER.pack(0, 99, 0, 0, 0, 0))
     for parts, message in (
-        (frame(Kind.COLUMNS, b"x"), "columns without a schema"),
-        (frame(Kind.CREDIT), "wrong kind kind=`CREDIT`"),
-        (frame(Kind.CONTROL, b"\x92\x7f\x80"), "unknown control element tag=`127`"),
+        (frame(FrameKind.COLUMNS, b"x"), "columns without a schema"),
+        (frame(FrameKind.CREDIT), "wrong kind kind=`CREDIT`"),
+        (frame(FrameKind.CONTROL, b"\x92\x7f\x80"), "unknown control element tag=`127`"),
     ):
         with pytest.raises(ExchangeError, match=message):
             ElementDecoder(0).decode(*next(frames_of(parts)))

@@ -31,7 +31,7 @@ from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.chain import NodeOutput
+from headgate.runtime.task.chain import NodePartition
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.iteration import (
     FEEDBACK_TURNS,
@@ -130,7 +130,7 @@ class Head:
                 gauge=lambda name, read: None,
             ),
         )
-        outputs = {vertex.head.id: [NodeOutput(None, self.out)]}
+        outputs = {vertex.head.id: [NodePartition(None, self.out)]}
         self.subtask = IterationSubtask(env, outputs, self.gate, self.ports)  # type: ignore[arg-type]
         self.tail = FeedbackPartition(self.ports, "loop", 0)
         for number in (0, 1):

@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.connectors import from_list, kafka_sink, kafka_source
 from headgate.connectors.kafka.exactly_once import TransactionalWriter
 from headgate.connectors.kafka.sink import KafkaSink
-from headgate.connectors.kafka.transactions import Prepared, TransactionClient
+from headgate.connectors.kafka.transactions import PreparedTransaction, TransactionClient
 from headgate.errors import JobError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkWriter
@@ -118,7 +118,7 @@ def test_a_transaction_that_was_aborted_is_an_error_and_never_silence(
         writer.write(batches(1)[0])
         committables = await prepared(writer, 1)
         client = TransactionClient(broker.bootstrap, {})
-        client.abort(msgspec.msgpack.decode(committables[0], type=Prepared).id)
+        client.abort(msgspec.msgpack.decode(committables[0], type=PreparedTransaction).id)
         other = await opened(made, attempt=2, restored_checkpoint=1)
         with pytest.raises(JobError, match="its records are lost") as raised:
             await asyncio.to_thread(other.commit, committables, CommitPermit("conformance", 0, 1))
@@ -164,7 +164,9 @@ def test_a_transaction_that_is_gone_before_it_is_prepared_ends_the_attempt(
 ) -> None:
     """The checkpoint must not be declined for ever."""
 
-    def gone(self: TransactionClient, id: str, topic: str, checkpoint_id: int) -> Prepared:
+    def gone(
+        self: TransactionClient, id: str, topic: str, checkpoint_id: int
+    ) -> PreparedTransaction:
         raise JobError("a transaction was aborted before it was prepared")
 
     async def scenario() -> None:

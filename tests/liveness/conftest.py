@@ -18,7 +18,7 @@ import headgate as hg
 from headgate.operators.clock import Clock, SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
@@ -77,13 +77,13 @@ class OnProcesses:
     def __init__(self, coordinator: JobCoordinator, cluster: ProcessCluster) -> None:
         self.coordinator = coordinator
         self.cluster = cluster
-        self.events: list[Event] = []
+        self.events: list[PublishedEvent] = []
         self.task = asyncio.ensure_future(coordinator.run())
         coordinator.on_event = self._heard
         self._news = asyncio.Event()
         self.task.add_done_callback(lambda _: self._news.set())
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: PublishedEvent) -> None:
         self.events.append(event)
         self._news.set()
 
@@ -124,7 +124,7 @@ class Virtual:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop(0)
-        self.events: list[Event] = []
+        self.events: list[PublishedEvent] = []
 
     def run(self, job: hg.Job) -> JobOutcome:
         clock = VirtualClock(self.loop)

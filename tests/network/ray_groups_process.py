@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.job import runnable
 
 MEMORY = 200 << 20
@@ -54,7 +54,7 @@ def main(directory: Path) -> None:
     waiting: list[str] = []
     nodes: list[str] = []
 
-    def seen(event: Event) -> None:
+    def seen(event: PublishedEvent) -> None:
         if event.kind == "waiting":
             waiting.append(event.text)
             if not nodes:

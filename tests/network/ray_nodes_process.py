@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.worker_nodes import NO_WORKERS, NO_WORKERS_LABEL
 
@@ -49,7 +49,7 @@ def main(directory: Path) -> None:
     cluster.add_node(num_cpus=1, resources=SLOT)
     waiting: list[str] = []
 
-    def seen(event: Event) -> None:
+    def seen(event: PublishedEvent) -> None:
         if event.kind == "waiting":
             if not waiting:
                 cluster.add_node(num_cpus=1, resources=SLOT)

@@ -14,7 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, from_list, numbers, throttle
-from headgate.connectors.rows import RowReader
+from headgate.connectors.rows import RowSplitReader
 from headgate.errors import PlanError, UserCodeError
 from headgate.runtime.job import runnable
 from headgate.testing import harness
@@ -310,7 +310,7 @@ def test_source_readers_are_told_too(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr(
-        RowReader, "on_checkpoint_complete", lambda reader, number: told.append(number)
+        RowSplitReader, "on_checkpoint_complete", lambda reader, number: told.append(number)
     )
     job = hg.Job("job")
     job.checkpoint(every="20ms", storage=str(lab.path))

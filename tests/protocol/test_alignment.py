@@ -13,7 +13,7 @@ from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.protocol.barriers.aligned import AlignedBarrierHandler
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
-    Block,
+    BlockChannel,
     ForwardCancel,
     TriggerSnapshot,
     UnblockAll,
@@ -55,16 +55,16 @@ def run(channels: int, *events: tuple[int, str]):
 
 TABLE = {
     "one channel: snapshot at once, no blocking": (1, [(0, "b1")], [snapshot(1)]),
-    "first barrier blocks": (2, [(0, "b1")], [Block(0)]),
-    "second of three blocks too": (3, [(0, "b1"), (2, "b1")], [Block(2)]),
+    "first barrier blocks": (2, [(0, "b1")], [BlockChannel(0)]),
+    "second of three blocks too": (3, [(0, "b1"), (2, "b1")], [BlockChannel(2)]),
     "last barrier": (2, [(0, "b1"), (1, "b1")], [snapshot(1), UnblockAll()]),
-    "next checkpoint": (2, [(0, "b1"), (1, "b1"), (1, "b2")], [Block(1)]),
+    "next checkpoint": (2, [(0, "b1"), (1, "b1"), (1, "b2")], [BlockChannel(1)]),
     "duplicate after completion": (2, [(0, "b1"), (1, "b1"), (0, "b1")], []),
     "late barrier while a newer one aligns": (2, [(0, "b2"), (1, "b1")], []),
     "newer barrier subsumes": (
         2,
         [(0, "b1"), (1, "b2")],
-        [UnblockAll(), AbortCheckpoint(1, SUBSUMED), ForwardCancel(1), Block(1)],
+        [UnblockAll(), AbortCheckpoint(1, SUBSUMED), ForwardCancel(1), BlockChannel(1)],
     ),
     "newer barrier subsumes and completes": (
         2,
@@ -119,9 +119,9 @@ def test_table(case: str) -> None:
 def test_times_and_options_are_those_of_the_first_barrier() -> None:
     handler = AlignedBarrierHandler(2)
     stop = CheckpointBarrier(1, trigger_ms=100, options=CheckpointOptions(stop=True))
-    assert handler.on_barrier(0, stop, 130) == [Block(0)]
+    assert handler.on_barrier(0, stop, 130) == [BlockChannel(0)]
     assert handler.on_barrier(1, stop, 175)[0] == TriggerSnapshot(stop, 45, 30)
-    assert handler.on_barrier(0, barrier(2), 180) == [Block(0)]
+    assert handler.on_barrier(0, barrier(2), 180) == [BlockChannel(0)]
 
 
 def test_a_clock_behind_the_coordinators_gives_no_negative_times() -> None:
@@ -133,7 +133,7 @@ def test_a_clock_behind_the_coordinators_gives_no_negative_times() -> None:
 @pytest.mark.parametrize("element", ["b1", "b2", "c1", "end"])
 def test_reading_a_blocked_channel_is_our_bug(element: str) -> None:
     handler = AlignedBarrierHandler(2)
-    assert feed(handler, 0, "b1") == [Block(0)]
+    assert feed(handler, 0, "b1") == [BlockChannel(0)]
     with pytest.raises(InternalError, match=r"closed or blocked position=`0`"):
         feed(handler, 0, element)
 
@@ -213,7 +213,7 @@ class World:
             elif isinstance(decision, AbortCheckpoint):
                 self.aborts.append(decision.checkpoint_id)
                 assert following == ForwardCancel(decision.checkpoint_id)
-            elif isinstance(decision, Block):
+            elif isinstance(decision, BlockChannel):
                 assert sum("end" not in seen for seen in self.read) > 1
 
     def check_snapshot(self, id_: int) -> None:

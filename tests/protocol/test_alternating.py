@@ -12,7 +12,7 @@ from headgate.runtime.protocol.barriers.at_least_once import AtLeastOnceTracker
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
     BarrierHandler,
-    Block,
+    BlockChannel,
     DropCapture,
     FinishCapture,
     ForwardCancel,
@@ -95,8 +95,8 @@ TABLE = {
     "idle: cancel marker is forwarded once": (2, ["0 c1", "1 c1"], []),
     # -- begin
     "begin: announcement": (2, ["0 ?b1"], [StartTimer(150)]),
-    "begin: barrier": (2, ["0 b1"], [Block(0), StartTimer(150)]),
-    "begin: barrier that never may overtake": (2, ["0 p1"], [Block(0)]),
+    "begin: barrier": (2, ["0 b1"], [BlockChannel(0), StartTimer(150)]),
+    "begin: barrier that never may overtake": (2, ["0 p1"], [BlockChannel(0)]),
     "begin: unaligned barrier": (
         2,
         ["0 u1"],
@@ -118,8 +118,8 @@ TABLE = {
     "aligning: barrier of an older one": (2, ["0 p2", "1 b1"], []),
     "aligning: announcement": (2, ["0 b1", "1 ?b1"], []),
     "aligning: second announcement": (2, ["0 ?b1", "1 ?b1"], []),
-    "aligning: first barrier behind its announcement": (2, ["0 ?b1", "0 b1"], [Block(0)]),
-    "aligning: barrier, not the last": (3, ["0 b1", "1 b1"], [Block(1)]),
+    "aligning: first barrier behind its announcement": (2, ["0 ?b1", "0 b1"], [BlockChannel(0)]),
+    "aligning: barrier, not the last": (3, ["0 b1", "1 b1"], [BlockChannel(1)]),
     "aligning: last barrier": (2, ["0 b1", "1 b1"], [snapshot("b1"), UnblockAll()]),
     "aligning: last barrier of one that never may overtake": (
         2,
@@ -169,12 +169,12 @@ TABLE = {
     "aligning: newer barrier": (
         2,
         ["0 b1", "1 b2"],
-        [UnblockAll(), *given_up(1, SUBSUMED), Block(1), StartTimer(1050)],
+        [UnblockAll(), *given_up(1, SUBSUMED), BlockChannel(1), StartTimer(1050)],
     ),
     "aligning: newer barrier that never may overtake": (
         2,
         ["0 b1", "1 p2"],
-        [UnblockAll(), *given_up(1, SUBSUMED), Block(1)],
+        [UnblockAll(), *given_up(1, SUBSUMED), BlockChannel(1)],
     ),
     "aligning: newer unaligned barrier": (
         2,
@@ -225,7 +225,7 @@ TABLE = {
     "collecting: newer barrier": (
         2,
         ["0 u1", "0 p2"],
-        [DropCapture(1), AbortCheckpoint(1, SUBSUMED), Block(0)],
+        [DropCapture(1), AbortCheckpoint(1, SUBSUMED), BlockChannel(0)],
     ),
     "collecting: newer unaligned barrier": (
         2,

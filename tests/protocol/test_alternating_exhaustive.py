@@ -17,7 +17,7 @@ from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHan
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
     AlignmentDecision,
-    Block,
+    BlockChannel,
     DropCapture,
     FinishCapture,
     ForwardCancel,
@@ -251,7 +251,7 @@ class World:
     def apply(self, decisions: list[AlignmentDecision], *, overtook: bool = False) -> None:
         for at, decision in enumerate(decisions):
             match decision:
-                case Block(position):
+                case BlockChannel(position):
                     assert position not in self.blocked
                     assert len(self.handler._open) > 1
                     self.blocked |= {position}

@@ -10,7 +10,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Discard,
     NotifyComplete,
     Publish,
-    Trigger,
+    StartCheckpoint,
 )
 from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
@@ -37,7 +37,9 @@ class Harness:
 
     def trigger(self, **kwargs: Any) -> CheckpointOptions:
         (decision,) = (
-            item for item in self.request(0, token="t", **kwargs) if isinstance(item, Trigger)
+            item
+            for item in self.request(0, token="t", **kwargs)
+            if isinstance(item, StartCheckpoint)
         )
         return decision.options
 
@@ -78,7 +80,7 @@ def test_the_notice_of_completion_goes_out_before_a_barrier_that_names_it() -> N
     job.request(0, token="next")
     decisions = job.complete(1)
     complete = decisions.index(NotifyComplete(1))
-    trigger = decisions.index(Trigger(2, 0, CheckpointOptions(base=1)))
+    trigger = decisions.index(StartCheckpoint(2, 0, CheckpointOptions(base=1)))
     assert complete < trigger
 
 

@@ -16,7 +16,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Publish,
     RequestDone,
     RequestFailed,
-    Trigger,
+    StartCheckpoint,
     WakeAt,
 )
 from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
@@ -69,12 +69,12 @@ def test_the_good_case() -> None:
     job = Harness(start=False)
     assert job.start([A, B], 1, 0) == [WakeAt(100)]
     assert job.tick(99) == [WakeAt(100)]
-    assert job.tick(100) == [Trigger(1, 100, PLAIN), WakeAt(1100)]
+    assert job.tick(100) == [StartCheckpoint(1, 100, PLAIN), WakeAt(1100)]
     assert job.ack(1, B, 110) == []
     assert job.ack(1, A, 120) == [publish(1, 100)]
     assert list(job.coordinator._pending[1].acks) == [B, A]
     assert job.published(1, 130) == [NotifyComplete(1), WakeAt(200)]
-    assert job.tick(200)[0] == Trigger(2, 200, PLAIN)
+    assert job.tick(200)[0] == StartCheckpoint(2, 200, PLAIN)
 
 
 def test_publish_lists_acks_in_order_of_subtasks() -> None:
@@ -88,12 +88,12 @@ def test_publish_lists_acks_in_order_of_subtasks() -> None:
 def test_ids_go_on_from_the_job_log_and_are_never_used_twice() -> None:
     job = Harness(start=False)
     job.start([A, B], 8, 0)
-    assert job.tick(100)[0] == Trigger(8, 100, PLAIN)
+    assert job.tick(100)[0] == StartCheckpoint(8, 100, PLAIN)
     job.job_failed(150)
     with pytest.raises(InternalError, match="used twice"):
         job.start([A, B], 8, 200)
     job.start([A, B], 9, 200)
-    assert job.tick(300)[0] == Trigger(9, 300, PLAIN)
+    assert job.tick(300)[0] == StartCheckpoint(9, 300, PLAIN)
 
 
 def test_duplicate_acks_change_nothing() -> None:
@@ -123,7 +123,7 @@ def test_decline_aborts_discards_and_frees_the_place() -> None:
         NotifyAborted(1, F.ASYNC_EXCEPTION),
         WakeAt(200),
     ]
-    assert job.tick(200)[0] == Trigger(2, 200, PLAIN)
+    assert job.tick(200)[0] == StartCheckpoint(2, 200, PLAIN)
 
 
 def test_a_decline_after_the_ack_or_of_an_unknown_checkpoint_is_ignored() -> None:
@@ -143,7 +143,7 @@ def test_timeout_aborts_and_late_acks_are_discarded() -> None:
     assert job.tick(1099) == [WakeAt(1100)]
     decisions = job.tick(1100)
     assert decisions[:2] == [Discard(1, PLAIN, ("1/0.0",)), NotifyAborted(1, F.EXPIRED)]
-    assert decisions[2] == Trigger(2, 1100, PLAIN)
+    assert decisions[2] == StartCheckpoint(2, 1100, PLAIN)
     assert job.ack(1, B, 1200) == [Discard(1, PLAIN, ("1/1.0",))]
     assert job.ack(1, B, 1200) == [Discard(1, PLAIN, ("1/1.0",))]
 
@@ -173,32 +173,36 @@ def test_one_at_a_time_and_the_missed_beat_is_caught_up_once() -> None:
     job.tick(100)
     assert job.tick(200) == [WakeAt(1100)]
     job.ack_all(1, 450)
-    assert job.published(1, 460) == [NotifyComplete(1), Trigger(2, 460, PLAIN), WakeAt(1460)]
+    assert job.published(1, 460) == [
+        NotifyComplete(1),
+        StartCheckpoint(2, 460, PLAIN),
+        WakeAt(1460),
+    ]
     assert job.complete(2, 470) == [NotifyComplete(2), WakeAt(560)]
 
 
 def test_min_pause_counts_from_the_last_completion_and_raises_the_interval() -> None:
     job = Harness(min_pause_ms=300, max_concurrent=5)
     assert job.tick(299) == [WakeAt(300)]
-    assert job.tick(300)[0] == Trigger(1, 300, PLAIN)
+    assert job.tick(300)[0] == StartCheckpoint(1, 300, PLAIN)
     assert job.tick(600) == [WakeAt(1300)]  # a pause implies one at a time
     assert job.complete(1, 700) == [NotifyComplete(1), WakeAt(1000)]
     assert job.tick(999) == [WakeAt(1000)]
-    assert job.tick(1000)[0] == Trigger(2, 1000, PLAIN)
+    assert job.tick(1000)[0] == StartCheckpoint(2, 1000, PLAIN)
 
 
 def test_a_request_need_not_keep_the_pause() -> None:
     job = Harness(min_pause_ms=300)
     job.tick(300)
     job.complete(1, 350)
-    assert job.request(360, token="t")[0] == Trigger(2, 360, PLAIN)
+    assert job.request(360, token="t")[0] == StartCheckpoint(2, 360, PLAIN)
 
 
 def test_without_interval_nothing_starts_by_itself() -> None:
     job = Harness(start=False, interval_ms=None)
     assert job.start([A, B], 1, 0) == []
     assert job.tick(10**9) == []
-    assert job.request(10**9, token="t")[0] == Trigger(1, 10**9, PLAIN)
+    assert job.request(10**9, token="t")[0] == StartCheckpoint(1, 10**9, PLAIN)
 
 
 def test_requests_wait_their_turn_ahead_of_the_periodic_one() -> None:
@@ -207,17 +211,17 @@ def test_requests_wait_their_turn_ahead_of_the_periodic_one() -> None:
     assert job.request(110, token="first") == []
     assert job.request(120, token="second") == []
     job.ack_all(1, 300)
-    assert job.published(1, 310)[:2] == [NotifyComplete(1), Trigger(2, 310, PLAIN)]
+    assert job.published(1, 310)[:2] == [NotifyComplete(1), StartCheckpoint(2, 310, PLAIN)]
     job.ack_all(2, 320)
     assert job.published(2, 330)[:3] == [
         NotifyComplete(2),
         RequestDone("first", 2),
-        Trigger(3, 330, PLAIN),
+        StartCheckpoint(3, 330, PLAIN),
     ]
     assert job.complete(3, 340)[:3] == [
         NotifyComplete(3),
         RequestDone("second", 3),
-        Trigger(4, 340, PLAIN),
+        StartCheckpoint(4, 340, PLAIN),
     ]
 
 
@@ -238,7 +242,7 @@ def test_a_clock_that_goes_back_stands_still() -> None:
     job = Harness()
     job.tick(100)
     job.complete(1, 150)
-    assert job.request(20, token="t")[0] == Trigger(2, 150, PLAIN)
+    assert job.request(20, token="t")[0] == StartCheckpoint(2, 150, PLAIN)
 
 
 # -- several at once ------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ def test_a_clock_that_goes_back_stands_still() -> None:
 def test_a_newer_completion_subsumes_older_ones() -> None:
     job = Harness(max_concurrent=2)
     job.tick(100)
-    assert job.tick(200)[0] == Trigger(2, 200, PLAIN)
+    assert job.tick(200)[0] == StartCheckpoint(2, 200, PLAIN)
     job.ack(1, A, 210)
     assert job.ack_all(2, 220) == [publish(2, 200)]
     assert job.published(2, 230) == [
@@ -421,7 +425,7 @@ def test_stop_is_triggered_at_once_and_is_the_last_one() -> None:
     job.request(105, token="waiting")
     assert job.request(110, token="stop", stop=True) == [
         RequestFailed("waiting", F.STOPPING),
-        Trigger(2, 110, STOP),
+        StartCheckpoint(2, 110, STOP),
     ]
     assert job.coordinator.phase is Phase.ENDING
     assert job.tick(300) == [WakeAt(1100)]
@@ -446,7 +450,7 @@ def test_a_failed_stop_fails_the_job_whatever_is_tolerable(reason: CheckpointFai
 
 def test_a_final_checkpoint_may_fail_and_be_asked_for_again() -> None:
     job = Harness(tolerable_failures=1, interval_ms=None)
-    assert job.request(10, token="final", final=True)[0] == Trigger(1, 10, PLAIN)
+    assert job.request(10, token="final", final=True)[0] == StartCheckpoint(1, 10, PLAIN)
     assert job.declined(1, A, F.IO, 20) == [
         NotifyAborted(1, F.IO),
         RequestFailed("final", F.IO),
@@ -492,10 +496,10 @@ def test_a_backlog_has_an_interval_of_its_own() -> None:
     job = Harness(interval_during_backlog_ms=500)
     assert job.backlog(10, True) == [WakeAt(500)]
     assert job.tick(499) == [WakeAt(500)]
-    assert job.tick(500)[0] == Trigger(1, 500, PLAIN)
+    assert job.tick(500)[0] == StartCheckpoint(1, 500, PLAIN)
     assert job.complete(1, 510) == [NotifyComplete(1), WakeAt(1000)]
     assert job.backlog(520, False) == [WakeAt(600)]
-    assert job.tick(600)[0] == Trigger(2, 600, PLAIN)
+    assert job.tick(600)[0] == StartCheckpoint(2, 600, PLAIN)
 
 
 def test_without_checkpoints_in_a_backlog_one_follows_at_its_end() -> None:
@@ -503,7 +507,7 @@ def test_without_checkpoints_in_a_backlog_one_follows_at_its_end() -> None:
     assert job.backlog(10, True) == []
     assert job.tick(100) == []
     assert job.tick(5_000) == []
-    assert job.backlog(5_001, False)[0] == Trigger(1, 5_001, PLAIN)
+    assert job.backlog(5_001, False)[0] == StartCheckpoint(1, 5_001, PLAIN)
     assert job.complete(1, 5_010) == [NotifyComplete(1), WakeAt(5_101)]
 
 
@@ -516,7 +520,7 @@ def test_a_short_backlog_delays_nothing() -> None:
 def test_a_backlog_stops_no_request_and_no_timeout() -> None:
     job = Harness(interval_during_backlog_ms=0)
     job.backlog(10, True)
-    assert job.request(20, token="t") == [Trigger(1, 20, PLAIN), WakeAt(1020)]
+    assert job.request(20, token="t") == [StartCheckpoint(1, 20, PLAIN), WakeAt(1020)]
     assert NotifyAborted(1, F.EXPIRED) in job.tick(1020)
 
 
@@ -526,7 +530,7 @@ def test_the_end_of_a_backlog_keeps_to_the_pause_and_to_the_number_at_once() -> 
     job.request(1_000, token="t")
     assert job.backlog(1_100, False) == []  # one is under way
     assert job.complete(1, 1_200)[-1] == WakeAt(1_500)
-    assert job.tick(1_500)[0] == Trigger(2, 1_500, PLAIN)
+    assert job.tick(1_500)[0] == StartCheckpoint(2, 1_500, PLAIN)
 
 
 def test_a_backlog_lasts_beyond_a_failure_until_it_is_said_to_be_over() -> None:
@@ -540,7 +544,7 @@ def test_a_backlog_lasts_beyond_a_failure_until_it_is_said_to_be_over() -> None:
 def test_without_an_interval_of_its_own_a_backlog_changes_nothing() -> None:
     job = Harness()
     assert job.backlog(10, True) == []
-    assert job.tick(100)[0] == Trigger(1, 100, PLAIN)
+    assert job.tick(100)[0] == StartCheckpoint(1, 100, PLAIN)
 
 
 @pytest.mark.parametrize("interval_ms", [None, 501])

@@ -22,7 +22,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     Publish,
     RequestDone,
     RequestFailed,
-    Trigger,
+    StartCheckpoint,
 )
 from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
 from headgate.runtime.protocol.failures import CheckpointFailure
@@ -211,7 +211,7 @@ class World:
     def apply(self, decisions: list) -> None:
         for decision in decisions:
             match decision:
-                case Trigger(id_, _, options):
+                case StartCheckpoint(id_, _, options):
                     assert id_ > max(self.triggered, default=0)
                     self.triggered.append(id_)
                     if options.may_overtake:

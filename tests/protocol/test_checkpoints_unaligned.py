@@ -15,7 +15,7 @@ from headgate.runtime.protocol.checkpoints.decisions import (
     NotifyComplete,
     Publish,
     RequestDone,
-    Trigger,
+    StartCheckpoint,
     WakeAt,
 )
 from headgate.runtime.protocol.checkpoints.settings import CheckpointRules
@@ -55,22 +55,22 @@ class Harness:
         return self.published(id_, now_ms)
 
 
-def triggers(decisions: list[Any]) -> list[Trigger]:
-    return [item for item in decisions if isinstance(item, Trigger)]
+def triggers(decisions: list[Any]) -> list[StartCheckpoint]:
+    return [item for item in decisions if isinstance(item, StartCheckpoint)]
 
 
 # -- the options of triggers ----------------------------------------------------------------------
 
 
 def test_plain_checkpoints_are_unaligned_at_once_or_later() -> None:
-    assert triggers(Harness().tick(100)) == [Trigger(1, 100, UNALIGNED)]
-    assert triggers(Harness(aligned_timeout_ms=70).tick(100)) == [Trigger(1, 100, LATER)]
-    assert triggers(Harness().request(50, token="t")) == [Trigger(1, 50, UNALIGNED)]
+    assert triggers(Harness().tick(100)) == [StartCheckpoint(1, 100, UNALIGNED)]
+    assert triggers(Harness(aligned_timeout_ms=70).tick(100)) == [StartCheckpoint(1, 100, LATER)]
+    assert triggers(Harness().request(50, token="t")) == [StartCheckpoint(1, 50, UNALIGNED)]
 
 
 def test_a_timeout_alone_changes_nothing() -> None:
     job = Harness(unaligned=False, aligned_timeout_ms=70)
-    assert triggers(job.tick(100)) == [Trigger(1, 100, CheckpointOptions())]
+    assert triggers(job.tick(100)) == [StartCheckpoint(1, 100, CheckpointOptions())]
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,22 @@ def test_a_timeout_alone_changes_nothing() -> None:
 def test_savepoints_and_the_last_checkpoint_are_aligned(
     asked: dict[str, Any], options: CheckpointOptions
 ) -> None:
-    assert triggers(Harness().request(10, token="t", **asked)) == [Trigger(1, 10, options)]
+    assert triggers(Harness().request(10, token="t", **asked)) == [StartCheckpoint(1, 10, options)]
 
 
 def test_the_last_checkpoint_behind_a_savepoint_is_aligned() -> None:
     job = Harness()
     job.request(10, token="t", savepoint="s", stop=True)
-    assert triggers(job.complete(1, 20)) == [Trigger(2, 20, STOP)]
+    assert triggers(job.complete(1, 20)) == [StartCheckpoint(2, 20, STOP)]
 
 
 def test_unaligned_checkpoints_are_incremental_too() -> None:
     job = Harness(incremental=True)
     job.tick(100)
     job.complete(1, 110)
-    assert triggers(job.tick(200)) == [Trigger(2, 200, CheckpointOptions(base=1, unaligned=True))]
+    assert triggers(job.tick(200)) == [
+        StartCheckpoint(2, 200, CheckpointOptions(base=1, unaligned=True))
+    ]
 
 
 # -- one at a time --------------------------------------------------------------------------------
@@ -111,14 +113,18 @@ def test_a_savepoint_waits_for_a_checkpoint_and_goes_before_the_next() -> None:
     assert job.request(120, token="s", savepoint="s") == []
     assert triggers(job.tick(300)) == []
     assert triggers(job.ack_all(1, 310)) == []
-    assert job.published(1, 320) == [NotifyComplete(1), Trigger(2, 320, SAVEPOINT), WakeAt(1320)]
+    assert job.published(1, 320) == [
+        NotifyComplete(1),
+        StartCheckpoint(2, 320, SAVEPOINT),
+        WakeAt(1320),
+    ]
     assert triggers(job.tick(500)) == []
     job.ack_all(2, 510)
-    assert job.published(2, 520)[:2] == [RequestDone("s", 2), Trigger(3, 520, UNALIGNED)]
+    assert job.published(2, 520)[:2] == [RequestDone("s", 2), StartCheckpoint(3, 520, UNALIGNED)]
     assert job.complete(3, 530)[:3] == [
         NotifyComplete(3),
         RequestDone("asked", 3),
-        Trigger(4, 530, UNALIGNED),
+        StartCheckpoint(4, 530, UNALIGNED),
     ]
 
 
@@ -127,8 +133,8 @@ def test_a_savepoint_goes_on_when_the_checkpoint_before_it_fails() -> None:
     job.tick(100)
     job.request(110, token="s", savepoint="s")
     decisions = job.declined(1, A, F.IO, 120)
-    assert triggers(decisions) == [Trigger(2, 120, SAVEPOINT)]
-    assert triggers(job.declined(2, A, F.IO, 200)) == [Trigger(3, 200, UNALIGNED)]
+    assert triggers(decisions) == [StartCheckpoint(2, 120, SAVEPOINT)]
+    assert triggers(job.declined(2, A, F.IO, 200)) == [StartCheckpoint(3, 200, UNALIGNED)]
 
 
 def test_aligned_checkpoints_do_not_wait_for_savepoints() -> None:
@@ -161,7 +167,7 @@ def test_what_is_being_published_completes_while_the_job_ends() -> None:
     job = Harness()
     job.tick(100)
     job.ack_all(1, 105)
-    assert triggers(job.request(110, token="end", stop=True)) == [Trigger(2, 110, STOP)]
+    assert triggers(job.request(110, token="end", stop=True)) == [StartCheckpoint(2, 110, STOP)]
     assert NotifyComplete(1) in job.published(1, 120)
     assert RequestDone("end", 2) in job.complete(2, 130)
 
@@ -177,7 +183,7 @@ def test_after_a_final_checkpoint_that_failed_they_are_unaligned_again() -> None
     job = Harness(tolerable_failures=1)
     job.request(10, token="end", final=True)
     job.declined(1, A, F.IO, 20)
-    assert triggers(job.tick(100)) == [Trigger(2, 100, UNALIGNED)]
+    assert triggers(job.tick(100)) == [StartCheckpoint(2, 100, UNALIGNED)]
     (published,) = [item for item in job.ack_all(2, 110) if isinstance(item, Publish)]
     assert published.options == UNALIGNED
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headgate.errors import InternalError, JobError, JobNotReady, StorageError, UsageError
-from headgate.runtime.control.job_client import Event, EventQueue
+from headgate.runtime.control.job_client import EventQueue, PublishedEvent
 from headgate.runtime.rest.answers import (
     RequestProblem,
     decode_event,
@@ -141,8 +141,8 @@ def test_an_error_travels_as_a_problem_and_back(error: JobError, status: int) ->
     assert str(back) == str(error)
 
 
-def event(number: int) -> Event:
-    return Event(kind="status", text=str(number))
+def event(number: int) -> PublishedEvent:
+    return PublishedEvent(kind="status", text=str(number))
 
 
 def test_a_client_that_is_too_slow_is_told_so_and_gets_no_more() -> None:
@@ -175,7 +175,7 @@ def test_what_waits_when_the_job_ends_is_still_handed_out() -> None:
 
 
 def test_an_event_travels_and_comes_back() -> None:
-    there = Event(kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}')
+    there = PublishedEvent(kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}')
     sent = encode_event(there)
     assert sent == b'event: ended\ndata: {"text":"over\\nand out","body":{"status":"FAILED"}}\n\n'
     kind, data = (line.partition(": ")[2] for line in sent.decode().splitlines()[:2])

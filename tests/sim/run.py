@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
@@ -368,7 +368,7 @@ class Simulation:
 
     # -- what is told -------------------------------------------------------------------------------
 
-    def on_event(self, leader: int, event: Event) -> None:
+    def on_event(self, leader: int, event: PublishedEvent) -> None:
         """A coordinator announces something."""
         if event.kind == "progress":
             return

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import StateError, StorageError
-from headgate.runtime.offline.editor import Declared, SavepointEditor, write_here
+from headgate.runtime.offline.editor import DeclaredOperator, SavepointEditor, write_here
 from headgate.runtime.offline.scan import Query, StateScan
 from headgate.runtime.offline.snapshot import open_snapshot
 from headgate.runtime.savepoint import store as savepoints
@@ -133,7 +133,7 @@ def test_written_read_and_written_again(
     layout, rows, ttl = state
     info = layout.info("kept", ttl_ms=ttl)
     target = str(tmp_path_factory.mktemp("kept"))
-    declared = {"step": Declared(parallelism, {"kept": info})}
+    declared = {"step": DeclaredOperator(parallelism, {"kept": info})}
     first = editor(None, declared=declared, max_parallelism=16)
     given = layout.table(rows, 16).drop_columns(["key_group"])
     path = write_here(first, target, token(), {("step", "kept"): given})
@@ -206,7 +206,7 @@ def test_a_first_savepoint(taken: Any, tmp_path: Path) -> None:
     """States that only a job declares; what is not given is empty."""
     spec_of = open_snapshot(taken[0], {})
     infos = {s.name: s.info for s in spec_of.states() if s.operator == "keep" and s.info}
-    first = editor(None, declared={"keep": Declared(2, infos)}, max_parallelism=32)
+    first = editor(None, declared={"keep": DeclaredOperator(2, infos)}, max_parallelism=32)
     rows = pa.table({"key": KEYS[:2], "value": [5, 6]})
     path = write_here(first, str(tmp_path), token(), {("keep", "total"): rows})
     told, timers = resumed(path)

@@ -30,7 +30,7 @@ from headgate.runtime.protocol.joblog import (
     LogHead,
     LogView,
     OutputListed,
-    Retry,
+    RetryAfterTail,
 )
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
@@ -271,9 +271,9 @@ LEADER = [start(1, "a"), done(1, "a", 1)]
         (end(1, "a"), None, Appended),
         (start(3, "c"), None, Appended),
         (start(3, "c"), start(3, "c"), AlreadyAppended),
-        (start(3, "c"), done(1, "a", 2), Retry),
-        (start(3, "c"), end(1, "a"), Retry),
-        (start(3, "c"), start(2, "b"), Retry),
+        (start(3, "c"), done(1, "a", 2), RetryAfterTail),
+        (start(3, "c"), end(1, "a"), RetryAfterTail),
+        (start(3, "c"), start(2, "b"), RetryAfterTail),
         (start(3, "c"), start(4, "d"), Fenced),
         (start(3, "c"), start(3, "d"), Fenced),
     ],

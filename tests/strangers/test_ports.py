@@ -24,12 +24,12 @@ from headgate.k8s.operator.endpoints import serving as serving_operator
 from headgate.k8s.worker_process import Node, probes
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.job_client import Subscriber
-from headgate.runtime.control.link import Link, StreamLink, connect
+from headgate.runtime.control.link import ControlLink, StreamLink, connect
 from headgate.runtime.control.messages import Heartbeat, Hello, encode
 from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.hub import ExchangeHub
-from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, Kind, frame
+from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, FrameKind, frame
 from headgate.runtime.listening import GREETING_BYTES_MAX, Admission, ListenerLimits
 from headgate.runtime.observe.endpoint import open_endpoint
 from headgate.runtime.observe.metrics import MetricsRegistry
@@ -63,7 +63,7 @@ class Port:
 
 @asynccontextmanager
 async def control(limits: ListenerLimits, unix: Path | None = None) -> AsyncIterator[Port]:
-    async def serve(hello: Hello, link: Link) -> None:
+    async def serve(hello: Hello, link: ControlLink) -> None:
         link.send(Heartbeat())
         while await link.receive() is not None:
             link.send(Heartbeat())
@@ -152,7 +152,7 @@ OF_PODS = [operator_health, operator_metrics, worker_probes]
 LISTENERS = [control, data, metrics, rest, *OF_PODS]
 HUGE = {
     control: struct.pack("<I", 1 << 30),
-    data: HEADER.pack(1 << 30, Kind.HELLO, 0, 0, 0, 0),
+    data: HEADER.pack(1 << 30, FrameKind.HELLO, 0, 0, 0, 0),
     metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
     rest: b"GET /v1/job HTTP/1.1\r\nX-Long: ",
     operator_health: b"GET /healthz HTTP/1.1\r\nX-Long: ",
@@ -228,7 +228,7 @@ def test_saying_a_little_now_and_then_buys_no_time(listener: Listener) -> None:
         async with listener(HASTY) as port:
             reader, writer = await port.stranger()
             end = asyncio.ensure_future(is_hung_up_on(reader))
-            begun = {control: b"\xff\0\0\0", data: HEADER.pack(255, Kind.HELLO, 0, 0, 0, 0)}
+            begun = {control: b"\xff\0\0\0", data: HEADER.pack(255, FrameKind.HELLO, 0, 0, 0, 0)}
             writer.write(begun.get(listener, b"GET /"))
             while not end.done():
                 writer.write(b"x")
@@ -311,8 +311,8 @@ async def is_welcome(port: Port, listener: Listener, token: str = TOKEN) -> bool
         answer = await link.receive()
         link.close()
         return isinstance(answer, Heartbeat)
-    hello = links.Hello(WIRE_VERSION, token, "a", "w", 1)
-    writer.writelines(frame(Kind.HELLO, msgspec.msgpack.encode(hello)))
+    hello = links.ChannelHello(WIRE_VERSION, token, "a", "w", 1)
+    writer.writelines(frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)))
     said = await is_hung_up_on(reader)
     writer.close()
     # No attempt runs at this worker: that is said to whoever has the token, and to nobody else.
@@ -429,7 +429,7 @@ def test_one_large_message_is_not_a_peer_that_takes_nothing() -> None:
 def test_a_friend_who_does_not_read_is_hung_up_on_as_the_option_says() -> None:
     sent = asyncio.Event()
 
-    async def serve(hello: Hello, link: Link) -> None:
+    async def serve(hello: Hello, link: ControlLink) -> None:
         link.send(Hello(token=MORE_THAN_SOCKETS_HOLD, role="client"))
         link.send(Heartbeat())
         sent.set()

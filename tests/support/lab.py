@@ -20,7 +20,7 @@ import headgate as hg
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
-from headgate.runtime.control.job_client import Event
+from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
@@ -43,7 +43,7 @@ class RunningJob:
     def __init__(self, spec: Any, cluster: InProcessCluster, open_store: StoreOpener) -> None:
         self.spec = spec
         self.cluster = cluster
-        self.events: list[Event] = []
+        self.events: list[PublishedEvent] = []
         self.over = asyncio.Event()
         """Set once the script has nothing more to do: sources do not end before that."""
         self._open_store = open_store
@@ -61,11 +61,11 @@ class RunningJob:
         self.task = asyncio.get_running_loop().create_task(self.coordinator.run())
         self.task.add_done_callback(lambda _: self._news.set())
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: PublishedEvent) -> None:
         self.events.append(event)
         self._news.set()
 
-    async def until(self, kind: str, **body: Any) -> Event:
+    async def until(self, kind: str, **body: Any) -> PublishedEvent:
         """Return the next event of this kind with these values that no earlier call has returned."""
         while True:
             while self._seen < len(self.events):

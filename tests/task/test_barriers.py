@@ -20,7 +20,7 @@ from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.chain import NodeOutput
+from headgate.runtime.task.chain import NodePartition
 from headgate.runtime.task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
 from headgate.runtime.task.local_files import SubtaskDirectory
@@ -145,7 +145,7 @@ class Step:
             ),
         )
         node = vertex.head
-        outputs = {node.id: [NodeOutput(None, self.out)]}
+        outputs = {node.id: [NodePartition(None, self.out)]}
         self.subtask = InputSubtask(env, outputs, self.gate)
 
     async def open(self) -> None:

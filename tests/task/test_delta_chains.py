@@ -11,8 +11,8 @@ from headgate.state.chain import (
     PROBE_EVERY,
     Chain,
     ChainBook,
+    ChainedFile,
     ChainPlan,
-    Link,
     Written,
     extend,
     may_continue,
@@ -116,17 +116,21 @@ def test_rare_changes_are_merged_logarithmically_often():
 
 
 def test_a_delta_reaches_back_over_the_fewest_that_keep_sizes_falling():
-    links = [Link(handle(100_000, "table"), 1)]
-    links += [Link(handle(rows), i + 2) for i, rows in enumerate([900, 400, 60, 50])]
+    links = [ChainedFile(handle(100_000, "table"), 1)]
+    links += [ChainedFile(handle(rows), i + 2) for i, rows in enumerate([900, 400, 60, 50])]
     assert plan(Chain(tuple(links)), 6, files_max=6) == ChainPlan(5, 5)
     # New 50 + 50 = 100 > 60; with the 60 it is 160 <= 400.
     assert plan(Chain(tuple(links)), 6, files_max=5) == ChainPlan(3, 3)
 
 
 def test_a_merge_a_little_larger_than_the_one_before_leaves_it_alone():
-    links = [Link(handle(100_000, "table"), 1), Link(handle(180), 2), Link(handle(100), 3)]
+    links = [
+        ChainedFile(handle(100_000, "table"), 1),
+        ChainedFile(handle(180), 2),
+        ChainedFile(handle(100), 3),
+    ]
     assert plan(Chain(tuple(links)), 4, files_max=3) == ChainPlan(2, 2)
-    links[1] = Link(handle(150), 2)
+    links[1] = ChainedFile(handle(150), 2)
     assert plan(Chain(tuple(links)), 4, files_max=3) == ChainPlan(1, 1)
 
 
@@ -143,11 +147,11 @@ def test_nothing_changed_writes_nothing_and_is_covered():
     ("chain", "epoch"),
     [
         (Chain(), 2),
-        (Chain((Link(handle(10, "table", inline=True), 1),)), 2),
-        (Chain((Link(handle(10, "table"), 1),)), 1),
-        (Chain((Link(handle(10, "table"), 1),)), 0),
-        (Chain((Link(handle(10, "table"), 0),)), 2),
-        (Chain((Link(handle(10, "table"), 1), Link(handle(10), 2))), 3),
+        (Chain((ChainedFile(handle(10, "table", inline=True), 1),)), 2),
+        (Chain((ChainedFile(handle(10, "table"), 1),)), 1),
+        (Chain((ChainedFile(handle(10, "table"), 1),)), 0),
+        (Chain((ChainedFile(handle(10, "table"), 0),)), 2),
+        (Chain((ChainedFile(handle(10, "table"), 1), ChainedFile(handle(10), 2))), 3),
     ],
 )
 def test_everything_is_written_where_a_delta_is_impossible_or_does_not_pay(chain, epoch):
@@ -180,7 +184,7 @@ def written(base, *links):
 
 def test_only_what_a_barrier_may_name_is_kept():
     book = ChainBook()
-    first, second = Link(handle(100, "table"), 1), Link(handle(1), 2)
+    first, second = ChainedFile(handle(100, "table"), 1), ChainedFile(handle(1), 2)
     book.acknowledged(1, written(0, first))
     book.completed(1)
     assert book.base(1).chains[KEY].links == (first,)
@@ -198,7 +202,7 @@ def test_only_what_a_barrier_may_name_is_kept():
 
 def test_tables_are_told_the_oldest_cut_that_may_still_be_named():
     book, told = ChainBook(), []
-    base, new_base = Link(handle(100, "table"), 1), Link(handle(100, "table"), 4)
+    base, new_base = ChainedFile(handle(100, "table"), 1), ChainedFile(handle(100, "table"), 4)
 
     def take(id_, base_id, epoch, *links):
         book.base(base_id)
@@ -208,15 +212,15 @@ def test_tables_are_told_the_oldest_cut_that_may_still_be_named():
     take(1, 0, 1, base)
     book.completed(1)
     assert told == [1]
-    take(2, 1, 2, base, Link(handle(1), 2))
-    take(3, 1, 3, base, Link(handle(1), 3))
+    take(2, 1, 2, base, ChainedFile(handle(1), 2))
+    take(3, 1, 3, base, ChainedFile(handle(1), 3))
     book.forget(2)
     book.completed(3)
     assert told == [1, 1], "a merge may reach back to the base"
     take(4, 3, 4, new_base)
     book.completed(4)
     assert told[2:] == [1], "a barrier on its way may name checkpoint 3, whose base is old"
-    take(5, 4, 5, new_base, Link(handle(1), 5))
+    take(5, 4, 5, new_base, ChainedFile(handle(1), 5))
     book.completed(5)
     assert told[3:] == [4]
     book.completed(5)
@@ -226,7 +230,7 @@ def test_tables_are_told_the_oldest_cut_that_may_still_be_named():
 def test_tables_without_deltas_are_told_their_own_cut():
     book, told = ChainBook(), []
     book.taken(1, 0, {KEY: (7, told.append)})
-    book.acknowledged(1, written(0, Link(handle(5, "table", inline=True), 7)))
+    book.acknowledged(1, written(0, ChainedFile(handle(5, "table", inline=True), 7)))
     book.completed(1)
     assert told == [7]
 
@@ -234,7 +238,7 @@ def test_tables_without_deltas_are_told_their_own_cut():
 def test_what_a_checkpoint_builds_on_that_is_being_written_is_not_forgotten():
     """Three at once, the first without a base: others complete while a thread still reads what changed."""
     book, told = ChainBook(), []
-    tables = [Link(handle(100, "table"), epoch) for epoch in range(1, 6)]
+    tables = [ChainedFile(handle(100, "table"), epoch) for epoch in range(1, 6)]
     for id_ in (1, 2, 3):
         book.base(0)
         book.taken(id_, 0, {KEY: (id_, told.append)})
@@ -247,7 +251,7 @@ def test_what_a_checkpoint_builds_on_that_is_being_written_is_not_forgotten():
     assert told == [1, 2, 2], "checkpoint 4 asks for what changed since 2"
     assert book.base(3).chains[KEY].links == (tables[2],)
     book.taken(5, 3, {KEY: (5, told.append)})
-    book.acknowledged(4, written(2, tables[1], Link(handle(1), 4)))
+    book.acknowledged(4, written(2, tables[1], ChainedFile(handle(1), 4)))
     book.acknowledged(5, written(3, tables[4]))
     book.completed(4)
     book.completed(5)

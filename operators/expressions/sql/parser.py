@@ -15,7 +15,7 @@ from .functions import (
     refuse_clock,
 )
 from .tokens import SqlError, Token, tokens, words
-from .tree import DEPTH_MAX, NESTING_MAX, OPERATIONS_MAX, SIMPLER, Kind, Node, Reading
+from .tree import DEPTH_MAX, NESTING_MAX, OPERATIONS_MAX, SIMPLER, Kind, Reading, SqlNode
 
 _COMPARISONS: Final = {sign: sign for sign in ("=", "<>", "<", "<=", ">", ">=", "<=>")} | {
     "==": "=",
@@ -134,7 +134,7 @@ class _Parser:
         yield
         self._nesting -= 1
 
-    def _node(self, kind: Kind, text: str = "", parts: tuple[Node, ...] = ()) -> Node:
+    def _node(self, kind: Kind, text: str = "", parts: tuple[SqlNode, ...] = ()) -> SqlNode:
         links = len(parts).bit_length() if kind in ("all", "any") else 1
         if kind == "case":
             links = len(parts) // 2  # Polars nests the branches
@@ -148,35 +148,35 @@ class _Parser:
         self._operations += max(1, len(parts) - 1) if kind in ("all", "any", "case") else 1
         if self._operations > OPERATIONS_MAX:
             raise SqlError(f"it has more than {OPERATIONS_MAX:,} operations", _LISTS)
-        return Node(kind, text, parts, depth)
+        return SqlNode(kind, text, parts, depth)
 
     # The grammar, weakest operators first
 
-    def _expression(self) -> Node:
+    def _expression(self) -> SqlNode:
         parts = [self._either()]
         while self._word("OR"):
             parts.append(self._either())
         return parts[0] if len(parts) == 1 else self._node("any", "", tuple(parts))
 
-    def _either(self) -> Node:
+    def _either(self) -> SqlNode:
         left = self._both()
         while self._word("XOR"):
             left = self._node("binary", "XOR", (left, self._both()))
         return left
 
-    def _both(self) -> Node:
+    def _both(self) -> SqlNode:
         parts = [self._not()]
         while self._word("AND"):
             parts.append(self._not())
         return parts[0] if len(parts) == 1 else self._node("all", "", tuple(parts))
 
-    def _not(self) -> Node:
+    def _not(self) -> SqlNode:
         if not self._word("NOT"):
             return self._predicate()
         with self._nested():
             return self._node("not", "", (self._not(),))
 
-    def _predicate(self) -> Node:
+    def _predicate(self) -> SqlNode:
         left = self._operand()
         compared = False
         while True:
@@ -197,7 +197,7 @@ class _Parser:
             else:
                 return left
 
-    def _comparison(self, left: Node) -> Node:
+    def _comparison(self, left: SqlNode) -> SqlNode:
         sign = _COMPARISONS[self._next().text]
         if self._is("ANY", "SOME") and self._peek(1).text == "(":
             self._next()
@@ -206,7 +206,7 @@ class _Parser:
             return self._node("call", "ARRAY_CONTAINS", (self._bracketed(), left))
         return self._node("binary", sign, (left, self._operand()))
 
-    def _is_what(self, left: Node) -> Node:
+    def _is_what(self, left: SqlNode) -> SqlNode:
         no = "NOT " if self._word("NOT") else ""
         if self._word("DISTINCT"):
             self._need("FROM")
@@ -217,7 +217,7 @@ class _Parser:
             raise self._unexpected(self._next(), "NULL, TRUE, FALSE or DISTINCT FROM")
         return self._node("is", f"IS {no}{word}", (left,))
 
-    def _test(self, left: Node, *, negated: bool) -> Node:
+    def _test(self, left: SqlNode, *, negated: bool) -> SqlNode:
         no = "NOT " if negated else ""
         word = self._next().text.upper()
         if word == "BETWEEN":
@@ -235,25 +235,25 @@ class _Parser:
             return self._node("not", "", (node,)) if negated else node
         return self._node("binary", f"{no}{operator}", (left, pattern))
 
-    def _operand(self) -> Node:
+    def _operand(self) -> SqlNode:
         left = self._sum()
         while sign := self._sign(*_OTHERS):
             left = self._node("binary", sign, (left, self._sum()))
         return left
 
-    def _sum(self) -> Node:
+    def _sum(self) -> SqlNode:
         left = self._product()
         while sign := self._sign("+", "-"):
             left = self._node("binary", sign, (left, self._product()))
         return left
 
-    def _product(self) -> Node:
+    def _product(self) -> SqlNode:
         left = self._signed()
         while sign := self._sign("*", "/", "%", "//"):
             left = self._node("binary", sign, (left, self._signed()))
         return left
 
-    def _signed(self) -> Node:
+    def _signed(self) -> SqlNode:
         sign = self._sign("-", "+")
         if not sign:
             return self._suffixed()
@@ -263,7 +263,7 @@ class _Parser:
             return self._node("literal", f"-{node.text}")
         return self._node("sign", sign, (node,))
 
-    def _suffixed(self) -> Node:
+    def _suffixed(self) -> SqlNode:
         node = self._primary()
         while True:
             if self._sign("::"):
@@ -287,12 +287,12 @@ class _Parser:
             else:
                 return node
 
-    def _primary(self) -> Node:
+    def _primary(self) -> SqlNode:
         token = self._next()
         if token.kind in ("number", "text", "bytes"):
-            return Node("literal", token.text)
+            return SqlNode("literal", token.text)
         if token.kind == "quoted":
-            return Node("column", token.text)
+            return SqlNode("column", token.text)
         if token.kind == "sign" and token.text == "(":
             with self._nested():
                 node = self._expression()
@@ -305,7 +305,7 @@ class _Parser:
             return self._named(token)
         raise self._unexpected(token)
 
-    def _named(self, token: Token) -> Node:
+    def _named(self, token: Token) -> SqlNode:
         """Parse what begins with a word: a constant, a call, a column."""
         word, behind = token.text.upper(), self._peek()
         if word in _QUERIES and (word == "SELECT" or behind.kind != "end"):
@@ -314,9 +314,9 @@ class _Parser:
                 "an expression has the columns of one record only; to use another table join with it",
             )
         if word in ("NULL", "TRUE", "FALSE"):
-            return Node("literal", word)
+            return SqlNode("literal", word)
         if word in _TYPED and behind.kind == "text":
-            return Node("literal", f"{word} {self._next().text}")
+            return SqlNode("literal", f"{word} {self._next().text}")
         if word == "CASE":
             with self._nested():
                 return self._case()
@@ -328,11 +328,11 @@ class _Parser:
             with self._nested():
                 return self._call(token.text)
         refuse_clock(token.text)
-        return Node("column", token.text)
+        return SqlNode("column", token.text)
 
-    def _case(self) -> Node:
+    def _case(self) -> SqlNode:
         subject = None if self._is("WHEN") else self._expression()
-        parts: list[Node] = []
+        parts: list[SqlNode] = []
         while self._word("WHEN"):
             condition = self._expression()
             if subject is not None:
@@ -346,16 +346,16 @@ class _Parser:
         self._need("END")
         return self._node("case", "", tuple(parts))
 
-    def _bracketed(self) -> Node:
+    def _bracketed(self) -> SqlNode:
         self._need("(")
         with self._nested():
             node = self._expression()
         self._need(")")
         return node
 
-    def _list(self, opens: str, closes: str) -> tuple[Node, ...]:
+    def _list(self, opens: str, closes: str) -> tuple[SqlNode, ...]:
         self._need(opens)
-        found: list[Node] = []
+        found: list[SqlNode] = []
         with self._nested():
             if not self._sign(closes):
                 found.append(self._value(closes))
@@ -366,17 +366,17 @@ class _Parser:
             raise SqlError("an empty list", "IN needs at least one value")
         return tuple(found)
 
-    def _value(self, closes: str) -> Node:
+    def _value(self, closes: str) -> SqlNode:
         """Parse an element of a list; those of long lists are mostly single tokens."""
         kind, text = self._tokens[self._at]
         if kind in ("number", "text") and self._peek(1).text in (",", closes):
             self._at += 1
-            return Node("literal", text)
+            return SqlNode("literal", text)
         return self._expression()
 
     # Calls
 
-    def _call(self, written: str) -> Node:
+    def _call(self, written: str) -> SqlNode:
         name = written.upper()
         if name in ("CAST", "TRY_CAST"):
             return self._cast(name)
@@ -393,7 +393,7 @@ class _Parser:
         if self._word("DISTINCT"):
             check_call(written, 1)
             raise SqlError("unexpected `DISTINCT`")
-        found: list[Node] = []
+        found: list[SqlNode] = []
         if not self._sign(")"):
             found.append(self._expression())
             while self._sign(",") or (name == "SUBSTRING" and self._word("FROM", "FOR")):
@@ -404,7 +404,7 @@ class _Parser:
         name = check_call("SUBSTR" if name == "SUBSTRING" else written, len(found))
         return self._node("call", name, tuple(found))
 
-    def _cast(self, name: str) -> Node:
+    def _cast(self, name: str) -> SqlNode:
         self._need("(")
         node = self._expression()
         self._need("AS")
@@ -445,7 +445,7 @@ class _Parser:
             raise self._unexpected(token, "a whole number")
         return token.text
 
-    def _extract(self) -> Node:
+    def _extract(self) -> SqlNode:
         self._need("(")
         token = self._next()
         unit = token.text.strip("'").upper()
@@ -456,7 +456,7 @@ class _Parser:
         self._need(")")
         return self._node("extract", unit, (node,))
 
-    def _trim(self) -> Node:
+    def _trim(self) -> SqlNode:
         self._need("(")
         side = self._word("BOTH", "LEADING", "TRAILING")
         parts = [] if self._is("FROM") else [self._expression()]
@@ -466,10 +466,10 @@ class _Parser:
             parts.insert(0, self._expression())
         self._need(")")
         if len(parts) == 1:
-            parts.insert(0, Node("literal", "' '"))
+            parts.insert(0, SqlNode("literal", "' '"))
         return self._node("trim", side or "BOTH", tuple(parts))
 
-    def _position(self) -> Node:
+    def _position(self) -> SqlNode:
         self._need("(")
         part = self._operand()
         self._need("IN")
@@ -478,5 +478,5 @@ class _Parser:
         return self._node("call", "STRPOS", (whole, part))
 
 
-def _is_literal(node: Node) -> bool:
+def _is_literal(node: SqlNode) -> bool:
     return node.is_literal

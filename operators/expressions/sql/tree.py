@@ -37,12 +37,12 @@ Kind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SqlNode:
     """An operation. `depth` is the length of its chain of dependent operations, itself included."""
 
     kind: Kind
     text: str = ""
-    parts: tuple[Node, ...] = ()
+    parts: tuple[SqlNode, ...] = ()
     depth: int = 0
 
     @property
@@ -55,11 +55,11 @@ class Node:
 class Reading:
     """A parsed text: the expression, and the name after AS."""
 
-    node: Node
+    node: SqlNode
     alias: str | None
 
 
-def columns_of(node: Node) -> frozenset[str]:
+def columns_of(node: SqlNode) -> frozenset[str]:
     """Return the names of all columns in the tree."""
     found: set[str] = set()
     todo = [node]

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import polars as pl
 
 from .tokens import SqlError, quoted
-from .tree import NESTING_MAX, OPERATIONS_MAX, SIMPLER, Node
+from .tree import NESTING_MAX, OPERATIONS_MAX, SIMPLER, SqlNode
 
 TypeOf: TypeAlias = Callable[[str], pl.DataType | None]
 """A function from SQL to its type over the stream's columns; None if it has none."""
@@ -33,7 +33,7 @@ _FLOATS: Final = (pl.Float32, pl.Float64)
 _NAN: Final = "CAST('NaN' AS DOUBLE)"
 
 
-def write_sql(node: Node, type_of: TypeOf) -> str:
+def write_sql(node: SqlNode, type_of: TypeOf) -> str:
     """Return the SQL of `node` for Polars.
 
     Raises:
@@ -48,7 +48,7 @@ class _Writer:
         self._operations = 0
         self._brackets = 0
 
-    def text(self, node: Node) -> str:
+    def text(self, node: SqlNode) -> str:
         """Write the node, without brackets around it."""
         self._operations += 1
         if self._operations > 2 * OPERATIONS_MAX + len(node.parts):
@@ -60,47 +60,47 @@ class _Writer:
         self._brackets -= 1
         return written
 
-    def _part(self, node: Node) -> str:
+    def _part(self, node: SqlNode) -> str:
         """Write the node as an operand."""
         if node.kind == "literal":
             return f"({node.text})" if node.text.startswith("-") else node.text
         return self.text(node) if node.kind in _BARE else f"({self.text(node)})"
 
-    def _list_of(self, nodes: Sequence[Node]) -> str:
+    def _list_of(self, nodes: Sequence[SqlNode]) -> str:
         return ", ".join(node.text if node.is_literal else self.text(node) for node in nodes)
 
     # One method for each kind of node
 
-    def _literal(self, node: Node) -> str:
+    def _literal(self, node: SqlNode) -> str:
         return node.text
 
-    def _column(self, node: Node) -> str:
+    def _column(self, node: SqlNode) -> str:
         return quoted(node.text)
 
-    def _field(self, node: Node) -> str:
+    def _field(self, node: SqlNode) -> str:
         return f"{self._part(node.parts[0])}.{quoted(node.text)}"
 
-    def _item(self, node: Node) -> str:
+    def _item(self, node: SqlNode) -> str:
         return f"{self._part(node.parts[0])}[{self.text(node.parts[1])}]"
 
-    def _array(self, node: Node) -> str:
+    def _array(self, node: SqlNode) -> str:
         return f"ARRAY[{self._list_of(node.parts)}]"
 
-    def _extract(self, node: Node) -> str:
+    def _extract(self, node: SqlNode) -> str:
         return f"EXTRACT({node.text} FROM {self.text(node.parts[0])})"
 
-    def _trim(self, node: Node) -> str:
+    def _trim(self, node: SqlNode) -> str:
         characters, whole = node.parts
         return f"TRIM({node.text} {self.text(characters)} FROM {self.text(whole)})"
 
-    def _cast(self, node: Node) -> str:
+    def _cast(self, node: SqlNode) -> str:
         name, kind = node.text.split(" ", 1)
         return f"{name}({self.text(node.parts[0])} AS {kind})"
 
-    def _zone(self, node: Node) -> str:
+    def _zone(self, node: SqlNode) -> str:
         return f"{self._part(node.parts[0])} AT TIME ZONE {node.text}"
 
-    def _sign(self, node: Node) -> str:
+    def _sign(self, node: SqlNode) -> str:
         inner = node.parts[0]
         if node.text == "+":
             return self._part(inner)
@@ -108,13 +108,13 @@ class _Writer:
             return self._part(inner.parts[0])
         return f"-{self._part(inner)}"
 
-    def _not(self, node: Node) -> str:
+    def _not(self, node: SqlNode) -> str:
         inner = node.parts[0]
         if inner.kind == "not":
             return self.text(inner.parts[0])
         return f"NOT {self._part(inner)}"
 
-    def _is(self, node: Node) -> str:
+    def _is(self, node: SqlNode) -> str:
         what = self._part(node.parts[0])
         if node.text.endswith("NULL"):
             return f"{what} {node.text}"
@@ -122,10 +122,10 @@ class _Writer:
         answer = f"COALESCE({wanted}, FALSE)"  # never null, unlike Polars' own IS NOT TRUE
         return f"NOT {answer}" if "NOT " in node.text else answer
 
-    def _all(self, node: Node) -> str:
+    def _all(self, node: SqlNode) -> str:
         return self._balanced("AND", [self._part(part) for part in node.parts])
 
-    def _any(self, node: Node) -> str:
+    def _any(self, node: SqlNode) -> str:
         return self._balanced("OR", [self._part(part) for part in node.parts])
 
     def _balanced(self, word: str, texts: list[str]) -> str:
@@ -135,15 +135,15 @@ class _Writer:
             texts = joined + ([texts[-1]] if len(texts) % 2 else [])
         return f" {word} ".join(texts)
 
-    def _in(self, node: Node) -> str:
+    def _in(self, node: SqlNode) -> str:
         subject, *values = node.parts
         return f"{self._part(subject)} {node.text} ({self._list_of(values)})"
 
-    def _between(self, node: Node) -> str:
+    def _between(self, node: SqlNode) -> str:
         what, low, high = self._same_zone([self._part(part) for part in node.parts])
         return f"{what} {node.text} {low} AND {high}"
 
-    def _case(self, node: Node) -> str:
+    def _case(self, node: SqlNode) -> str:
         texts = [self.text(part) for part in node.parts]
         whens = "".join(
             f" WHEN {condition} THEN {result}"
@@ -152,7 +152,7 @@ class _Writer:
         other = f" ELSE {texts[-1]}" if len(texts) % 2 else ""
         return f"CASE{whens}{other} END"
 
-    def _binary(self, node: Node) -> str:
+    def _binary(self, node: SqlNode) -> str:
         if node.text in _COMPARED:
             left, right = self._same_zone([self._part(part) for part in node.parts])
             return f"{left} {node.text} {right}"
@@ -177,7 +177,7 @@ class _Writer:
             for text, kind in zip(texts, types, strict=True)
         ]
 
-    def _call(self, node: Node) -> str:
+    def _call(self, node: SqlNode) -> str:
         special = getattr(self, f"_call_{node.text.lower()}", None)
         texts = [self.text(part) for part in node.parts]
         if special is not None:

@@ -18,7 +18,7 @@ from ....state.keyed.keys import entry_codec
 from ....state.keyed.timers import TimerTable
 from ...clock import Clock
 from ...process.context import Context, RepeatsAfterEnd
-from ...process.declared import Declared
+from ...process.declared import DeclaredStates
 from ...process.timers import FunctionTimers
 from .evictors import TimedRecord
 from .functions import AggregateFunction
@@ -39,7 +39,7 @@ Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class WindowStates(Declared):
+class WindowStates(DeclaredStates):
     """The states of a window step: those of the user's function, and the windows' own.
 
     `incremental`: windows keep an accumulator instead of records. `merging`: windows merge.
@@ -75,7 +75,7 @@ class WindowStates(Declared):
         return [descriptor for descriptor in self.keyed.values() if descriptor.per_window]
 
 
-def window_states(declared: Declared, *, incremental: bool, merging: bool) -> WindowStates:
+def window_states(declared: DeclaredStates, *, incremental: bool, merging: bool) -> WindowStates:
     """Return the states of a step whose function declares `declared`."""
     return WindowStates(
         declared.keyed,

@@ -21,7 +21,7 @@ from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 from .handler import (
     AbortCheckpoint,
     AlignmentDecision,
-    Block,
+    BlockChannel,
     ForwardCancel,
     TriggerSnapshot,
     UnblockAll,
@@ -74,7 +74,7 @@ class AlignedBarrierHandler:
         self._waiting.discard(position)
         if self._waiting:
             self._blocked.add(position)
-            decisions.append(Block(position))
+            decisions.append(BlockChannel(position))
         return decisions + self._complete_if_aligned(now_ms)
 
     def on_timer(self, now_ms: int) -> list[AlignmentDecision]:

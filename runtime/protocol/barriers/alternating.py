@@ -24,7 +24,7 @@ means no change.
 |---|---|---|---|
 | barrier or announcement older than c | | | |
 | announcement of c | | the switch, if overdue | |
-| barrier of c, not the last | | `Block`; the switch, if overdue or unaligned | counted |
+| barrier of c, not the last | | `BlockChannel`; the switch, if overdue or unaligned | counted |
 | last barrier of c | | snapshot; the switch, if unaligned | `FinishCapture` |
 | timer | | the switch; `StartTimer` again, if it is too early | |
 | cancel marker of c | | c is aborted | c is aborted |
@@ -34,8 +34,8 @@ means no change.
 | newer cancel marker | aborted at once | both are aborted | both are aborted |
 | newer abort notice | remembered | remembered | remembered |
 
-*Begin* means `StartTimer`, or `Block`, or both; or the switch at once; or, with one open channel, the
-snapshot. If its abort notice is here it means `ForwardCancel`, and the checkpoint is over.
+*Begin* means `StartTimer`, or `BlockChannel`, or both; or the switch at once; or, with one open channel,
+the snapshot. If its abort notice is here it means `ForwardCancel`, and the checkpoint is over.
 *Aborted* means `UnblockAll`, `AbortCheckpoint`, `ForwardCancel`; while collecting `DropCapture` and
 `AbortCheckpoint`, since our barrier was already sent. An abort notice needs no `AbortCheckpoint`: the
 coordinator knows.
@@ -52,7 +52,7 @@ from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 from .handler import (
     AbortCheckpoint,
     AlignmentDecision,
-    Block,
+    BlockChannel,
     DropCapture,
     FinishCapture,
     ForwardCancel,
@@ -119,7 +119,7 @@ class AlternatingBarrierHandler:
         if self._overdue(barrier, now_ms):
             return decisions + self._switch(now_ms)
         self._blocked.add(position)
-        decisions.append(Block(position))
+        decisions.append(BlockChannel(position))
         return decisions + self._timer() if begun else decisions
 
     def on_timer(self, now_ms: int) -> list[AlignmentDecision]:

@@ -1,6 +1,6 @@
 """The interface of all barrier handlers, and their decisions as values.
 
-A subtask carries the decisions out in order, at once. `Block` to `ForwardCancel` are those of
+A subtask carries the decisions out in order, at once. `BlockChannel` to `ForwardCancel` are those of
 aligned barriers. `StartTimer` and the captures belong to barriers that overtake records: the
 overtaken records are *channel state*, a part of the checkpoint.
 """
@@ -17,7 +17,7 @@ from ..ids import ChannelPosition, CheckpointId
 
 @final
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockChannel:
     """Read no more from this channel."""
 
     position: ChannelPosition
@@ -109,7 +109,7 @@ class DropCapture:
 
 
 AlignmentDecision: TypeAlias = (
-    Block
+    BlockChannel
     | UnblockAll
     | TriggerSnapshot
     | AbortCheckpoint

@@ -39,7 +39,7 @@ from .decisions import (
     RequestDone,
     RequestFailed,
     RequestToken,
-    Trigger,
+    StartCheckpoint,
     WakeAt,
 )
 from .settings import CheckpointRules, CheckpointSchedule
@@ -433,7 +433,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._pending[checkpoint_id] = pending
         if pending.ending:
             self._phase = Phase.ENDING
-        self._out.append(Trigger(checkpoint_id, self._now_ms, pending.options))
+        self._out.append(StartCheckpoint(checkpoint_id, self._now_ms, pending.options))
 
     def _fail(self, pending: PendingCheckpoint[Payload], reason: CheckpointFailure) -> None:
         """Abort a checkpoint for its own failure, and apply the consequences for the job."""

@@ -19,7 +19,7 @@ RequestToken = NewType("RequestToken", str)
 
 @final
 @dataclass(frozen=True, slots=True)
-class Trigger:
+class StartCheckpoint:
     """Tell all source subtasks to send the barrier of a new checkpoint."""
 
     checkpoint_id: CheckpointId
@@ -131,7 +131,7 @@ class WakeAt:
 
 
 CheckpointDecision: TypeAlias = (
-    Trigger
+    StartCheckpoint
     | Publish[Payload]
     | NotifyComplete
     | NotifyAborted
