@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,8 @@ import headgate as hg
 from headgate.operators.aggregation.aggregates import AggregatePlan
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
-from headgate.state.keygroups import key_group_range
-from headgate.state.snapshot import RestoredFiles, RestoredState
-from headgate.tests.support.operators import in_place, operator_context
+from headgate.state.snapshot import RestoredState
+from headgate.tests.support.spilled_running import LastRows, kept_files, start_running
 
 SCHEMA = pa.schema([("key", pa.int64()), ("x", pa.float64()), ("word", pa.string())])
 AGGREGATES = {
@@ -34,37 +31,14 @@ AGGREGATES = {
     "collect": {"words": hg.collect("word"), "xs": hg.collect("x")},
 }
 ON_DISK = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "24kb"}
-KEYS, MAX_PARALLELISM = 500, 16
-numbers = itertools.count()
+KEYS = 500
 
 
-class Last:
-    """An output that keeps the last result of each key."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, dict[str, Any]] = {}
-
-    def emit(self, batch: ColumnBatch) -> None:
-        self.rows |= {row["key"]: row for row in batch.data.to_pylist()}
-
-
-def started(aggregates, directory: Path, index: int, parallelism: int, options):
-    operator, output = RunningAggregate(AggregatePlan(("key",), aggregates, SCHEMA)), Last()
-    own = directory / f"attempt{next(numbers)}"
-    own.mkdir()
-    operator.output = output
-    operator.open(
-        operator_context(
-            index,
-            parallelism,
-            MAX_PARALLELISM,
-            attempt=next(numbers),
-            run_in_thread=in_place,
-            options=options,
-            local_directory=lambda: own,
-        )
-    )
-    return operator, output
+def started(
+    aggregates: dict[str, Any], directory: Path, index: int, parallelism: int, options: Any
+) -> tuple[RunningAggregate, LastRows]:
+    plan = AggregatePlan(("key",), aggregates, SCHEMA)
+    return start_running(plan, directory, index, parallelism, **options)
 
 
 def batch(rng: np.random.Generator, rows: int = 250) -> ColumnBatch:
@@ -87,22 +61,17 @@ def test_on_disk_as_in_memory_and_after_a_restore(tmp_path: Path, kind: str) -> 
         data = batch(rng)
         disk.process(data, 0)
         memory.process(data, 0)
-        assert str(on_disk.rows) == str(in_memory.rows)
+        assert str(on_disk.last) == str(in_memory.last)
     assert list(tmp_path.rglob("*.arrow"))
-    cut = disk.snapshot(1).files["running"]
-    collected = cut.collect()
-    files = {file.id: Path(shutil.copy(file.path, tmp_path / file.id)) for file in collected.files}
-    cut.release()
+    found = kept_files(disk, tmp_path)
     disk.close()
     again, restored = started(AGGREGATES[kind], tmp_path, 0, 1, ON_DISK)
-    own = key_group_range(0, 1, MAX_PARALLELISM)
-    found = RestoredFiles(collected.meta, files, own.first, own.last)
     again.restore(RestoredState(files={"running": [found]}))
-    in_memory.rows.clear()
+    in_memory.last.clear()
     for _ in range(3):
         data = batch(rng)
         again.process(data, 0)
         memory.process(data, 0)
-    assert str(restored.rows) == str(in_memory.rows)
+    assert str(restored.last) == str(in_memory.last)
     again.close()
     memory.close()

@@ -10,6 +10,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.tests.support.held import Paced
+from headgate.tests.support.lab import stop_with_savepoint
 
 ROWS = 900
 KEYS = 7
@@ -79,12 +80,7 @@ def test_a_savepoint_goes_on_at_another_parallelism_and_backend(
     out, over = sinks()
     taken: list[str] = []
 
-    async def script(running: Any) -> None:
-        await running.checkpoint()
-        await running.checkpoint()
-        stopped = await running.request("stop", savepoint=str(tmp_path))
-        taken.append(stopped["savepoint"])
-
+    script = stop_with_savepoint(tmp_path, taken, checkpoints=2)
     job = job_of(lab, (out, over), 2, backends[0])
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert len(out.rows) < len(expected()[0])

@@ -8,31 +8,20 @@ from types import SimpleNamespace
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list, hybrid_source, numbers
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.source import Source, SourceReader
 from headgate.operators.splits import History
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.split_discovery import LedgerStart
-from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.source_subtask import SourceSubtask
 from headgate.state.snapshot import ItemsCut
+from headgate.tests.support.tasks import task_environment
 
 ALIGNED = {"align": "g", "max_drift": "1s", "idle_after": "1h", "name": "times"}
 
 
-def metrics(*_):
-    return SimpleNamespace(
-        counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
-        gauge=lambda name, read: None,
-        histogram=lambda name: SimpleNamespace(observe=lambda value: None),
-    )
-
-
 class Mute(Source):
-    """One batch, of a reader that does not tell of its splits."""
+    """A source of one batch, whose reader does not report its splits."""
 
     bounded = True
 
@@ -69,23 +58,13 @@ def with_subtask(source, scenario, tmp_path, ledger=None):
 
     async def main():
         with ThreadPoolExecutor(1) as threads:
-            env = TaskEnvironment(
-                plan=plan,
-                vertex=plan.vertices[0],
-                index=0,
-                generation=1,
-                attempt=1,
-                restored_checkpoint=0,
+            env = task_environment(
+                plan,
+                plan.vertices[0],
+                tmp_path / "local",
+                threads,
                 options={"pipeline.auto-watermark-interval": "0 ms"},
-                settings=TaskSettings(),
-                clock=SystemClock(),
-                store=MemoryStore("one", {}),
-                store_at=None,
-                io_threads=threads,
-                transfers=asyncio.Semaphore(1),
-                directory=SubtaskDirectory(tmp_path / "local"),
                 reports=SimpleNamespace(finished=lambda: ended.append(True)),
-                metrics_of=metrics,
             )
             subtask = SourceSubtask(env, {}, tuple(source.splits(1)), ledger)
             await subtask.prepare(None, False)

@@ -10,15 +10,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-
-def stop_with(target: str, taken: list[str], *, native: bool) -> Any:
-    async def script(job: Any) -> None:
-        for _ in range(2):
-            await job.checkpoint()
-        done = await job.request("stop", savepoint=target, native=native)
-        taken.append(done["savepoint"])
-
-    return script
+from headgate.tests.support.lab import stop_with_savepoint
 
 
 def finish(lab: Any, goods: Any, copy: str, options: dict[str, str]) -> None:
@@ -36,7 +28,10 @@ def test_to_another_directory(
 ) -> None:
     taken: list[str] = []
     goods = goods_at(str(tmp_path / "checkpoints"), backend=backend)
-    plain_lab.run(goods.job(), stop_with(str(tmp_path / "saved"), taken, native=native))
+    plain_lab.run(
+        goods.job(),
+        stop_with_savepoint(str(tmp_path / "saved"), taken, checkpoints=2, native=native),
+    )
     copy = tmp_path / "elsewhere" / "under another name"
     shutil.copytree(taken[0], copy)
     shutil.rmtree(tmp_path / "saved")
@@ -67,7 +62,9 @@ def test_to_another_bucket(
     options = s3_server.options
     goods = goods_at(plain_lab.storage, backend=backend, every="50ms")
     target = f"s3://{s3_server.bucket}/saved"
-    plain_lab.run(goods.job(**options), stop_with(target, taken, native=native))
+    plain_lab.run(
+        goods.job(**options), stop_with_savepoint(target, taken, checkpoints=2, native=native)
+    )
     client = boto3.client(
         "s3",
         endpoint_url=s3_server.endpoint,

@@ -15,7 +15,6 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import (
     WATERMARK_MAX,
     CheckpointBarrier,
@@ -29,10 +28,7 @@ from headgate.operators.loops.head import LOG
 from headgate.operators.loops.stored import decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
-from headgate.runtime.job import runnable
-from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import NodePartition
-from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.iteration import (
     FEEDBACK_TURNS,
     LAST_TIMES,
@@ -40,8 +36,8 @@ from headgate.runtime.task.iteration import (
     FeedbackPorts,
     IterationSubtask,
 )
-from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.tasks import planned, task_environment
 
 
 class Sent:
@@ -105,31 +101,10 @@ class Head:
             else source.iterate(body, name="loop")
         )
         loop.write(collect(guarantee="none"), name="out")
-        plan = runnable(job).spec().replan(1, 4)
-        (vertex,) = [each for each in plan.vertices if each.head.name == "loop"]
+        plan, vertex = planned(job, "loop")
         self.reports, self.out, self.ports = Reports(), Sent(), FeedbackPorts()
         self.gate = InputGate([InputChannelSpec(number, 0) for number in (0, 1)])
-        env = TaskEnvironment(
-            plan=plan,
-            vertex=vertex,
-            index=0,
-            generation=1,
-            attempt=1,
-            restored_checkpoint=0,
-            options={},
-            settings=TaskSettings(),
-            clock=SystemClock(),
-            store=MemoryStore("head", {}),
-            store_at=None,  # type: ignore[arg-type]
-            io_threads=threads,
-            transfers=asyncio.Semaphore(1),
-            directory=SubtaskDirectory(path),
-            reports=self.reports,  # type: ignore[arg-type]
-            metrics_of=lambda *_: SimpleNamespace(  # type: ignore[arg-type,return-value]
-                counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
-                gauge=lambda name, read: None,
-            ),
-        )
+        env = task_environment(plan, vertex, path, threads, reports=self.reports)
         outputs = {vertex.head.id: [NodePartition(None, self.out)]}
         self.subtask = IterationSubtask(env, outputs, self.gate, self.ports)  # type: ignore[arg-type]
         self.tail = FeedbackPartition(self.ports, "loop", 0)

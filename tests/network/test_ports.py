@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import headgate as hg
 from headgate.connectors import Pause, blackhole, from_list
 from headgate.errors import ClusterError, JobError, OptionError
 from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Connect, JobClient
+from headgate.runtime.control.job_client import JobClient
 from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import runnable
 from headgate.runtime.listening import Listener, worker_metrics_port
 from headgate.runtime.options.registry import Options
+from headgate.tests.support.launched import while_running
 
 AT_ONCE = {"headgate.listener.port-patience": "0 ms"}
 GUARD_S = 600.0
@@ -279,30 +280,6 @@ def make_job(parallelism: int, **texts: str) -> hg.Job:
     return job
 
 
-async def _while_running(
-    job: hg.Job, cluster: str, script: Callable[[JobClient], Awaitable[None]]
-) -> None:
-    listening: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
-    async with asyncio.timeout(GUARD_S):
-        running = asyncio.create_task(
-            launch(
-                runnable(job).spec(),
-                cluster,
-                on_listening=listening.set_result,
-            )
-        )
-        await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
-        client = await listening.result()()
-        while (await client.request("status"))["status"] != "RUNNING":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        await script(client)
-        await client.request("cancel")
-        await client.close()
-        await running
-
-
 @pytest.mark.parametrize("cluster", ["in-process", pytest.param("local", marks=pytest.mark.ray)])
 def test_a_job_listens_at_its_ports_only(
     cluster: str, ports: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -323,7 +300,7 @@ def test_a_job_listens_at_its_ports_only(
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
 
-    asyncio.run(_while_running(job, cluster, script))
+    asyncio.run(while_running(job, cluster, script))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import headgate as hg
-from headgate.runtime.cluster.launch import launch
-from headgate.runtime.control.job_client import Connect, JobClient
-from headgate.runtime.job import runnable
+from headgate.runtime.control.job_client import JobClient
 from headgate.runtime.protocol.job_result import JobOutcome
+from headgate.tests.support.launched import while_running
 
-DEADLINE_S = 240.0
 Labels = dict[str, str]
 
 
@@ -75,31 +73,6 @@ def _get(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def _watch(
-    job: hg.Job, script: Callable[[Watched], Awaitable[None]], cluster: str
-) -> JobOutcome:
-    listening: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
-    async with asyncio.timeout(DEADLINE_S):
-        running = asyncio.create_task(
-            launch(
-                runnable(job).spec(),
-                cluster,
-                on_listening=listening.set_result,
-            )
-        )
-        await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
-        client = await listening.result()()
-        try:
-            watched = Watched(client)
-            while (await watched.status())["status"] != "RUNNING":  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            await script(watched)
-            await client.request("cancel")
-        finally:
-            await client.close()
-        return await running
-
-
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobOutcome]:
     """Runs a job until a script has seen enough of it, then cancels it."""
@@ -110,6 +83,6 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobO
         script: Callable[[Watched], Awaitable[None]],
         cluster: str = "in-process",
     ) -> JobOutcome:
-        return asyncio.run(_watch(job, script, cluster))
+        return asyncio.run(while_running(job, cluster, lambda client: script(Watched(client))))
 
     return run

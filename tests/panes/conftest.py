@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from headgate.operators.base import Operator
-from headgate.operators.elements import Batch, ColumnBatch
-from headgate.state.snapshot import RestoredState
+from headgate.operators.elements import ColumnBatch
+from headgate.tests.support.operators import Harness, start_operator
 from headgate.tests.support.operators import MillisecondsRecorder as Recorder
-from headgate.tests.support.operators import checked_tables, operator_context, rows_of
 
 
 class Timers:
@@ -38,34 +37,14 @@ class Timers:
 
 
 @dataclass
-class Harness:
-    """One subtask of an operator."""
+class TimedHarness(Harness):
+    """One subtask of an operator, with its timers."""
 
-    operator: Operator
-    output: Recorder
-    timers: Timers
-    snapshots: int = 0
-
-    def process(self, batch: Batch) -> None:
-        self.operator.process(batch, 0)
-
-    def watermark(self, timestamp: int) -> None:
-        self.operator.on_watermark(timestamp)
-
-    def cut(self) -> Any:
-        """An open snapshot."""
-        self.snapshots += 1
-        snapshot = self.operator.snapshot(self.snapshots)
-        assert snapshot is not None
-        return snapshot
-
-    def tables(self) -> dict[str, pa.Table]:
-        """The snapshot, its tables made at once; checks their promised form."""
-        return checked_tables(self.cut().tables)
+    timers: Timers = field(default_factory=Timers)
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[..., Harness]:
+def start() -> Callable[..., TimedHarness]:
     """Starts subtask `index` of `parallelism`, restored from `tables` cut to its key groups."""
 
     def start_(
@@ -73,15 +52,11 @@ def start() -> Callable[..., Harness]:
         tables: dict[str, pa.Table] | None = None,
         index: int = 0,
         parallelism: int = 1,
-    ) -> Harness:
+    ) -> TimedHarness:
         operator = pickle.loads(pickle.dumps(operator))
         recorder, timers = Recorder(), Timers()
-        operator.output = recorder
-        context = operator_context(index, parallelism, metrics=recorder, timers=timers)
-        operator.open(context)
-        if tables is not None:
-            operator.restore(RestoredState(tables=rows_of(context.key_groups, tables)))
-        return Harness(operator, recorder, timers)
+        start_operator(operator, recorder, tables, index, parallelism, timers=timers)
+        return TimedHarness(operator, recorder, timers=timers)
 
     return start_
 

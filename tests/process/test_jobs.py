@@ -13,6 +13,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, generator, numbers, sequence
 from headgate.tests.support.held import Paced
+from headgate.tests.support.lab import stop_with_savepoint
 
 ROWS = 900
 KEYS = 7
@@ -137,12 +138,7 @@ def test_timers_in_a_savepoint_for_another_backend(
     out, seen = collect(guarantee="exactly_once"), collect(guarantee="exactly_once")
     taken: list[str] = []
 
-    async def script(running: Any) -> None:
-        await running.checkpoint()
-        await running.checkpoint()
-        stopped = await running.request("stop", savepoint=str(tmp_path))
-        taken.append(stopped["savepoint"])
-
+    script = stop_with_savepoint(tmp_path, taken, checkpoints=2)
     job = timers_job(lab, (out, seen), 2, backends[0])
     assert lab.run(job, script).outcome.status == "SUSPENDED"
     assert len(out.rows) < len(buckets())

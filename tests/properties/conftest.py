@@ -17,7 +17,6 @@ import pytest
 
 import headgate as hg
 from headgate.operators.base import Operator
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.coordinator.restore import assign_state
 from headgate.runtime.job import runnable
@@ -31,12 +30,12 @@ from headgate.runtime.protocol.checkpoints.manifest import (
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import OperatorChain, build_chain, call_and_wait, open_chain
 from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.snapshots import SnapshotRunner
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.hashing import hash_keys, key_groups_of
 from headgate.state.keygroups import KeyGroupRange, key_group_range
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
+from headgate.tests.support.tasks import task_environment
 
 GROUPS = 12
 CHAIN_MAX = 3
@@ -132,21 +131,20 @@ class Life:
 
     def _subtask(self, plan: Any, vertex: Any, index: int, restored: int) -> Subtask:
         reports = Reports()
-        env = TaskEnvironment(
-            plan=plan,
-            vertex=vertex,
+        env = task_environment(
+            plan,
+            vertex,
+            self.path / f"{self.attempt}-{index}",
+            self.threads,
             index=index,
             generation=GENERATION,
             attempt=self.attempt,
             restored_checkpoint=restored,
             options=self.options,
             settings=TaskSettings(inline_bytes_max=0, delta_chain_max=CHAIN_MAX),
-            clock=SystemClock(),
             store=self.store,
             store_at=self._store_at,
-            io_threads=self.threads,
             transfers=asyncio.Semaphore(2),
-            directory=SubtaskDirectory(self.path / f"{self.attempt}-{index}"),
             reports=reports,
             metrics_of=lambda task, operator, index: NoMetrics(),
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,41 +12,19 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StateError
-from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, min, sum
+from headgate.operators.aggregation.aggregates import AggregatePlan
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
-from headgate.state.snapshot import RestoredFiles, RestoredState
-from headgate.tests.support.operators import in_place, operator_context
-
-MAX_PARALLELISM = 16
-SCHEMA = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("number", pa.int64()),
-        pa.field("x", pa.int64()),
-        pa.field("price", pa.decimal128(22, 2)),
-        pa.field("text", pa.string()),
-    ]
+from headgate.state.snapshot import RestoredState
+from headgate.tests.support.spilled_running import (
+    MAX_PARALLELISM,
+    LastRows,
+    kept_files,
+    start_running,
 )
-AGGREGATES = {
-    "n": count(), "some": count("x"), "total": sum("x"), "mean": avg("x"), "least": min("x"),
-    "money": sum("price"), "word": max("text"),
-}  # fmt: skip
-KEYS = [("name",), ("number",), ("name", "number")]
-ROCKSDB = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "24kb"}
-
-
-class Rows:
-    """An output that keeps the last result of each key."""
-
-    def __init__(self) -> None:
-        self.last: dict[Any, dict[str, Any]] = {}
-
-    def emit(self, batch: ColumnBatch) -> None:
-        for row in batch.data.to_pylist():
-            self.last[row.get("name"), row.get("number")] = row
+from headgate.tests.support.spilled_windows import AGGREGATES, KEYS, ROCKSDB, SCHEMA
 
 
 def batch(rng: np.random.Generator) -> pa.RecordBatch:
@@ -65,47 +41,16 @@ def batch(rng: np.random.Generator) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-numbers = itertools.count()
-
-
 def started(
     keys: tuple[str, ...], directory: Path, index: int = 0, parallelism: int = 1, **options: str
-) -> tuple[RunningAggregate, Rows]:
-    operator, output = RunningAggregate(AggregatePlan(keys, AGGREGATES, SCHEMA)), Rows()
-    own = directory / f"attempt{next(numbers)}"
-    own.mkdir()
-    operator.output = output
-    operator.open(
-        operator_context(
-            index,
-            parallelism,
-            MAX_PARALLELISM,
-            attempt=next(numbers),
-            run_in_thread=in_place,
-            options=options,
-            local_directory=lambda: own,
-        )
-    )
-    return operator, output
+) -> tuple[RunningAggregate, LastRows]:
+    plan = AggregatePlan(keys, AGGREGATES, SCHEMA)
+    return start_running(plan, directory, index, parallelism, **options)
 
 
 def sorted_rows(tables: Any) -> list[str]:
     rows = [row for table in tables for row in table.to_pylist()]
     return sorted(str({name: row[name] for name in sorted(row)}) for row in rows)
-
-
-def files_of(
-    operator: RunningAggregate, store: Path, index: int, parallelism: int
-) -> RestoredFiles:
-    cut = operator.snapshot(1).files["running"]
-    collected = cut.collect()
-    files = {}
-    for file in collected.files:
-        files[file.id] = store / file.id
-        shutil.copy(file.path, files[file.id])
-    cut.release()
-    own = key_group_range(index, parallelism, MAX_PARALLELISM)
-    return RestoredFiles(collected.meta, files, own.first, own.last)
 
 
 @pytest.mark.parametrize("keys", KEYS)
@@ -140,7 +85,7 @@ def test_files_are_restored_at_another_parallelism(tmp_path: Path, keys: tuple[s
         data = batch(rng)
         disk.process(ColumnBatch(data), 0)
         memory.process(ColumnBatch(data), 0)
-    files = files_of(disk, tmp_path, 0, 1)
+    files = kept_files(disk, tmp_path)
     disk.close()
     parts = [started(keys, tmp_path, index, 3, **ROCKSDB) for index in range(3)]
     for operator, _ in parts:
@@ -167,7 +112,7 @@ def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
     """A worker has one event loop: while it reads for long it would miss its heartbeats."""
     disk, _ = started(("name",), tmp_path, **ROCKSDB)
     disk.process(ColumnBatch(batch(np.random.default_rng(5))), 0)
-    files = files_of(disk, tmp_path, 0, 1)
+    files = kept_files(disk, tmp_path)
     again, _ = started(("name",), tmp_path, **ROCKSDB)
     calls: list[Callable[[], None]] = []
     again.context = replace(again.context, run_in_thread=calls.append)
@@ -195,7 +140,7 @@ def test_a_canonical_table_changes_the_backend(tmp_path: Path) -> None:
         operator.restore(RestoredState(tables={"running": table}, states=states))
         operator.process(ColumnBatch(data), 0)
     assert on_disk.last == in_memory.last
-    files = files_of(disk, tmp_path, 0, 1)
+    files = kept_files(disk, tmp_path)
     with pytest.raises(StateError, match="files of another state backend"):
         memory.restore(RestoredState(files={"running": [files]}))
     disk.close()

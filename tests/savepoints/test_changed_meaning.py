@@ -15,6 +15,7 @@ from headgate.runtime.job import runnable
 from headgate.runtime.savepoint.compare import check
 from headgate.runtime.savepoint.locate import locate
 from headgate.runtime.storage.open_store import open_store_at
+from headgate.tests.support.lab import stop_with_savepoint
 
 FIELDS = {
     "k": {"kind": "sequence", "start": 0},
@@ -147,11 +148,7 @@ def make_job(lab: Any, step: str, **options: str) -> hg.Job:
 
 def saved(lab: Any, step: str) -> str:
     taken: list[str] = []
-
-    async def script(job: Any) -> None:
-        await job.checkpoint()
-        taken.append((await job.request("stop", savepoint=str(lab.path)))["savepoint"])
-
+    script = stop_with_savepoint(lab.path, taken)
     assert lab.run(make_job(lab, step), script, batches=3).outcome.status == "SUSPENDED"
     return taken[0]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
+from headgate.tests.support.lab import stop_with_savepoint
 
 MANIFEST = """\
 apiVersion: headgate.io/v1alpha1
@@ -39,13 +40,8 @@ def load(lab: Any, *, options: str, parallelism: int, rate: int) -> Any:
 
 def test_options_name_the_savepoint_and_whose_it_is(lab: Any) -> None:
     taken: list[str] = []
-
-    async def stop(job: Any) -> None:
-        await job.checkpoint()
-        done = await job.request("stop", savepoint=str(lab.path / "kept"))
-        taken.append(done["savepoint"])
-
-    lab.run(load(lab, options="{}", parallelism=1, rate=1000), stop)
+    first = load(lab, options="{}", parallelism=1, rate=1000)
+    lab.run(first, stop_with_savepoint(lab.path / "kept", taken))
     options = f'{{execution.state-recovery.path: "{taken[0]}", execution.state-recovery.claim-mode: CLAIM}}'
     job = load(lab, options=options, parallelism=2, rate=100_000)
     assert runnable(job).spec().restore_from == taken[0]

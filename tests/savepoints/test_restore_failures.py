@@ -13,6 +13,7 @@ import headgate as hg
 from headgate.connectors import collect, numbers
 from headgate.errors import StateError
 from headgate.runtime.job import runnable
+from headgate.tests.support.lab import stop_with_savepoint
 
 ROWS = 9000
 RATE = 600
@@ -164,12 +165,6 @@ def test_files_of_dead_coordinators_are_swept_at_the_next_start(lab: Any) -> Non
 
 def test_a_native_savepoint_restores(lab: Any) -> None:
     taken: list[str] = []
-
-    async def script(job: Any) -> None:
-        await job.checkpoint()
-        done = await job.request("stop", savepoint=str(lab.path / "kept"), native=True)
-        taken.append(done["savepoint"])
-
-    lab.run(make_job(lab), script)
+    lab.run(make_job(lab), stop_with_savepoint(lab.path / "kept", taken, native=True))
     ran = lab.run(make_job(lab, rate=None), restore_from=taken[0])
     assert ran.outcome.status == "FINISHED"

@@ -14,6 +14,7 @@ from headgate.connectors import collect, numbers
 from headgate.errors import JobError, StateError, UsageError
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store_at
+from headgate.tests.support.lab import stop_with_savepoint
 
 ROWS = 1200
 KEYS = 50
@@ -51,15 +52,6 @@ def expected() -> Counter[tuple[int, int]]:
 
 def exactly_once() -> Any:
     return collect(guarantee="exactly_once")
-
-
-def stop_with_savepoint(directory: Path, taken: list[str], **arguments: Any) -> Any:
-    async def script(job: Any) -> None:
-        await job.checkpoint()
-        done = await job.request("stop", savepoint=str(directory), **arguments)
-        taken.append(done["savepoint"])
-
-    return script
 
 
 def savepoints_in(directory: Path) -> list[str]:

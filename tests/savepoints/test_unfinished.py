@@ -16,6 +16,7 @@ from headgate.runtime.protocol import names
 from headgate.runtime.savepoint import store as savepoints
 from headgate.runtime.savepoint.locate import locate
 from headgate.runtime.storage.open_store import open_store_at
+from headgate.tests.support.lab import stop_with_savepoint
 
 
 def make_job(lab: Any, *, rate: float | None = 600) -> hg.Job:
@@ -35,12 +36,7 @@ def make_job(lab: Any, *, rate: float | None = 600) -> hg.Job:
 def interrupted(lab: Any) -> Path:
     """The directory of a savepoint whose coordinator died at the last moment."""
     taken: list[str] = []
-
-    async def script(job: Any) -> None:
-        await job.checkpoint()
-        taken.append((await job.request("stop", savepoint=str(lab.path)))["savepoint"])
-
-    lab.run(make_job(lab), script)
+    lab.run(make_job(lab), stop_with_savepoint(lab.path, taken))
     path = Path(taken[0])
     (path / names.SAVEPOINT_METADATA).unlink()
     (next(path.glob("*/*")) / ".tmp-0123").write_bytes(b"half")

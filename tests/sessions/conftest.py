@@ -10,9 +10,8 @@ import pytest
 
 from headgate.operators.base import Operator
 from headgate.runtime.task.state_restore import merge_chain
-from headgate.state.snapshot import RestoredState
 from headgate.tests.support.operators import MillisecondsRecorder as Recorder
-from headgate.tests.support.operators import operator_context, rows_of
+from headgate.tests.support.operators import start_operator
 
 
 @dataclass
@@ -61,15 +60,13 @@ def start() -> Callable[..., Subtask]:
         parallelism: int = 1,
     ) -> Subtask:
         recorder = Recorder()
-        operator.output = recorder
-        context = operator_context(index, parallelism, metrics=recorder)
-        operator.open(context)
+        merged = None
         if tables is not None:
             merged = {
                 name: pa.concat_tables(part[name] for part in tables).sort_by("key_group")
                 for name in tables[0]
             }
-            operator.restore(RestoredState(tables=rows_of(context.key_groups, merged)))
+        start_operator(operator, recorder, merged, index, parallelism)
         return Subtask(operator, recorder)
 
     return start_

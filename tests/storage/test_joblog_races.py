@@ -75,6 +75,16 @@ def run_alone(coroutine):
             return stop.value
 
 
+def run_some(actor, steps):
+    """Run an actor for some of its steps; return its outcome, empty if it has not ended."""
+    for _ in range(steps):
+        try:
+            actor.send(None)
+        except StopIteration as stop:
+            return stop.value
+    return ""
+
+
 def manifest_of(generation, checkpoint_id):
     file = names.checkpoint_file(generation, checkpoint_id, "op", 0, "state")
     handle = StateHandle(
@@ -254,13 +264,7 @@ def test_a_starter_that_sleeps_while_its_slot_is_taken_and_trimmed(stop_at):
     assert run_alone(play(world, leader, "SCTC")) == "done"
     slow = JobLog(SteppedStore(world.objects), "slow", FixedClock())
     actor = play(world, slow, "SC")
-    outcome = ""
-    for _ in range(stop_at + 1):
-        try:
-            actor.send(None)
-        except StopIteration as stop:
-            outcome = stop.value
-            break
+    outcome = run_some(actor, stop_at + 1)
     leader_outcome = run_alone(play(world, leader, "TCTCTCT"))
     outcome = outcome or run_alone(actor)
     assert outcome == "done", "it is the newest coordinator"
@@ -276,13 +280,7 @@ def test_a_starter_that_sleeps_while_a_newer_one_takes_over(stop_at):
     assert run_alone(play(world, old, "SCTC")) == "done"
     slow = JobLog(SteppedStore(world.objects), "slow", FixedClock())
     actor = play(world, slow, "SC")
-    outcome = ""
-    for _ in range(stop_at + 1):
-        try:
-            actor.send(None)
-        except StopIteration as stop:
-            outcome = stop.value
-            break
+    outcome = run_some(actor, stop_at + 1)
     newer = JobLog(MemoryStore("race", world.objects), "newer", FixedClock())
     assert run_alone(play(world, newer, "SCTCTCT")) == "done"
     check_invariants(world)

@@ -153,6 +153,27 @@ class Ran:
 Script = Callable[[RunningJob], Awaitable[None]]
 
 
+def stop_with_savepoint(
+    directory: Path | str, taken: list[str], *, checkpoints: int = 1, **arguments: Any
+) -> Script:
+    """Return a script that stops a job with a savepoint after some checkpoints.
+
+    Args:
+        directory: the savepoint goes below it.
+        taken: the address of the savepoint is added to this list.
+        checkpoints: the number of checkpoints that are completed before.
+        arguments: other arguments of the request.
+    """
+
+    async def script(job: RunningJob) -> None:
+        for _ in range(checkpoints):
+            await job.checkpoint()
+        done = await job.request("stop", savepoint=str(directory), **arguments)
+        taken.append(done["savepoint"])
+
+    return script
+
+
 class Lab:
     """The storage of one test, and the means to run jobs on it."""
 

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.base import OperatorContext
+from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import Batch, ColumnBatch
 from headgate.state.keygroups import KeyGroupRange, key_group_range
+from headgate.state.snapshot import RestoredState
 
 
 class ManualClock:
@@ -161,6 +162,57 @@ def checked_tables(cuts: Mapping[str, Any]) -> dict[str, pa.Table]:
         groups = table.column(0).to_pylist()
         assert groups == sorted(groups)
     return made
+
+
+@dataclass
+class Harness:
+    """One subtask of an operator."""
+
+    operator: Operator
+    output: Recorder
+    snapshots: int = 0
+
+    def process(self, batch: Batch) -> None:
+        self.operator.process(batch, 0)
+
+    def watermark(self, timestamp: int) -> None:
+        self.operator.on_watermark(timestamp)
+
+    def cut(self) -> Any:
+        """Return an open snapshot."""
+        self.snapshots += 1
+        snapshot = self.operator.snapshot(self.snapshots)
+        assert snapshot is not None
+        return snapshot
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Return the tables of a snapshot; checks their promised form."""
+        return checked_tables(self.cut().tables)
+
+
+def start_operator(
+    operator: Operator,
+    output: Recorder,
+    tables: Mapping[str, pa.Table] | None = None,
+    index: int = 0,
+    parallelism: int = 1,
+    **given: Any,
+) -> None:
+    """Open subtask `index` of `parallelism`, and restore its key groups of `tables`, if there are any.
+
+    Args:
+        operator: the operator of the subtask.
+        output: gets the results, and the metrics.
+        tables: the state of all subtasks.
+        index: the number of the subtask.
+        parallelism: the number of subtasks.
+        given: other fields of the context.
+    """
+    operator.output = output
+    context = operator_context(index, parallelism, metrics=output, **given)
+    operator.open(context)
+    if tables is not None:
+        operator.restore(RestoredState(tables=rows_of(context.key_groups, tables)))
 
 
 def in_place(function: Callable[[], Any]) -> Any:

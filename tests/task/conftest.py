@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 
 from headgate.operators.base import Operator
-from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain
-from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
-from headgate.runtime.task.local_files import SubtaskDirectory
+from headgate.runtime.task.environment import TaskSettings
 from headgate.runtime.task.snapshots import SnapshotRunner
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.keygroups import KeyGroupRange, key_group_range
@@ -30,6 +28,7 @@ from headgate.state.snapshot import (
     StateSnapshot,
     TableCut,
 )
+from headgate.tests.support.tasks import Reports, task_environment
 
 GROUPS = 16
 SCHEMA = pa.schema([("key_group", pa.int32()), ("key", pa.int64()), ("value", pa.int64())])
@@ -154,17 +153,6 @@ class ModelOperator(Operator):
         return self.infos
 
 
-class Reports:
-    def __init__(self):
-        self.acks, self.declines = {}, {}
-
-    def acked(self, checkpoint_id, snapshots, timing):
-        self.acks[checkpoint_id] = (list(snapshots), timing)
-
-    def declined(self, checkpoint_id, reason, text):
-        self.declines[checkpoint_id] = (reason, text)
-
-
 class Bench:
     """A subtask's snapshot runner, with the coordinator's part played by hand."""
 
@@ -175,23 +163,18 @@ class Bench:
         self.reports = Reports()
         self.path = path / f"{generation}-{index}-{parallelism}"
         self.own = key_group_range(index, parallelism, GROUPS)
-        self.env = TaskEnvironment(
-            plan=SimpleNamespace(job_name="job", max_parallelism=GROUPS),
-            vertex=SimpleNamespace(name="count", parallelism=parallelism),
+        self.env = task_environment(
+            SimpleNamespace(job_name="job", max_parallelism=GROUPS),
+            SimpleNamespace(name="count", parallelism=parallelism),
+            self.path,
+            self.threads,
             index=index,
             generation=generation,
-            attempt=1,
-            restored_checkpoint=0,
-            options={},
             settings=TaskSettings(**{"inline_bytes_max": 0, "delta_chain_max": 5, **settings}),
-            clock=SystemClock(),
             store=store,
             store_at=self._store_at,
-            io_threads=self.threads,
             transfers=asyncio.Semaphore(2),
-            directory=SubtaskDirectory(self.path),
             reports=self.reports,
-            metrics_of=None,
         )
         self.operators = {name: ModelOperator(self.path / name) for name in ("head", "tail")}
         chained = [

@@ -18,12 +18,10 @@ from headgate.operators.clock import SystemClock
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import PartitionStats
-from headgate.runtime.job import runnable
-from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import NodePartition
-from headgate.runtime.task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
+from headgate.runtime.task.environment import SnapshotTiming
 from headgate.runtime.task.input_subtask import InputSubtask
-from headgate.runtime.task.local_files import SubtaskDirectory
+from headgate.tests.support.tasks import planned, task_environment
 
 Run = Callable[[Awaitable[Any]], Any]
 
@@ -116,33 +114,19 @@ class Step:
         job.read(numbers(1), name="in").map(function, name="step").write(
             collect(guarantee="none"), name="out"
         )
-        plan = runnable(job).spec().replan(1, 4)
-        (vertex,) = [each for each in plan.vertices if each.head.name == "step"]
+        plan, vertex = planned(job, "step")
         self.gate = InputGate([InputChannelSpec(number, 0) for number in (0, 1)])
         for channel in (0, 1):
             sender: Any = SimpleNamespace(add_credits=lambda count: None)
             self.gate.open(self.gate.attach(channel, sender))
         self.reports, self.out = Reports(), Output()
-        env = TaskEnvironment(
-            plan=plan,
-            vertex=vertex,
-            index=0,
-            generation=1,
-            attempt=1,
-            restored_checkpoint=0,
-            options={},
-            settings=TaskSettings(),
+        env = task_environment(
+            plan,
+            vertex,
+            path / "local",
+            threads,
             clock=clock or SystemClock(),
-            store=MemoryStore("job", {}),
-            store_at=None,
-            io_threads=threads,
-            transfers=asyncio.Semaphore(1),
-            directory=SubtaskDirectory(path / "local"),
             reports=self.reports,
-            metrics_of=lambda *_: SimpleNamespace(
-                counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
-                gauge=lambda name, read: None,
-            ),
         )
         node = vertex.head
         outputs = {node.id: [NodePartition(None, self.out)]}

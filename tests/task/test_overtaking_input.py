@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,12 +14,9 @@ from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, En
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.hub import LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.job import runnable
-from headgate.runtime.storage.memory import MemoryStore
-from headgate.runtime.task.environment import TaskEnvironment, TaskSettings
 from headgate.runtime.task.input_subtask import InputSubtask
-from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.state.snapshot import ChannelAddress
+from headgate.tests.support.tasks import Reports, planned, task_environment
 
 UNALIGNED = CheckpointOptions(unaligned=True)
 RECORD_BYTES = 64
@@ -38,25 +34,6 @@ class Clock:
         return self.ms
 
 
-class Reports:
-    def __init__(self):
-        self.acks, self.declines = {}, {}
-
-    def acked(self, checkpoint_id, snapshots, timing):
-        self.acks[checkpoint_id] = (list(snapshots), timing)
-
-    def declined(self, checkpoint_id, reason, text):
-        self.declines[checkpoint_id] = reason
-
-
-def metrics(*_):
-    return SimpleNamespace(
-        counter=lambda name: SimpleNamespace(inc=lambda amount=1: None),
-        gauge=lambda name, read: None,
-        histogram=lambda name: SimpleNamespace(observe=lambda value: None),
-    )
-
-
 class Bench:
     """The subtask is moved by hand, step by step; nothing runs beside but what it writes."""
 
@@ -65,25 +42,14 @@ class Bench:
         job = hg.Job("barriers")
         stream = job.read(numbers(1), name="numbers").rebalance()
         stream.map(self.see, name="see").write(function_sink(str, guarantee="none"), name="out")
-        plan = runnable(job).spec().replan(1, 4)
-        (vertex,) = [vertex for vertex in plan.vertices if vertex.head.name == "see"]
-        env = TaskEnvironment(
-            plan=plan,
-            vertex=vertex,
-            index=0,
-            generation=1,
-            attempt=1,
-            restored_checkpoint=0,
-            options={},
-            settings=TaskSettings(),
+        plan, vertex = planned(job, "see")
+        env = task_environment(
+            plan,
+            vertex,
+            path,
+            threads,
             clock=self.clock,
-            store=MemoryStore("barriers", {}),
-            store_at=None,
-            io_threads=threads,
-            transfers=asyncio.Semaphore(1),
-            directory=SubtaskDirectory(path),
             reports=self.reports,
-            metrics_of=metrics,
             overtaking=True,
         )
         settings = ExchangeSettings(exclusive_buffers=8)
@@ -112,7 +78,7 @@ class Bench:
             CheckpointBarrier(checkpoint_id, self.clock.ms, options)
         )
 
-    async def go_on(self):
+    async def run_until_idle(self):
         """Do all there is to do."""
         subtask = self.subtask
         while True:
@@ -146,12 +112,12 @@ def run(tmp_path):
 def test_the_alignment_of_an_unaligned_checkpoint_ends_with_its_last_barrier(run):
     async def script(bench):
         bench.barrier(0, 1, UNALIGNED)
-        await bench.go_on()
+        await bench.run_until_idle()
         bench.clock.ms += 250
         bench.send(1, 5, 6)
-        await bench.go_on()
+        await bench.run_until_idle()
         bench.barrier(1, 1, UNALIGNED)
-        await bench.go_on()
+        await bench.run_until_idle()
         timing = await bench.timing(1)
         assert timing.alignment_ms == 250
         assert timing.processed_bytes == 2 * RECORD_BYTES
@@ -166,11 +132,11 @@ def test_records_behind_the_end_of_data_are_refused(run):
     async def script(bench):
         bench.channels[0].send_control(EndOfData())
         bench.send(1, 5)
-        await bench.go_on()
+        await bench.run_until_idle()
         assert bench.seen == [5]
         bench.send(0, 6)
         with pytest.raises(InternalError, match="records behind the end of data"):
-            await bench.go_on()
+            await bench.run_until_idle()
         assert bench.seen == [5]
 
     run(script)

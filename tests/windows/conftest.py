@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 
 from headgate.operators.base import Operator
-from headgate.operators.elements import Batch
-from headgate.state.snapshot import RestoredState
-from headgate.tests.support.operators import Recorder, checked_tables, operator_context, rows_of
-
-
-@dataclass
-class Harness:
-    """One subtask of an operator."""
-
-    operator: Operator
-    output: Recorder
-
-    def process(self, batch: Batch) -> None:
-        self.operator.process(batch, 0)
-
-    def watermark(self, timestamp: int) -> None:
-        self.operator.on_watermark(timestamp)
-
-    def tables(self) -> dict[str, pa.Table]:
-        """The snapshot, its tables made at once; checks their promised form."""
-        snapshot = self.operator.snapshot(1)
-        assert snapshot is not None
-        return checked_tables(snapshot.tables)
+from headgate.tests.support.operators import Harness, Recorder, start_operator
 
 
 @pytest.fixture(scope="session")
@@ -45,11 +22,7 @@ def start() -> Callable[..., Harness]:
         parallelism: int = 1,
     ) -> Harness:
         recorder = Recorder()
-        operator.output = recorder
-        context = operator_context(index, parallelism, metrics=recorder)
-        operator.open(context)
-        if tables is not None:
-            operator.restore(RestoredState(tables=rows_of(context.key_groups, tables)))
+        start_operator(operator, recorder, tables, index, parallelism)
         return Harness(operator, recorder)
 
     return start_
