@@ -126,7 +126,7 @@ def _mixed(keys: Ints) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class BareRun:
-    """What a pass over batches took."""
+    """The result of a pass over batches."""
 
     rate: float
     """Rows per second of processor time, behind the warm-up."""

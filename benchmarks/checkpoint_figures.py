@@ -1,4 +1,4 @@
-"""What checkpoints of a job say of themselves, in a few numbers."""
+"""The statistics of a job's checkpoints, in a few numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the checkpoints behind the warm-up. Times in ms; medians, but for what says otherwise."""
+    """The figures of the checkpoints behind the warm-up: times in ms, medians unless their names
+    differ.
+    """
 
     count: int
     end_to_end: float
@@ -42,7 +44,7 @@ class Figures:
 
 
 async def figures(client: JobClient, since_ms: float) -> Figures:
-    """Of all complete checkpoints triggered since then."""
+    """Return the figures of all complete checkpoints triggered since then."""
     history = (await client.request("checkpoints"))["history"]
     rows = [
         await client.request("checkpoints", id=row["id"])
@@ -53,7 +55,7 @@ async def figures(client: JobClient, since_ms: float) -> Figures:
 
 
 def summary(rows: list[dict[str, Any]]) -> Figures:
-    """Of checkpoints with all their subtasks, as the coordinator describes them."""
+    """Return the figures of checkpoints with all their subtasks, as the coordinator describes them."""
 
     def middle(values: Iterable[float]) -> float:
         found = list(values)

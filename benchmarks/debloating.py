@@ -1,4 +1,4 @@
-"""What buffer debloating costs where nothing waits: `python benchmarks/debloating.py [rounds]`.
+"""The cost of buffer debloating where nothing waits: `python benchmarks/debloating.py [rounds]`.
 
 The same job with and without it, in one process and in turns: rows per second of the process's CPU time
 in the best round of each, which is the one that other processes disturbed least. Above 1, debloating costs.
@@ -48,7 +48,7 @@ def job(kind: str, debloated: bool, storage: str) -> hg.Job:
 
 
 def slices() -> dict[str, Batch]:
-    """What a step is given at once, of each kind."""
+    """Return the batches that a step is given, of each kind."""
     numbers = pa.array(range(BATCH_ROWS))
     texts = pa.array([f"user-{n}" for n in range(BATCH_ROWS)])
     return {

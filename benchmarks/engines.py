@@ -27,7 +27,7 @@ NOT_INSTALLED = "not installed: pip install 'headgate[flink]', and a JDK 17 (jav
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run: a query in one setting."""
+    """A run: a query in one setting."""
 
     query: str
     source: str

@@ -108,7 +108,7 @@ class ArrayDelta:
 
 @dataclass
 class Memory:
-    """Of this process, in MiB."""
+    """The resident memory of this process, in MiB."""
 
     anonymous: int
     mapped: int

@@ -164,7 +164,7 @@ class Steady:
 
 
 def read_marks(directory: str) -> Steady:
-    """What the metered source and sink of a finished job noted.
+    """Return the notes of the metered source and sink of a finished job.
 
     The clock starts when the slowest source subtask has read `WARM_SHARE` of its rows and stops when
     the last sink subtask has all its records. Records under way at the start are counted as if they

@@ -60,7 +60,7 @@ class Files:
 
 
 def events_read(query: str, events: int) -> int:
-    """How many of `events` events of all kinds the query reads."""
+    """Return how many of `events` events of all kinds the query reads."""
     return sum(events * SHARES[kind] // 50 for kind in READS.get(query, ("bid",)))
 
 
@@ -177,14 +177,16 @@ class Bench:
 
 
 def same_sum(expected: float | None, found: float | None) -> bool:
-    """Whether two engines mean the same sum; None is that of nulls alone."""
+    """Return True if two engines mean the same sum; None is that of nulls alone."""
     if expected is None or found is None:
         return expected is found
     return math.isclose(expected, found, rel_tol=1e-9)
 
 
 def _sums(answer: Any) -> Iterator[tuple[str, str]]:
-    """What is added up: numbers, lengths of texts. Times have another type in each engine."""
+    """Return the values that are added up: numbers, lengths of texts. Times have another type in each
+    engine.
+    """
     for name, kind in zip(answer.columns, answer.types, strict=True):
         if name not in ("at", "starts", "ends", "date_time"):
             yield name, "char_length({})" if str(kind) == "VARCHAR" else "{}"

@@ -35,7 +35,7 @@ class NexmarkQuery:
     build: Callable[[Streams], Any]
     sql: str
     last_of: tuple[str, ...] = ()
-    """Of results with updates: the key whose last row counts."""
+    """For results with updates: the key whose last row counts."""
 
 
 class Streams:

@@ -26,7 +26,7 @@ _START_MS = 1_735_689_600_000  # a multiple of the window
 
 @dataclass(frozen=True)
 class Premade:
-    """What to make.
+    """The records to make.
 
     Attributes:
         keys: how many different ones.

@@ -60,7 +60,7 @@ DEADLINE_S = 600.0
 
 
 class Count(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """How often a key was seen."""
+    """Counts the records of a key."""
 
     seen = hg.ValueState[int](default=0)
 
@@ -213,7 +213,7 @@ async def measure(backend: str, column: str, keys: int, kills: int) -> Victim:
 
 
 def head(backend: str) -> None:
-    """Of the table of one backend."""
+    """Print the head of the table of one backend."""
     print(f"\n{backend}: seconds from kill to output; phases are medians in ms")
     print(f"{'':14} {'median':>7} {'best':>7} {'worst':>7}  {'  '.join(PHASES)}", flush=True)
 

@@ -1,4 +1,4 @@
-"""What the restart of one region out of four costs, beside that of the whole job: `make bench-regions`.
+"""The cost of a restart of one region out of four, beside that of the whole job: `make bench-regions`.
 
 One job with four pipelines of the same size, each a region with state per key, in one process. A function
 of the first pipeline raises, several times, each time after a checkpoint; the restart strategy waits for
@@ -46,7 +46,7 @@ NOISE = random.Random(1).randbytes(2 * VALUE_BYTES)
 
 
 class Outside:
-    """What happens to the job, and what is seen of it; in the same process."""
+    """The events of the job, and what is seen of them, in the same process."""
 
     def __init__(self) -> None:
         self.fails = False

@@ -58,7 +58,9 @@ class Results:
         )  # fmt: skip
 
     def goals(self) -> Iterator[str]:
-        """How far the queries are from the goals of the project, which hold for parallelism 1."""
+        """Return the distance of the queries from the goals of the project, which hold for parallelism
+        1.
+        """
         for name, query in QUERIES.items():
             case = Case(name, "generator", 1, False)
             for engine in ("headgate", "headgate in-process"):

@@ -1,4 +1,4 @@
-"""What the RocksDB backend costs: `python benchmarks/rocksdb_state.py [--keys N] [--rows N]`.
+"""The cost of the RocksDB backend: `python benchmarks/rocksdb_state.py [--keys N] [--rows N]`.
 
 Prints, and returns as ratios:
 - `put`, `get`, `read_modify_write`: operations/s through the backend (set the key, encode, call) against

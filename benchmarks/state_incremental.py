@@ -1,4 +1,4 @@
-"""What incremental checkpoints write: each kind of keyed state, a share of its keys changed.
+"""The writes of incremental checkpoints: each kind of keyed state, a share of its keys changed.
 
 A subject is filled and written once in full; then a share of its keys, drawn at random, is changed before
 each of a row of checkpoints. Each builds on the one before, by the rules of the runtime: tables as chains
@@ -172,7 +172,7 @@ class PerKey:
 
 @dataclass(slots=True)
 class Written:
-    """What a row of checkpoints wrote.
+    """The data that a row of checkpoints wrote.
 
     Attributes:
         full_bytes: of the first, which has everything.

@@ -40,7 +40,7 @@ def source(keys: int, rows: int) -> RowSource:
 
 
 def aggregates() -> dict[str, hg.operators.aggregates.Aggregate]:
-    """What all cases compute."""
+    """Return the aggregates that all cases compute."""
     return {"n": hg.count(), "total": hg.sum("price"), "highest": hg.max("price")}
 
 

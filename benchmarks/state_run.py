@@ -1,4 +1,4 @@
-"""What keyed state costs: `make bench-state`, or `python benchmarks/state_run.py [--full] [name part]`.
+"""The cost of keyed state: `make bench-state`, or `python benchmarks/state_run.py [--full] [name part]`.
 
 Each case prints rows and returns ratios, which are what to compare between two machines:
 - `aggregation`: a job against a bare kernel over the same batches, ready in memory, and the longest pauses.

@@ -1,4 +1,4 @@
-"""What a shorter switch interval of worker processes costs a job of Python functions, and what it brings.
+"""Costs and benefits of a shorter switch interval of worker processes in a job of Python functions.
 
 `python benchmarks/thread_switching.py [--rounds 12] [--events 8000000] [--every 2s]`: a running count per
 key, in turns with Python's own interval and with that of worker processes, each run in a process of its

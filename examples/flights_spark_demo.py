@@ -75,7 +75,9 @@ def demo(work: Path) -> int:
 
 
 def compare(work: Path) -> bool:
-    """Whether the output is that of a batch computation over the same tables, to the last digit."""
+    """Return True if the output equals that of a batch computation over the same tables, to the last
+    digit.
+    """
     streamed = pl.read_parquet(work / "hours" / "*.parquet")
     expected = answer(work)
     streamed = streamed.select(expected.columns).sort("window_start", "origin")
@@ -90,7 +92,7 @@ def compare(work: Path) -> bool:
 
 
 def answer(tables: Path) -> pl.DataFrame:
-    """What must come out, by Polars: sorted, one row per origin and hour."""
+    """Return the expected output, made by Polars: sorted, one row per origin and hour."""
     flights, airports, weather = (
         pl.read_parquet(tables / f"{name}.parquet") for name in ("flights", "airports", "weather")
     )

@@ -19,7 +19,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 DATA = Path("examples/data")
-"""Where `flights.yaml` and `flights.py` look for the flights, seen from the repository's root."""
+"""The place where `flights.yaml` and `flights.py` look for the flights, from the repository's root."""
 ROW_GROUPS = 16
 SCHEMA = pa.schema(
     [
@@ -82,7 +82,7 @@ def write_others(directory: Path) -> list[Path]:
 
 
 def max_lag_hours(table: pa.Table) -> float:
-    """How far a row comes behind the latest hour seen before it, at most."""
+    """Return the longest delay of a row behind the latest hour seen before it."""
     hours = table["time_hour"].cast(pa.int64()).to_numpy() / 3_600_000
     latest, worst = float(hours[0]), 0.0
     for hour in hours.tolist():

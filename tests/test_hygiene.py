@@ -1,4 +1,4 @@
-"""What may lie in the repository."""
+"""The rules for files in the repository."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROOMS = {
     "k8s": {"errors", "operators", "api", "runtime"},
     "__init__": {"errors", "state", "operators", "api", "connectors", "runtime"},
 }
-"""Which rooms of ours each room may import (ARCHITECTURE.md, "The rooms")."""
+"""The rooms of ours that each room may import (ARCHITECTURE.md, "The rooms")."""
 LINES_MAX = 800
 """A hard cap of 500 made modules be cut where there was no seam. Above 400, ask whether it is one thing."""
 CIRCLES: dict[str, frozenset[str]] = {
@@ -43,7 +43,7 @@ IMPURE = {
     "asyncio", "threading", "multiprocessing", "concurrent", "socket", "subprocess",
     "time", "datetime", "random", "secrets", "uuid", "os", "io", "pathlib", "tempfile", "shutil",
 }  # fmt: skip
-"""What `runtime/protocol` must do without: I/O, clocks, chance, concurrency."""
+"""Modules that `runtime/protocol` must not import: I/O, clocks, chance, concurrency."""
 
 
 def modules() -> dict[str, Path]:
@@ -90,7 +90,7 @@ MODULES = modules()
 
 @cache
 def all_imports() -> dict[str, list[tuple[str, bool]]]:
-    """What each module imports."""
+    """Return the imports of each module."""
     return {module: sorted(set(imports(module, path))) for module, path in MODULES.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which tests `make test` runs, and which are left to `make test-rest`.
+"""The tests that `make test` runs, and those that are left to `make test-rest`.
 
 `make test` shall take at most five minutes on two cores, and find most mistakes: a contributor runs it
 before each commit. A test belongs to it unless the table below says otherwise, or it starts Ray or kills

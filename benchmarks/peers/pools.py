@@ -1,4 +1,6 @@
-"""What Flink needs for the very rows and queries of headgate's Nexmark: its pools, and a small jar."""
+"""Files that Flink needs for the same rows and queries as headgate's Nexmark: its pools, and a small
+jar.
+"""
 
 from __future__ import annotations
 

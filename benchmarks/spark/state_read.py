@@ -61,7 +61,7 @@ def parquet_frame(spark: Any, path: str) -> Any:
 
 
 def seconds(frame: Any) -> float:
-    """How long all rows and columns take into nothing."""
+    """Return the time in which all rows and columns are read into nothing."""
     started = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started

@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
 class _Table:
-    """What the cases of source and sink have in common: a database in a directory of its own."""
+    """The common part of the cases of source and sink: a database in a directory of its own."""
 
     @contextmanager
     def place(self) -> Iterator[str]:

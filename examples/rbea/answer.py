@@ -21,7 +21,7 @@ from rbea import (
 
 
 def all_events(count: int, users: int) -> list[Event]:
-    """What the job's generator makes."""
+    """Return the events that the job's generator makes."""
     rows = events(count, users).make(0, count).data.to_pylist()
     return [to_event(_Row(**row)) for row in rows]
 

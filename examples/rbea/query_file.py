@@ -20,7 +20,7 @@ LOOK_EVERY_S = 0.05
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What an analyst asks: a query to add or to remove, from an event time on."""
+    """A request of an analyst: a query to add or to remove, from an event time on."""
 
     at: int
     add: str | None = None

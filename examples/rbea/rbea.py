@@ -36,7 +36,7 @@ EVERY_MS = 10
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What a user did."""
+    """An action of a user."""
 
     user: int
     at: int
@@ -89,7 +89,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Out:
-    """What a script may call."""
+    """The functions that a script may call."""
 
     def __init__(self, query: str) -> None:
         self._query = query
@@ -141,7 +141,7 @@ def run_script(
 
 
 def window_starts(at: int, size_ms: int, every_ms: int) -> range:
-    """Where the windows begin that an event time lies in."""
+    """Return the starts of the windows that an event time lies in."""
     last = at - at % every_ms
     return range(last, at - size_ms, -every_ms)
 

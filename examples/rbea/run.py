@@ -58,7 +58,7 @@ PLAN = [
     (0.7, {"add": "revenue", "script": REVENUE.replace("1m", "30s")}),
     (0.9, {"remove": "streaks"}),
 ]
-"""What analysts do, and when, as a share of all event time."""
+"""The actions of analysts, and their times as a share of all event time."""
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ class Aggregated:
 
 
 def cuts(rows: int) -> st.SearchStrategy[list[int]]:
-    """Where to cut rows into batches."""
+    """Return a strategy for the places at which rows are cut into batches."""
     return st.lists(st.integers(0, rows), max_size=4).map(sorted)
 
 

@@ -1,4 +1,4 @@
-"""What a thread reads of a cut stays as it is until it has read all of it; what it wrote, others read."""
+"""The rows of a cut stay as they are until a thread has read all of them, and can be read back."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def spread(rows):
 
 
 class Near(NamedTuple):
-    """What an estimate has to be near."""
+    """An estimate, with the value that it has to be near."""
 
     value: float
 
@@ -150,7 +150,7 @@ def job_of(window, backend):
 
 
 def run(job, rows, rng):
-    """What comes out of rows in batches, with checkpoints, a crash and a rescale between."""
+    """Return the results of rows in batches, with checkpoints, a crash and a rescale between."""
     found = []
     with harness(job) as h:
         for number, low in enumerate(range(0, len(rows), 48)):

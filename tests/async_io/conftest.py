@@ -246,7 +246,7 @@ class Bench:
 
     @property
     def events(self) -> list[tuple[Any, Any]]:
-        """All that came out of the only subtask, in order, without times."""
+        """Return all output of the only subtask, in order, without times."""
         (output,) = self.outputs
         events, output.events = output.events, []
         return [event[:2] for event in events]
@@ -298,5 +298,5 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
 @pytest.fixture
 def world() -> Any:
-    """What tests of async steps are made of."""
+    """The building blocks of tests of async steps."""
     return SimpleNamespace(source=source, service=Service, bench=Bench)

@@ -1,4 +1,4 @@
-"""What a subtask reads while the head of its chain is full."""
+"""The input of a subtask while the head of its chain is full."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _Kept(logging.Handler):
 
 @pytest.fixture
 def asked() -> Iterator[list[Any]]:
-    """What the function was asked; it travels with the job, so it cannot see a list of the test."""
+    """The records that the function got; it travels with the job, so it cannot see a list of the test."""
     handler, logger = _Kept(), logging.getLogger("async-jobs")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -70,7 +70,9 @@ def test_barriers_do_not_wait_for_calls(asked: list[Any]) -> None:
 
 
 def test_backpressure_reaches_the_source(asked: list[Any]) -> None:
-    """What is not taken stays where it is: the state of the calls does not grow with the input."""
+    """Records that are not taken stay where they are: the state of the calls does not grow with the
+    input.
+    """
     with harness(a_job(max_in_flight=3, timeout="10m")) as h:
         for _ in range(60):
             h.push("in", 7)
@@ -82,7 +84,7 @@ def test_backpressure_reaches_the_source(asked: list[Any]) -> None:
 
 
 def held_records() -> list[int]:
-    """How many records the subtasks hold."""
+    """Return the number of records that the subtasks hold."""
     gc.collect()
     return [len(each._calls) for each in gc.get_objects() if isinstance(each, MapAsync)]
 

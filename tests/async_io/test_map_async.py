@@ -281,7 +281,7 @@ def test_the_end_of_the_input_waits_for_all_calls(bench: Any, world: Any) -> Non
 
 
 def test_a_barrier_sends_nothing_by_itself(bench: Any, world: Any) -> None:
-    """What has ended leaves when its mail runs: there is none behind a savepoint that stops the job."""
+    """Completed calls leave when their mail runs: there is none behind a savepoint that stops the job."""
     step = bench(world.source().map_async(world.service().ask, name="ask"))
     (operator,) = step.operators
     step.push([5, 50])

@@ -214,7 +214,7 @@ def test_every_row_once_in_order(asynchronous: bool, script: list[Any], rows: in
 
 
 def without_repeats(events: list[Any]) -> list[Any]:
-    """Of watermarks right behind each other only the last counts."""
+    """Drop each watermark that another one follows directly: only the last one counts."""
     kinds = [kind for kind, _ in events[1:]] + ["end"]
     repeated = ("watermark", "watermark")
     return [e for e, after in zip(events, kinds, strict=False) if (e[0], after) != repeated]

@@ -23,7 +23,7 @@ WAITS = st.lists(st.integers(0, 50), min_size=4, max_size=60)
 
 
 class Waits:
-    """How long the call of a record takes: chance, but the same for every run."""
+    """The times of calls: chance, but the same for every run."""
 
     def __init__(self, waits: list[int]) -> None:
         self._waits = waits

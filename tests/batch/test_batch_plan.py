@@ -1,4 +1,4 @@
-"""What is refused, and which mode a job runs in: all of it before anything starts."""
+"""Refusals, and the mode a job runs in, both before anything starts."""
 
 from __future__ import annotations
 

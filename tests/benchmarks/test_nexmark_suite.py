@@ -74,7 +74,7 @@ def test_the_answer_is_that_of_batch(suite: Any, tables: Any, name: str, paralle
 def test_windows_of_the_clock_count_each_bid_once(
     suite: Any, tables: Any, parallelism: int
 ) -> None:
-    """Which window a bid is in, the clock says; their sums are those of batch."""
+    """The clock decides which window a bid is in; their sums are those of batch."""
     job = hg.Job(BY_THE_CLOCK, parallelism=parallelism)
     suite.QUERIES[BY_THE_CLOCK].build(suite.Streams(job, EVENTS)).write(
         collect(guarantee="none"), name="out"

@@ -1,4 +1,4 @@
-"""What a pattern means, in the plainest form: every way to write it out flat, tried on all records.
+"""The meaning of a pattern in the plainest form: each way to write it out flat is tried on all records.
 
 A pattern with quantifiers stands for all flat ones: so many records of this stage, then so many of that.
 Of a flat one, each step says which record it wants and what must not come on the way to it.
@@ -56,7 +56,9 @@ class Model:
     gap: int | None
     records: list[tuple[str, int]]
     matches: dict[tuple, tuple] = field(default_factory=dict)
-    """What was taken, as (stage, number of record), and when it was complete: (time, 0 or 1, number)."""
+    """The records taken, as (stage, number of record), and the end of the match: (time, 0 or 1,
+    number).
+    """
     timed_out: dict[tuple, int] = field(default_factory=dict)
     known: dict[tuple[Step, ...], list[tuple]] = field(default_factory=dict)
 
@@ -130,7 +132,7 @@ class Model:
 
     @staticmethod
     def ends(step: Step, letter: str) -> bool:
-        """Whether a record ends the waiting for another."""
+        """Return True if a record ends the waiting for another."""
         return step.how == "strict" or (step.how == "relaxed" and letter in step.letters)
 
     def deadline(self, taken: tuple, window: int | None = None) -> int:
@@ -144,7 +146,7 @@ class Model:
         return time < self.deadline(taken)
 
     def alive(self, taken: tuple, step: Step) -> bool:
-        """Whether a way still waits for this step when its time is over."""
+        """Return True if a way still waits for this step when its time is over."""
         return not self.waits_until(taken, step)[1]
 
     def waits_until(self, taken: tuple, step: Step) -> tuple[int, int]:
@@ -222,7 +224,7 @@ def _flats(
     for count in range(1, (spec.high or length) + 1):
         step = Step(spec.name, spec.letters, spec.how, spec.until, bans.never, bans.never_first)
         if count > 1:
-            # What must not come next ends a repetition that has enough, as what must not come at all does.
+            # A negated stage ends a repetition that has enough, be it `not_next` or `not_followed_by`.
             never = "".join(of for of, how in absent if how == "relaxed" or count > spec.low)
             never += spec.until
             step = Step(spec.name, spec.letters, spec.inner, spec.until, never, window=spec.window)

@@ -181,7 +181,7 @@ def loop_then_not(verb, loop):
 LOOP_B = b_plus(a().followed_by("b"))
 GROUP_B = begin(b_plus(a().followed_by("b")))
 ABSENT_BEHIND_LOOPS = [
-    # What must not come behind a loop ends it, whatever the verb; another way out of it goes on.
+    # A negated stage behind a loop ends it, whatever the verb; another way out of it goes on.
     *[(loop_then_not(verb, LOOP_B), "a b c b d", []) for verb in ("not_next", "not_followed_by")],
     *[(loop_then_not(verb, GROUP_B), "a b c b d", []) for verb in ("not_next", "not_followed_by")],
     (loop_then_not("not_next", LOOP_B), "a b x c b d", ["a b d"]),

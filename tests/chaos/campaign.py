@@ -40,7 +40,7 @@ RAY = "temporary files, Ray's"
 STATE, LOG = "checkpoint directory, state", "checkpoint directory, log"
 SAVEPOINTS, DRAFTS, RUN = "savepoints", "drafts of the sink", "run directory"
 NONE_AT_THE_END = (STATE, SAVEPOINTS, DRAFTS, RUN)
-"""What a finished job leaves no files of; of its log it leaves how it ended."""
+"""Directories in which a finished job leaves no files; its log only keeps how it ended."""
 FILES_OF_A_COORDINATOR = 2
 """Each that ever led has a record and an entry in the job log, for ever: they fence it."""
 STOPS_MAX = 3
@@ -55,13 +55,13 @@ GONE_S = 300.0
 
 @dataclass(frozen=True)
 class Trouble:
-    """What one trouble led to."""
+    """The consequences of one trouble."""
 
     kind: str
     healthy_s: float
     """From the last signal to a checkpoint that began after it."""
     runs: int
-    """How often the job had to be run again."""
+    """The number of times the job had to be run again."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ GONE_S_MAX = 120.0
 
 @dataclass
 class Chaos:
-    """What is done to a job while it runs: `on_event` is called for each event it announces."""
+    """The troubles of a job while it runs: `on_event` is called for each event it announces."""
 
     rng: random.Random
     plan: Callable[[Chaos, PublishedEvent, dict[str, Any]], None]
@@ -66,7 +66,7 @@ class Chaos:
             await done
 
     async def status(self) -> dict[str, Any]:
-        """What the coordinator says of the job now."""
+        """Return the coordinator's status of the job."""
         assert self.connect is not None
         client = await self.connect()
         try:
@@ -241,7 +241,7 @@ def random_kills(workers: int, coordinators: int) -> Any:
 
 
 def killed(count: int) -> Callable[[Chaos], bool]:
-    """So many processes have been killed."""
+    """Return the condition that this number of processes has been killed."""
     return lambda chaos: len(chaos.kills) >= count
 
 

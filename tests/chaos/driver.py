@@ -30,7 +30,7 @@ LINE_BYTES_MAX = 1 << 24
 
 @dataclass(frozen=True)
 class Mode:
-    """How a run takes its checkpoints, and how fast it may be."""
+    """The checkpoints of a run, and its highest rate."""
 
     name: str
     flights_per_second: float
@@ -69,14 +69,14 @@ class Driver:
         self.lines: list[Line] = []
         self.runs = 0
         self._sessions: list[int] = []
-        """Of all runs."""
+        """The sessions of all runs."""
         self._from = ""
         for name in ("tmp", "run"):
             (work / name).mkdir()
 
     @property
     def pid(self) -> int:
-        """Of `headgate run`, which is the id of its session too."""
+        """The process id of `headgate run`, which is the id of its session as well."""
         assert self._process is not None
         return self._process.pid
 

@@ -1,4 +1,4 @@
-"""What the processes of a job leave in its temporary directory, now that all are gone."""
+"""Files that the processes of a job leave in its temporary directory, now that all are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes a job has, and what they hold."""
+"""The processes of a job, and the resources they hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of_session(session: int) -> list[psutil.Process]:
 
 
 def role_of(process: psutil.Process, driver: int) -> str:
-    """What a process is in a job whose `headgate run` is process `driver`."""
+    """Return the role of a process in a job whose `headgate run` is process `driver`."""
     if process.pid == driver:
         return DRIVER
     with contextlib.suppress(psutil.Error):
@@ -62,7 +62,7 @@ def role_of(process: psutil.Process, driver: int) -> str:
 
 
 def title(process: psutil.Process) -> str:
-    """What the system calls it."""
+    """Return the name that the system has for it."""
     with contextlib.suppress(psutil.Error):
         return f"{process.pid} {' '.join(process.cmdline())[:100]}"
     return f"{process.pid}"
@@ -96,5 +96,5 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def files_below(directory: Path) -> int:
-    """How many; of a directory that changes meanwhile, about."""
+    """Return the number of entries; it is approximate if the directory changes meanwhile."""
     return sum(len(files) for _, _, files in os.walk(directory))

@@ -1,4 +1,4 @@
-"""What a campaign found, as Markdown."""
+"""The findings of a campaign, as Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLACK = {"MB": 20.0, "descriptors": 25.0, "files": 10.0, "processes": 5.0, "log 
 
 
 def flatness(record: Record) -> list[tuple[str, str, float, float, bool]]:
-    """What, its unit, its medians in the second and the last quarter, and whether it is flat."""
+    """Return each quantity: its unit, its medians in the second and last quarter, if it is flat."""
     series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     alive: dict[float, int] = defaultdict(int)
     for sample in record.samples:
@@ -47,12 +47,12 @@ def flatness(record: Record) -> list[tuple[str, str, float, float, bool]]:
 
 
 def grown(record: Record) -> list[str]:
-    """What is not flat."""
+    """Return the quantities that are not flat."""
     return [name for name, *_, flat in flatness(record) if not flat]
 
 
 def longest_lived(samples: Iterable[Sample]) -> list[tuple[str, float, Sample, Sample]]:
-    """Of each role the process watched for longest: for how many s, its first and last sample."""
+    """Return, for each role, the process watched for longest: the seconds, its first and last sample."""
     lives: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.age_s >= YOUNG_S:

@@ -21,7 +21,7 @@ TARGETS = [3, 2]
 
 
 class Count(hg.KeyedProcess[int, Any, tuple[int, int, int]]):
-    """How often a key was seen, in two kinds of state."""
+    """Counts the records of a key, in two kinds of state."""
 
     seen = hg.ValueState[int](default=0)
     numbers = hg.ListState[int]()

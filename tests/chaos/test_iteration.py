@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 ROWS = 1_000
 RATE = 200.0
 WAYS = 5
-"""How often a record goes round; every third goes round twice as often."""
+"""The number of rounds of a record; every third has twice as many."""
 HOP_S = 0.0004
 PRECOMMIT_S = 0.1
 

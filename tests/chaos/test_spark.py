@@ -46,7 +46,7 @@ def restored(chaos: Any) -> bool:
 
 
 def published(directory: Path) -> pl.DataFrame:
-    """What readers of the output see."""
+    """Return the rows that readers of the output see."""
     files = sorted(directory.glob("*.parquet"))
     return pl.read_parquet(files) if files else pl.DataFrame()
 

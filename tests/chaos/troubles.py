@@ -1,4 +1,4 @@
-"""What is done to a running job. Each kind is a function that returns when its last signal is out."""
+"""Troubles of a running job. Each kind is a function that returns when its last signal is out."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ KINDS: dict[str, tuple[int, Kind]] = {
     "kill -9 the command": (1, _one(DRIVER, SIGKILL)),
     "SIGTERM the command": (1, _one(DRIVER, SIGTERM)),
 }
-"""What is done, with how often, and how."""
+"""The trouble, its weight, and the function that makes it."""
 RUN_AGAIN = frozenset(
     name for name in KINDS if "Ray" in name or "raylet" in name or "command" in name
 )

@@ -60,7 +60,7 @@ def rows(cli: Any) -> list[int]:
 
 
 def ended(cli: Any, run: str = "from-outside") -> dict[str, Any]:
-    """How the run ended; waits for that through a handle, as a user would."""
+    """Wait for the end of the run through a handle, as a user would, and return it."""
     program = (
         "import headgate as hg, sys, json\n"
         "from headgate.runtime.handle import FoundJob, JobHandle\n"

@@ -1,4 +1,4 @@
-"""How former runs ended, read from the storage by processes that know nothing else."""
+"""The ends of former runs, read from the storage by processes that know nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a run, from announcements made up here."""
+"""The display of a run, from announcements made up here."""
 
 from __future__ import annotations
 

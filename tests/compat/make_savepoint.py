@@ -181,7 +181,7 @@ def top(rows: list[dict[str, Any]]) -> Decimal | None:
 
 
 async def processed(running: Any) -> int:
-    """How many records have come to the process function."""
+    """Return the number of records that have come to the process function."""
     vertices = (await running.status())["vertices"]
     return sum(v["records_in"] for v in vertices if v["name"].startswith("process"))
 

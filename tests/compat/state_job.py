@@ -24,7 +24,7 @@ EVENTS = {
     "at": "timestamp",
 }
 LAST_FIRST = "35m"
-"""How far watermarks stay behind: with both files in one subtask, the second begins that much earlier."""
+"""The delay of watermarks: with both files in one subtask, the second begins that much earlier."""
 TOLD_FROM = datetime(2024, 3, 1, 0, 15, tzinfo=UTC)
 """Results of the process function before that would only make the savepoints larger."""
 FOR_EVER = "36500d"
@@ -150,7 +150,7 @@ class Outputs:
         )
 
     def rows(self) -> dict[str, list[Any]]:
-        """What is visible in each sink, in an order that does not depend on subtasks."""
+        """Return the visible output of each sink, in an order that does not depend on subtasks."""
         import pyarrow.parquet as pq
 
         files = sorted(self.directory.glob("*.parquet"))

@@ -56,7 +56,7 @@ def batch(*ids: int) -> ColumnBatch:
 
 
 def visible(path: object, format: str, options: dict[str, str] | None = None) -> list[Any]:
-    """What a reader of the directory sees: files whose names do not begin with a dot."""
+    """Return the files that a reader of the directory sees: those whose names do not begin with a dot."""
     source = files_source(str(path), format=format, schema=SCHEMA, storage_options=options)
     try:
         return asyncio.run(read_all(source))

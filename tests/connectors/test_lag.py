@@ -1,4 +1,4 @@
-"""How far sources say that they are behind."""
+"""The lag that sources report."""
 
 from __future__ import annotations
 

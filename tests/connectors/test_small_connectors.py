@@ -183,7 +183,7 @@ def opened(sink: Sink, restored_checkpoint: int = 0) -> SinkOperator:
 
 
 def snapshot_of(sink: Sink) -> RestoredState:
-    """What the sink leaves in checkpoint 1, not committed yet."""
+    """Return the items of the sink in checkpoint 1, not committed yet."""
     operator = opened(sink)
     operator.process(COLUMNS, 0)
     snapshot = operator.snapshot(1)

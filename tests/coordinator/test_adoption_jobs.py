@@ -48,7 +48,7 @@ def make_job(lab: Any, sink: Any, group: str = "default", **options: str) -> hg.
 
 
 class Counted(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """Which of its key's numbers it is."""
+    """Numbers the records of each key."""
 
     count = hg.ValueState[int](default=0)
 

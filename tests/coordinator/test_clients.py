@@ -1,4 +1,4 @@
-"""What clients are told by a coordinator: of the same loop, of another thread, and over HTTP.
+"""Answers of a coordinator to clients in the same loop, in another thread, and over HTTP.
 
 All of them are a `JobClient`, and so the tests that follow are run for each.
 """
@@ -51,7 +51,7 @@ class Desk:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Connect]:
-        """What makes clients, as long as the coordinator is there."""
+        """Yield the factory of clients, as long as the coordinator is there."""
         rest = RestServer(self.clients, "token", Options({"rest.port": "0"}), SystemClock())
         if self.kind == UNIX:
             await rest.listen_unix(str(self._path / "rest.sock"))

@@ -1,4 +1,4 @@
-"""Where a client's savepoint goes is checked before anything happens to the job."""
+"""The target of a client's savepoint is checked before anything happens to the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a coordinator looks for splits: at intervals, in a thread, and without harm if a source fails."""
+"""A coordinator looks for splits at intervals, in a thread, and without harm if a source fails."""
 
 from __future__ import annotations
 

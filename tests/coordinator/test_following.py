@@ -36,7 +36,7 @@ REFUSED = JobError("the store is away")
 
 
 class Phase(Enum):
-    """What the process of a coordinator does."""
+    """The state of the process of a coordinator."""
 
     STARTS = auto()
     """It does not listen yet."""
@@ -128,7 +128,7 @@ class World:
 
 
 class Method:
-    """Of an actor of Ray."""
+    """A method of an actor of Ray."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name

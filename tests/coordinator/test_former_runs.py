@@ -48,7 +48,7 @@ class Lab:
         return task.result()
 
     def check(self, *answers: Reach, run: str = "b", take_over: bool = False) -> str:
-        """What a new run is told; the last answer stays."""
+        """Start a run whose questions get these answers, the last one from then on; return the outcome."""
 
         async def ask(leader: Leader) -> Reach:
             assert leader == LEADER

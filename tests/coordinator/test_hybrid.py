@@ -70,7 +70,7 @@ async def until(run: Regional, happened: Callable[[Regional], bool]) -> None:
 
 
 def stages(run: Regional) -> list[History]:
-    """What the subtasks of the source have reported."""
+    """Return the reports of the subtasks of the source."""
     statistics = run.context.attempt.statistics.values() if run.context is not None else ()
     return [each.history for each in statistics]
 

@@ -27,7 +27,7 @@ def make_job(lab: Any, sink: Any) -> hg.Job:
 
 
 class Counted(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """Which of its key's numbers it is."""
+    """Numbers the records of each key."""
 
     count = hg.ValueState[int](default=0)
 

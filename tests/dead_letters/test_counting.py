@@ -1,4 +1,4 @@
-"""What happens to failed records is counted, and every failure has its record."""
+"""Failed records are counted, and every failure has its record."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TTL = hg.StateTtl("20ms", time="event", update="read_and_write")
 
 
 class Record(NamedTuple):
-    """What the function is to do, at a time in ms, and whether it raises then."""
+    """An order for the function at a time in ms; with `raises`, it raises then."""
 
     key: str
     at: int

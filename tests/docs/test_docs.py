@@ -115,7 +115,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What `#...` may say of a page, as GitHub makes it of the headings."""
+    """Return the anchors of a page, as GitHub makes them of the headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -171,7 +171,7 @@ def test_the_page_of_conformance_has_all_checks() -> None:
 
 
 def test_the_quick_start_stops_and_resumes(tmp_path: Path) -> None:
-    """What the quick start shows: run, Ctrl-C, run again, in both languages."""
+    """Do what the quick start shows: run, Ctrl-C, run again, in both languages."""
     for block in blocks(ROOT / "docs" / "quickstart.md"):
         if named := _FILE_NAME.match(block.text):
             (tmp_path / named[1]).write_text(block.text)

@@ -32,7 +32,7 @@ def push(h, source, *times):
 
 
 def arrived(h, source):
-    """What has come to the sink, committed or not."""
+    """Return the records that have come to the sink, committed or not."""
     return [row["at"] for row in h.pending(f"{source}-out")]
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with an event_time step is said where it is written."""
+"""A wrong event_time step is reported at the line where it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event-time step had come to is said again after a restore, also if no record comes any more."""
+"""The watermark of an event-time step is sent again after a restore, even if no record follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is late must not depend on batches, pace, or how files are dealt to subtasks."""
+"""Lateness does not depend on batches, pace, or how files are dealt to subtasks."""
 
 from __future__ import annotations
 

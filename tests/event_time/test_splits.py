@@ -277,7 +277,7 @@ def test_a_listener_that_comes_late_learns_of_all_splits():
 
 
 async def told(source, splits_of=1):
-    """What a reader tells while it is read to its end, and the split of each batch with its rows."""
+    """Return the reports of a reader that is read to its end, and each batch's split and rows."""
     context, listener = make_context(), Listener()
     context.splits.listen(listener)
     reader = source.reader()

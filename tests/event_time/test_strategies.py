@@ -25,7 +25,7 @@ class Marks(hg.WatermarkGenerator):
 
 
 class Counting(hg.WatermarkGenerator):
-    """How often it was asked, beyond the latest time."""
+    """Its watermark is the latest time, plus the number of times it was asked."""
 
     def __init__(self):
         self.latest = None

@@ -37,7 +37,7 @@ def inside(moment, by):
 
 
 def results(make, ones, twos, crash=False):
-    """What a join makes of the records of both sides; with `crash` from a checkpoint half-way."""
+    """Return the results of a join of both sides; with `crash` from a checkpoint half-way."""
     job = hg.Job("range")
     made = make(keyed(job, "one"), keyed(job, "two"))
     made.write(collect(guarantee="exactly_once"), name="out")

@@ -153,5 +153,5 @@ def receive():
 
 @pytest.fixture
 def lent():
-    """How many floating credits of a gate its channels have."""
+    """Return the number of floating credits of a gate that its channels have."""
     return lambda gate: sum(channel.lent for channel in gate._channels)

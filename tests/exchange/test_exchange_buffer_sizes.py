@@ -28,7 +28,7 @@ from headgate.runtime.exchange.wire import (
 
 SETTINGS = ExchangeSettings(exclusive_buffers=10_000)
 ROW_BYTES = 16
-"""Of `make.ints`: a number and a timestamp."""
+"""The bytes of a row of `make.ints`: a number and a timestamp."""
 
 
 @pytest.fixture

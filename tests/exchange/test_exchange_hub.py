@@ -120,7 +120,7 @@ def test_slow_consumer_bounds_both_ends(run, hubs, make, clock, take, lent, tran
             partition.broadcast(EndOfPartition())
 
         producer = asyncio.create_task(produce())
-        # Nobody reads: the producer must come to rest with all credits used and one batch queued.
+        # Without a reader the producer must come to rest with all credits used and one batch queued.
         await until(lambda: gate.queued_buffers == 5 and emitted == 6)
         await asyncio.sleep(0.02)  # in which it would go on, if anything let it
         assert (gate.queued_buffers, emitted) == (5, 6)

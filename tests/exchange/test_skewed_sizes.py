@@ -120,7 +120,7 @@ def test_what_waits_in_a_gate_is_bounded(make, clock, drain, receivers: int) -> 
 
 
 def drain_once(gate: InputGate) -> list[ObjectBatch]:
-    """What lies in the gate, without giving credits back."""
+    """Take the contents of the gate, without giving credits back."""
     return [
         element
         for channel in gate._channels

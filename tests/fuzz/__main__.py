@@ -55,7 +55,7 @@ def load(target: str) -> Callable[[random.Random], None]:
 
 @dataclass
 class Findings:
-    """What was run, and what was found."""
+    """The cases that were run, and the findings."""
 
     cases: Counter[str] = field(default_factory=Counter)
     found: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ import random
 from headgate.tests.support import damaged_files, damaged_jobs
 
 JOBS = 0.01
-"""How often a whole job is restored: that takes as long as a hundred reads of a file."""
+"""The share of cases that restore a whole job, which takes as long as a hundred reads of a file."""
 
 
 def run(rng: random.Random) -> None:

@@ -38,7 +38,7 @@ HOT = 30
 """Keys that are written again and again: what deltas consist of."""
 ROWS = 3_000
 BATCHES = 2
-"""How many follow the load from one checkpoint to the next, per subtask."""
+"""The number of batches that follow the load from one checkpoint to the next, per subtask."""
 WINDOW_MS = 200
 _SUFFIXES = {
     "delta": ".delta.parquet",
@@ -107,7 +107,7 @@ class Process:
         self.dead = False
 
     async def die(self) -> None:
-        """What becomes of a call while its process dies."""
+        """Stand in for a call whose process dies."""
         if self.dying is not None and not self.dead:
             await self.dying.wait()
         if self.dying is not None or self.dead:
@@ -167,7 +167,7 @@ class Disk:
         return self.reachable().union(*(manifest.files() for manifest in bases))
 
     def chain_length(self, name: str) -> int:
-        """How many files the table that `name` belongs to has in the newest checkpoint."""
+        """Return the number of files in the newest checkpoint of the table that `name` belongs to."""
         retained = self.retained()
         files = retained[-1].files() if retained else ()
         return sum(slot_of(file) == slot_of(name) for file in files)
@@ -343,7 +343,7 @@ class StruckJob(RunningJob):
         await self._crash(strike)
 
     def forget(self) -> None:
-        """What was announced so far is of no interest any more."""
+        """Forget all earlier announcements."""
         self._seen = len(self.events)
 
     def _kill(self, worker: Any) -> None:

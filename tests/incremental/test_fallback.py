@@ -8,7 +8,7 @@ import pytest
 
 
 def shared_and_own(retained: list[Any]) -> tuple[list[str], list[str]]:
-    """Which files the newest checkpoint has in common with the one before, and which are its own.
+    """Return the files that the newest checkpoint shares with the one before, and its own.
 
     There may be none of either, depending on whether the newest has a new base.
     """
@@ -40,7 +40,7 @@ def test_the_chain_of_the_checkpoint_before_is_whole(lab: Any, shop: Any, backen
     ran = lab.run(goods.job(hurried=True, **{"headgate.restore.fallback": "true"}))
     assert ran.outcome.status == "FINISHED", ran.failures
     assert ran.restores == [before.checkpoint_id]
-    # What was committed between the two is written again; state is exact.
+    # Output that was committed between the two is written again; state is exact.
     goods.check_at_least_once()
     assert not lab.disk.violations
     assert not lab.disk.unreachable()

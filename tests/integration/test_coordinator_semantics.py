@@ -1,4 +1,4 @@
-"""What a coordinator promises: checkpoints, stop, cancel, resume, retention, fencing, failures."""
+"""The promises of a coordinator: checkpoints, stop, cancel, resume, retention, fencing, failures."""
 
 from __future__ import annotations
 

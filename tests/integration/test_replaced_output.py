@@ -52,7 +52,7 @@ def to(out: Path, **options: Any) -> Sink:
 
 
 def rows_in(out: Path) -> list[int]:
-    """What a reader sees."""
+    """Return the rows that a reader sees."""
     files = out.glob("*.parquet")
     return sorted(n for file in files for n in pq.read_table(file).column("n").to_pylist())
 
@@ -218,7 +218,7 @@ async def until_deleted(running: Any, over: asyncio.Event) -> None:
 
 
 def state_of(running: Any) -> OldOutput:
-    """What the coordinator has still to delete."""
+    """Return the files that the coordinator has still to delete."""
     state: OldOutput = running.coordinator._context.old_output.state
     return state
 
@@ -361,7 +361,7 @@ def test_what_an_at_least_once_run_writes_early_is_never_taken_for_old(lab: Any,
 
 @pytest.fixture
 def refuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """So many deletions are refused."""
+    """Return a list whose only number says how many deletions are refused."""
     left = [0]
     delete = drafts.delete_files
 

@@ -1,4 +1,4 @@
-"""What came by value goes on by value: the coordinator ships the job it was shipped."""
+"""Code that came by value is sent by value: the coordinator ships the job it was shipped."""
 
 from __future__ import annotations
 

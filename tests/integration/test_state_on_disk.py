@@ -52,7 +52,7 @@ def sinks() -> tuple[Any, Any]:
 
 
 def assert_results(totals: Any, windows: Any) -> None:
-    """What a batch job would say."""
+    """Check that the results are those of a batch job."""
     expected: dict[str, list[int]] = defaultdict(list)
     by_window: Counter[tuple[str, int]] = Counter()
     for n in range(ROWS):

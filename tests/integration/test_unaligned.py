@@ -150,7 +150,7 @@ def test_another_parallelism(lab: Any, by_subtask: Any, before: int, after: int)
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_records_on_their_way_to_another_key_are_refused(lab: Any, after: int) -> None:
-    """Where they are is where the old key belongs: after a change of parallelism some would be nobody's."""
+    """They belong where the old key sends them: after a change of parallelism some would have no owner."""
     with pytest.raises(Crashed):
         lab.run(
             make_job(lab, 2, lab.path / "out", **SMALL_BUFFERS),

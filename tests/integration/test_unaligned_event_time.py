@@ -63,7 +63,7 @@ class Counting(hg.WindowProcess[int, int, tuple[int, int]]):
 
 
 def held_job(lab: Any, parallelism: int, *, ends: bool) -> hg.Job:
-    """What is read at once passes the shuffle in 15 s, until there is a file `go`."""
+    """Records read at once pass the shuffle in 15 s, until there is a file `go`."""
     last, go = lab.path / "read", lab.path / "go"
 
     def time_of(n: int) -> int:

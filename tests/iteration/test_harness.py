@@ -88,7 +88,7 @@ def timed_job() -> hg.Job:
 
 
 def test_time_in_a_loop_is_that_of_its_input() -> None:
-    """What comes back moves no time, and is late where it is: its timer waits for the next watermark."""
+    """Feedback does not advance time, and is late where it is: its timer waits for the next watermark."""
     with harness(timed_job(), parallelism=2) as h:
         h.push("in", ("a", 100, 3), ("b", 200, 1))
         assert h.pending("out") == []

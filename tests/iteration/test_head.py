@@ -76,7 +76,7 @@ def end_round(head: IterationHead) -> None:
 
 
 def restored(cuts: list[StateSnapshot], index: int, parallelism: int) -> RestoredState:
-    """What a new subtask gets of the cuts of the old ones."""
+    """Return the part of a new subtask in the cuts of the old ones."""
     own = key_group_range(index, parallelism, GROUPS)
     tables = [cut.tables[LOG].make(None) for cut in cuts]
     rows = [r for t in tables for r in t.to_pylist() if r["key_group"] in own]

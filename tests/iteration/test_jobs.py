@@ -273,7 +273,7 @@ def spread(record: Any) -> list[Any]:
 
 
 def rounds_of(rows: int, count: int) -> list[Any]:
-    """What the first `count` rounds give."""
+    """Return the results of the first `count` rounds."""
     found: list[Any] = []
     records = [(n % KEYS, n) for n in range(rows)]
     for number in range(count):

@@ -16,13 +16,13 @@ CHECKPOINTS = 2
 
 
 def circle(n: int) -> int:
-    """What a record adds up to on all its ways through the loop."""
+    """Return the sum of a record over all its ways through the loop."""
     return sum(range(n + 1))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a checkpoint holds: the sum in the body, records not yet read, and the log."""
+    """The contents of a checkpoint: the sum in the body, records not yet read, and the log."""
 
     outside: int
     body: int | None = None
@@ -35,14 +35,14 @@ class World:
 
     outside: int = 0
     queue: tuple[int, ...] = ()
-    """All that ever came back."""
+    """The records that ever came back."""
     sent: int = 0
-    """So many of them were sent in again."""
+    """The number of them that were sent in again."""
     loop: tuple[int | str, ...] = ()
     body: int = 0
     triggered: int = 0
     told: tuple[tuple[str, int, int], ...] = ()
-    """What the log was told: kind, checkpoint, position."""
+    """The calls of the log: kind, checkpoint, position."""
     cuts: tuple[tuple[int, Cut], ...] = field(default=())
 
     def log(self) -> FeedbackLog:
@@ -65,7 +65,7 @@ class World:
         return {id_ for kind, id_, _ in self.told if kind == "abort"}
 
     def next(self) -> Iterator[World]:
-        """All that can happen."""
+        """Yield all possible next events."""
         if self.outside < len(RECORDS):
             sent = (*self.loop, RECORDS[self.outside])
             yield replace(self, outside=self.outside + 1, loop=sent)

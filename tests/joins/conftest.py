@@ -167,13 +167,13 @@ class Fleet:
         return sum(recorder.counts.get(name, 0) for recorder in self.recorders)
 
     def gauge(self, side: str) -> float:
-        """How many rows of a side wait."""
+        """Return the number of rows of a side that wait."""
         return sum(recorder.gauges[side]() for recorder in self.recorders)
 
 
 @dataclass
 class Replayed:
-    """What came of a history: all results, the late rows of both sides, and the fleet at the end."""
+    """The outcome of a history: all results, the late rows of both sides, and the fleet at the end."""
 
     fleet: Fleet
     out: list[tuple[Any, ...]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is refused before a job runs, with the user's line; and what columns results have."""
+"""Joins that are refused before a job runs, with the user's line; and the columns of results."""
 
 from __future__ import annotations
 

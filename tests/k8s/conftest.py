@@ -27,7 +27,7 @@ IN_GROUPS: dict[str, Any] = {
     "resources": {"gpu": {"gpu": 1}},
     "sinks": {"out": {"from": "numbers", "print": {}, "slotSharingGroup": "gpu"}},
 }
-"""What makes it a job with two slot sharing groups."""
+"""Fields that make it a job with two slot sharing groups."""
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def all_objects(of: Deployment) -> list[dict[str, Any]]:
 
 
 def not_restricted(template: dict[str, Any]) -> list[str]:
-    """What of the Pod Security Standard `restricted` a pod breaks."""
+    """Return the rules of the Pod Security Standard `restricted` that a pod breaks."""
     spec, found = template["spec"], []
     security = spec.get("securityContext", {})
     found += ["host"] * any(spec.get(f"host{name}") for name in ("Network", "PID", "IPC"))
@@ -345,7 +345,7 @@ VOLUME: dict[str, Any] = {
 
 
 def cleaning_jobs(of: Deployment) -> list[dict[str, Any]]:
-    """What deletes the state of a job, and what deletes a savepoint."""
+    """Return the Jobs that delete the state of a job, and a savepoint."""
     savepoint = savepoint_cleaning_job(
         "x", "air", "flights", {}, runtime_of(of.job, of.settings), "s3://b/s"
     )

@@ -107,7 +107,7 @@ def test_the_earlier_of_two_times_counts(queue: WorkQueue, clock: Clock) -> None
 
 
 def pauses(queue: WorkQueue, clock: Clock, count: int) -> list[float]:
-    """How long a key that always fails waits, each time."""
+    """Return the waiting times of a key that always fails."""
     found = []
     queue.add(A)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What each verb of the operator does, in a cluster where nothing fails by itself."""
+"""Each verb of the operator, in a cluster where nothing fails by itself."""
 
 from __future__ import annotations
 

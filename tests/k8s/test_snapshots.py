@@ -1,4 +1,4 @@
-"""What the operator does about a StreamSnapshot."""
+"""The operator's handling of a StreamSnapshot."""
 
 from __future__ import annotations
 

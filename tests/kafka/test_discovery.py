@@ -24,7 +24,7 @@ from headgate.tests.kafka.test_jobs import SCHEMA, Fails, fill_partition, writte
 
 NewTopic = Callable[..., str]
 ROWS = 500
-"""Of each partition."""
+"""The number of records of each partition."""
 
 
 MANIFEST = """

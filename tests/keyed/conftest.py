@@ -30,7 +30,7 @@ class Backends:
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.examples = {"memory": 150, "rocksdb": 12}[kind]
-        """Of a property; opening a RocksDB takes 10 ms."""
+        """The number of examples of a property; opening a RocksDB takes 10 ms."""
         self.kind, self._directory = kind, directory
         self._made: list[KeyedBackend] = []
         self._number = 0
@@ -107,7 +107,7 @@ def make_spec() -> Callable[..., TableSpec]:
 
 
 class Model:
-    """What the tables hold, as {state: {(key token, namespace, entry): value}}."""
+    """The contents of the tables, as {state: {(key token, namespace, entry): value}}."""
 
     def __init__(self, names: Any) -> None:
         self.tables: dict[str, dict[Any, Any]] = {name: {} for name in names}
@@ -170,7 +170,7 @@ def cutting() -> type[Cutting]:
 
 
 def merge(base: pa.Table | None, delta: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """What the runtime does at a restore: the newest row of each key wins, deleted ones drop out."""
+    """Do what the runtime does at a restore: the newest row of each key wins, deleted ones drop out."""
     rows: dict[Any, Any] = {}
     for table in (base, delta):
         for row in [] if table is None else table.to_pylist():
@@ -253,7 +253,7 @@ def int_keys() -> KeyShape:
 
 
 def read(backend: KeyedBackend, names: Any) -> dict[str, dict[Any, Any]]:
-    """All that a backend holds, through its interface, in the form of the model."""
+    """Return the contents of a backend, through its interface, in the form of the model."""
     found: dict[str, dict[Any, Any]] = {name: {} for name in names}
     for name in names:
         for key, namespace in list(backend.addresses(name)):

@@ -1,4 +1,4 @@
-"""Which changes of a declaration load old state, as what, and what the others say."""
+"""Changes of a declaration: those that load old state, and the errors of the others."""
 
 from __future__ import annotations
 

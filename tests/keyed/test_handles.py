@@ -1,4 +1,4 @@
-"""What the user's function holds: iterators over entries."""
+"""Iterators over entries that a user's function holds."""
 
 from __future__ import annotations
 

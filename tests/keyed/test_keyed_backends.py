@@ -177,7 +177,7 @@ class Run:
         self._deltas_after_a_restore()
 
     def _deltas_after_a_restore(self) -> None:
-        """What was restored stands for cut 1."""
+        """The restored values stand for cut 1."""
         backend = self.fixtures.make(self.keys, self.specs)
         backend.restore(self.fixtures.restored(self.stored, self.specs), 0)
         self.backend, self.base = backend, dict.fromkeys(self.specs, 1)

@@ -113,7 +113,7 @@ def test_nothing_is_logged_once_no_cut_is_open() -> None:
 
 
 def test_a_value_that_cannot_be_pickled_fails_the_snapshot_and_not_the_records() -> None:
-    """Whether the thread comes to it first, or the record that changes it."""
+    """It does not matter whether the thread pickles it first, or the record that changes it."""
     operator = started()
     operator.process(ObjectBatch([Numbers(1, 1)]), 0)
     operator._values[1].lock = threading.Lock()

@@ -33,7 +33,7 @@ SETTINGS = RocksDBSettings(memory_bytes=32 << 20, write_buffer_bytes=1 << 20)
 
 @dataclass
 class Stored:
-    """What one subtask uploaded for one state: the handles of one checkpoint."""
+    """The uploads of one subtask for one state: the handles of one checkpoint."""
 
     meta: bytes
     ids: dict[str, KeyGroupRange]
@@ -74,7 +74,7 @@ class Store:
 
 
 Checkpoint = list[dict[str, Stored]]
-"""Of each subtask, by state."""
+"""The uploads of each subtask, by state."""
 
 
 @dataclass

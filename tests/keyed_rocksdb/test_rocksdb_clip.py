@@ -1,4 +1,4 @@
-"""What a change of parallelism leaves in the files of a RocksDB."""
+"""The files of a RocksDB after a change of parallelism."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ KEYS = 50
 
 
 class Count(hg.KeyedProcess[int, tuple[int, int], tuple[int, int]]):
-    """How often a key was seen; fails once, when there have been checkpoints."""
+    """Counts the records of a key; fails once, when there have been checkpoints."""
 
     seen = hg.ValueState[int](default=0)
     last = hg.ListState[int]()

@@ -95,7 +95,7 @@ READ = (
     ),
     *("job/exceptions", "job/config", "job/plan", "job/metrics"),
 )
-"""What the REST API answers to those who have the token, below `/v1/`."""
+"""The answers of the REST API to those who have the token, below `/v1/`."""
 
 
 @dataclass

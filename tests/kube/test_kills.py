@@ -34,7 +34,7 @@ ROUNDS = (
     ("kill worker", "kill head"),
     ("delete head", "delete operator"),
 )
-"""What is killed; which pod it is, if there are several, depends on the seed."""
+"""The pod to kill; if there are several, the seed decides which."""
 PROGRESS = 2
 """Checkpoints between two rounds."""
 

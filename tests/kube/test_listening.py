@@ -36,7 +36,7 @@ async def main(host):
 
 asyncio.run(main(sys.argv[1]))
 """
-"""Which ports of a host take connections. A port that does not answer at all is an error."""
+"""Prints the ports of a host that take connections. A port that does not answer at all is an error."""
 ASK = """
 import http.client, json, sys
 host, port, *paths = sys.argv[1:]
@@ -53,7 +53,7 @@ for path in paths:
             found[f"{method} {path}"] = type(error).__name__
 print(json.dumps(found))
 """
-"""What each method gets for each path, without a token."""
+"""Prints the answer to each method and path, without a token."""
 PATHS = (
     *("/", "/healthz", "/readyz", "/metrics", "/debug/pprof/", "/debug/vars", "/config", "/logs"),
     *("/api", "/v1/job", "/v1/openapi.json", "/../etc/passwd", "/%2e%2e/etc/passwd", "/apis/x"),

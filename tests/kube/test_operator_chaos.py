@@ -153,7 +153,7 @@ def _plain(made: Object) -> Object:
     if kind in ("StreamJob", "StreamSnapshot"):
         plain["status"] = _without(made["status"])
         if kind == "StreamJob":
-            # What the pods say is their scheduler's, which there is not.
+            # The conditions of pods are their scheduler's, which there is not.
             plain["status"].pop("message", None)
             plain["status"]["conditions"] = {
                 each["type"]: (each["status"], each["reason"])

@@ -1,4 +1,4 @@
-"""What the manifest tests share: loading texts, and describing graphs."""
+"""The common parts of the manifest tests: loading texts, and describing graphs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def manifest() -> Callable[..., str]:
 
 @pytest.fixture
 def shape() -> Callable[[WrittenJob], list[Any]]:
-    """What matters of a graph: everything but where it was written."""
+    """Return all that matters of a graph, which is everything but where it was written."""
 
     def describe(job: WrittenJob) -> list[Any]:
         return [

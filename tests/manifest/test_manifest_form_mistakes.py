@@ -70,7 +70,7 @@ EVENT_TIMES = [
 def test_a_mistake_in_event_time_is_one_problem(
     event_time: str, wanted: str, manifest: Manifest, problems_of: ProblemsOf
 ) -> None:
-    """What is behind it is checked as if it had event time."""
+    """The steps behind it are checked as if they had event time."""
     fields = "{generator: {fields: {id: sequence, at: timestamp}, rows: 5}, eventTime: "
     text = manifest(
         "w: {from: x, keyBy: id, window: {tumbling: 1m}, aggregate: {n: count()}}",

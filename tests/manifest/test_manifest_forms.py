@@ -47,7 +47,7 @@ PLAIN_TIME = "{column: at, maxOutOfOrder: 10m}"
 
 @pytest.fixture
 def folder(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the orders and the rates are, in the order of their times; and the owners of two ads."""
+    """Return the folder with files of orders and rates, sorted by time, and of the owners of two ads."""
     (tmp_path / "owners.csv").write_text("ad;owner;amount\na;ann;1\nb;bob;2\nb;ben;3\n")
     monkeypatch.chdir(tmp_path)
     for name, made in (
@@ -61,7 +61,7 @@ def folder(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """What a manifest can say, and the same in Python.
+    """A form of a manifest, and the same step in Python.
 
     Attributes:
         operators: the YAML; the results are those of `x`.
@@ -477,7 +477,7 @@ FORMS = EVENT_TIMES | WINDOWS | JOINS | LOOKUPS | PROCESSES | CALLS | PATTERNS |
 
 
 def settings(job: WrittenJob) -> list[Any]:
-    """What the graph says of time, without the functions that generators are made by."""
+    """Return the settings of time in the graph, without the functions that make generators."""
     return sorted(
         str(replace(node.watermarks, strategy=replace(node.watermarks.strategy, make=None)))
         for node in definition_of(job).graph.nodes

@@ -1,4 +1,4 @@
-"""What the jobs of test_manifest_forms.py name as `twin_steps:...`."""
+"""Functions and classes that the jobs of test_manifest_forms.py name as `twin_steps:...`."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class First(hg.KeyedBatchProcess[str, Order, Order]):
 
 
 class Count(hg.WindowProcess[str, Order, Result]):
-    """How many records a window has."""
+    """Counts the records of a window."""
 
     def on_window(
         self, key: str, window: hg.Window, records: list[Order], ctx: hg.WindowContext[str]
@@ -249,7 +249,7 @@ class Needy(Guard):
 
 
 class FarBehind(Behind):
-    """As far behind as is said."""
+    """A watermark that stays behind by a given time."""
 
     def __init__(self, hours: int) -> None:
         super().__init__()
@@ -307,5 +307,5 @@ decided = hg.cep.begin("low", after_match=hg.cep.skip_to_next())
 
 
 def highest(match: Any) -> Result:
-    """Of a match, its key and its last record."""
+    """Return the key of a match and its last record."""
     return Result(match.key, match["high"][0].id, str(match["low"][0].id))

@@ -1,4 +1,4 @@
-"""What `python job.py` prints when it fails: one clear message, and the user's own traceback."""
+"""The output of `python job.py` when it fails: one clear message, and the user's own traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_a_function_raised_comes_with_the_users_traceback(name: str, tmp_pa
         line.startswith("headgate.errors.UserCodeError: the function of `share` raised")
         for line in lines
     )
-    # Of headgate itself there is the one frame that raises, in `Job.run`.
+    # The only frame of headgate itself is the one that raises, in `Job.run`.
     assert [file for file in files(lines) if file != "shares.py"] == ["job.py"]
     assert len(lines) < 30
 

@@ -1,4 +1,4 @@
-"""Where the workers of a job run on a Ray cluster of several nodes."""
+"""The places of a job's workers on a Ray cluster of several nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def run(process: str, tmp_path: Path) -> dict[str, Any]:
-    """What a process of this directory found out."""
+    """Return the findings of a process of this directory."""
     left = tmp_path / "left"
     left.mkdir()
     environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}

@@ -1,4 +1,4 @@
-"""What a log line says about where it came from, for people and for machines."""
+"""The origin of a log line, for people and for machines."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from opentelemetry.trace import StatusCode
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Where the spans of all jobs go."""
+    """The collector of the spans of all jobs."""
     exporter = InMemorySpanExporter()
 
     def open_here(options: Options, job_name: str) -> OtelSpans:

@@ -152,7 +152,7 @@ class PlainSink(Sink):
 
 
 class World:
-    """What tests of the graph API need, in one fixture."""
+    """The helpers of the tests of the graph API, in one fixture."""
 
     schema = SCHEMA
     source = TableSource

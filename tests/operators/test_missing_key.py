@@ -1,4 +1,4 @@
-"""What needs keys says so, and shows how a stream gets them."""
+"""Steps that need keys say so, and show how a stream gets them."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_neighbours_become_one_step(world):
 
 
 def filters_left(world, first, second):
-    """How many filter steps remain of two neighbours."""
+    """Return the number of filter steps that remain of two neighbours."""
     second(first(world.stream().filter("n > 2")).filter("ok")).write(world.sink(), name="out")
     return [node.kind for node in optimize(world.graph, 1).nodes].count("filter")
 

@@ -73,7 +73,7 @@ async def _complete(operator: SinkOperator, checkpoint_id: int) -> None:
 
 
 async def _restored_commits(items: list[bytes], checkpoint_id: int) -> list[bytes]:
-    """What a new attempt commits that begins with these items."""
+    """Return the commits of a new attempt that begins with these items."""
     writer = _Writer()
     operator = await _opened(writer, restored=checkpoint_id)
     waiting = operator.restore(RestoredState(items={"committables": items}))

@@ -1,4 +1,4 @@
-"""What SQL text may hold: operations on the columns of one record. Nothing else reaches Polars."""
+"""SQL text may hold operations on the columns of one record. Nothing else reaches Polars."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def rows(progress: TimeProgress) -> list[tuple[int, ...]]:
 
 
 def of(progress: TimeProgress, *groups: int) -> tuple[list[int], list[int]]:
-    """How far time has come, and what has expired."""
+    """Return the progress of event time, and the expired windows."""
     numbers = np.array(groups)
     now, expired = progress.now(numbers), progress.expired(numbers)
     found = (np.broadcast_to(each, numbers.shape).tolist() for each in (now, expired))

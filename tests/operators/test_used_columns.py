@@ -1,4 +1,4 @@
-"""Which columns a function reads, from its bytecode: right, or None."""
+"""The columns that a function reads, found in its bytecode: right, or None."""
 
 from functools import partial
 

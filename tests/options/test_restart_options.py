@@ -1,4 +1,4 @@
-"""Which restart strategy a job runs with."""
+"""The restart strategy that a job runs with."""
 
 from __future__ import annotations
 

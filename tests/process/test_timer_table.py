@@ -33,7 +33,7 @@ def rows(table: pa.Table) -> Model:
 
 
 def due(model: Model, until: int) -> list[tuple[int, Any, Any]]:
-    """What a naive implementation fires, in the order of time, then of tags within a key."""
+    """Return the timers that a naive implementation fires, by time, then by tag within a key."""
     fired = sorted((at, key, tag) for (key, tag), at in model.items() if at <= until)
     for _, key, tag in fired:
         del model[key, tag]

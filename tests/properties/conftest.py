@@ -227,7 +227,7 @@ class Life:
         self.kept[pending.id] = (self._manifest(pending.id), pending.model)
         for subtask in self.subtasks:
             subtask.runner.completed(pending.id)
-        # What a checkpoint under way builds on stays until that is over.
+        # The base of a checkpoint under way stays until that is over.
         needed = {one.base for one in self.pending}
         subsumed = [id_ for id_ in sorted(self.kept)[:-retain] if id_ not in needed]
         await self._delete(*subsumed)

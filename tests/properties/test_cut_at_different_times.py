@@ -35,7 +35,7 @@ ON_DISK = {
 
 
 class Recorder:
-    """What a step sends, by output."""
+    """Collects the results of a step, by output."""
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class NotingBatches(hg.KeyedBatchProcess[int, Any, Any]):
 
 
 class Remembering(hg.KeyedProcess[int, Any, Any]):
-    """What is remembered lives for 10 ms of event time."""
+    """Remembers records for 10 ms of event time."""
 
     last = hg.ValueState[int](ttl=hg.StateTtl("10ms", time="event"))
     some = hg.MapState[int, int](ttl=hg.StateTtl("10ms", time="event", update="read_and_write"))
@@ -216,7 +216,7 @@ class Story:
         operator.output = self.outputs[operator] = Recorder()
 
     def taken(self, life: Any) -> Counter[str]:
-        """What has come out since the last time."""
+        """Return the output since the last call."""
         found: Counter[str] = Counter()
         for subtask in life.subtasks:
             found.update(self.outputs[subtask.operator].rows)

@@ -231,7 +231,7 @@ ACTIONS = ("feed", "feed", "trigger", "trigger", "complete", "complete", "abort"
 
 
 class Story:
-    """What happens in one life."""
+    """The events of one life."""
 
     def __init__(self, life: Any, subject: Any, rng: random.Random) -> None:
         self.life, self.subject, self.rng = life, subject, rng

@@ -1,4 +1,4 @@
-"""What a new coordinator adopts, and why it restarts the job instead."""
+"""Adoption of attempts by a new coordinator, and its reasons to restart the job instead."""
 
 from __future__ import annotations
 

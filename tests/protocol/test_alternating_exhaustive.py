@@ -155,7 +155,7 @@ class World:
             self.handed_out += ((position, element),)
             self.stop_capturing(position)
         elif barrier.options.unaligned:
-            # Where it stands in the queue is remembered: what is in front of it may be captured.
+            # The place of the barrier in the queue is remembered: records in front of it may be captured.
             self.queues = replaced(self.queues, position, (*self.queues[position], f"<{element}"))
             self.handed_out += ((position, element),)
         else:

@@ -31,7 +31,7 @@ from headgate.runtime.protocol.ids import SubtaskId
 SUBTASKS = (SubtaskId(0, 0), SubtaskId(1, 0))
 CHECKPOINTS_MAX = 2
 DISTURBANCES_MAX = 2
-"""How many things may go wrong in one run; two is what it takes for one to hit the handling of another."""
+"""The most failures of one run; two are enough for one to hit the handling of another."""
 
 
 class World:
@@ -59,7 +59,7 @@ class World:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
         self.answered: dict[str, str] = {}
-        # What unaligned checkpoints change is only when one starts: one thing that goes wrong will do.
+        # Unaligned checkpoints only change when one starts, so one failure is enough.
         self.disturbances = 1 if unaligned else DISTURBANCES_MAX
         self.requested = 0
         # The attempt was restored from checkpoint 1.
@@ -200,7 +200,7 @@ class World:
 
     def restart(self) -> None:
         next_id = max(self.triggered, default=0) + 1
-        # What is uncertain has been settled by now: say it was there.
+        # An uncertain publication has been settled by now: assume that it was there.
         self.published |= self.uncertain
         self.uncertain.clear()
         restored = max((i for i in self.published if i not in self.savepoints), default=0)

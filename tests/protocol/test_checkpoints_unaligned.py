@@ -1,4 +1,4 @@
-"""What unaligned checkpoints change for the coordinator: options of triggers, and what waits for what."""
+"""Unaligned checkpoints in the coordinator: options of triggers, and the order of requests."""
 
 from __future__ import annotations
 

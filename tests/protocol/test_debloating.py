@@ -14,7 +14,7 @@ FLINK = DebloatSettings(size_max=32_768)
 
 
 def told(start: int, throughput: int, buffers: int, periods: int = 100) -> list[tuple[int, int]]:
-    """What the senders are told, and in which period, at a steady throughput in bytes per second."""
+    """Return the sizes announced to senders by period, at a steady throughput in bytes per second."""
     debloater = BufferDebloater(FLINK, start)
     sizes = []
     for period in range(1, periods + 1):

@@ -1,4 +1,4 @@
-"""What is remembered of failures: the first, those with it, what followed, and how long it took."""
+"""The history of failures: the first, those with it, what followed, and how long it took."""
 
 from __future__ import annotations
 

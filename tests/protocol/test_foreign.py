@@ -1,4 +1,4 @@
-"""Whose an exception is: by its type and by the frames that it came through."""
+"""The origin of an exception: its type, and the frames that it came through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USER, RESOURCE, SYSTEM = FailureCategory.USER, FailureCategory.RESOURCE, Failure
 
 
 def raised_in(module: str, call: Callable[[], Any]) -> BaseException:
-    """What `call` raises when code of `module` calls it; without the frames of this file."""
+    """Return what `call` raises when code of `module` calls it, without the frames of this file."""
     names: dict[str, Any] = {"__name__": module, "call": call}
     exec("def run():\n    return call()", names)
     try:

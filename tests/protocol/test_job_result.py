@@ -1,4 +1,4 @@
-"""What the log keeps of a failure says the same to whoever reads it later."""
+"""A failure in the log reads the same for every later reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_line_of_the_user_is_kept_of_a_long_traceback() -> None:
 
 def test_types_of_others_come_back_as_the_nearest_of_ours() -> None:
     class Own(UserCodeError):
-        """Of a user's module."""
+        """An exception of a user's module."""
 
     assert type(logged(Own("raised")).as_error()) is UserCodeError
     assert type(logged(ManifestErrors([Own("raised")])).as_error()) is UsageError

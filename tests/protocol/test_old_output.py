@@ -108,7 +108,7 @@ class Logs:
         self.do(log.trim(1))
 
     def lists(self) -> int:
-        """How many lists of files the store holds."""
+        """Return the number of lists of files in the store."""
         decode = joblog.ENTRIES.decode
         found = {n: d for n, d in self.objects.items() if not n.startswith("log/generation")}
         entries = [decode(data, name) for name, data in found.items()]

@@ -1,4 +1,4 @@
-"""How many restarts, when, and which failures count."""
+"""The number of restarts, their times, and the failures that count."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EXAMPLE: dict[str, Any] = {"initial_ms": 1_000, "multiplier": 2, "max_ms": 10_00
 
 
 def pauses(strategy: RestartStrategy, failures: int, *, runs_ms: int = 10) -> list[int]:
-    """What a job waits that runs so long each time, and fails."""
+    """Return the waits of a job that runs for this time and then fails, again and again."""
     now, found = 0, []
     for _ in range(failures):
         decision = strategy.on_failure(now, recoverable=True)

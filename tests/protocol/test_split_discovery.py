@@ -1,4 +1,4 @@
-"""Which subtask reads a split that was found while the job runs, against a plain model."""
+"""The subtask that reads a split which was found while the job runs, against a plain model."""
 
 from __future__ import annotations
 

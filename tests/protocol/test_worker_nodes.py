@@ -90,7 +90,7 @@ def test_what_is_missing_is_named(count: int, nodes: list[ClusterNode], text: st
 
 
 def test_a_worker_that_ray_starts_has_used_up_nothing_of_others() -> None:
-    """What it takes is not free any more as soon as Ray has chosen its node, long before it runs."""
+    """Room is no longer free as soon as Ray has chosen a worker's node, long before the worker runs."""
     rules, nodes = slots(1), [HEAD, node("a", 1, 0)]
     asked = demand(rules, nodes)
     assert shortage(rules, asked, nodes, queued=False) is None

@@ -18,7 +18,7 @@ KEYS = 16
 
 
 class Count(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """How often a key was seen."""
+    """Counts the records of a key."""
 
     seen = hg.ValueState[int](default=0)
 

@@ -1,4 +1,4 @@
-"""What is told of a restart: times of the slowest, sizes of all."""
+"""The figures of a restart: times of the slowest, sizes of all."""
 
 from __future__ import annotations
 

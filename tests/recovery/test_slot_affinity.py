@@ -1,4 +1,4 @@
-"""Which worker gets which slots after a failure."""
+"""The slots that each worker gets after a failure."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_client_that_waits_asks_the_successor_again(
                 return await begin(command)
 
             async def forgotten(trigger_id: str, **more: Any) -> Any:
-                # What the successor answers, which does not know the operation.
+                # Answers of a successor that does not know the operation.
                 return await operation("unknown" if begun == 1 else trigger_id, **more)
 
             monkeypatch.setattr(client, "begin", count)

@@ -1,4 +1,4 @@
-"""What the tests of runs share: rows of all sorts of columns, and a delta made of a dict."""
+"""The common parts of the tests of runs: rows of all sorts of columns, and a delta made of a dict."""
 
 from __future__ import annotations
 

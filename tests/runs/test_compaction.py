@@ -1,4 +1,4 @@
-"""Which runs are merged: their number, the space they take and the rows written stay bounded."""
+"""The choice of runs to merge: their number, the space they take and the rows written stay bounded."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_pages_are_asked_for_after_a_lookup_that_waited(
         prefetch(self, start, stop)
 
     monkeypatch.setattr(MappedFile, "prefetch", noted)
-    # What the thread's count of major faults is before and after each of four lookups.
+    # The thread's counts of major faults are these before and after each of four lookups.
     faults = itertools.chain([0, 2], [2, 5], [5, 6], [6, 6])
     monkeypatch.setattr(run_set, "_faults", lambda: next(faults))
     some = np.array([3, 250, 499])

@@ -26,7 +26,7 @@ from headgate.state.snapshot import CollectedFiles, FilesCut, RestoredFiles
 
 
 class Model:
-    """What the table must hold, and random batches."""
+    """The expected contents of the table, and random batches."""
 
     def __init__(self, runs: SimpleNamespace, seed: int, keys: int = 200) -> None:
         self.runs, self.chance, self.keys = runs, random.Random(seed), keys
@@ -46,7 +46,7 @@ class Model:
 
 
 def copied(cut: FilesCut, store: Path, range_: Any) -> RestoredFiles:
-    """What a restore would get of a cut: copies, in another directory."""
+    """Return the files of a cut as a restore gets them: copies, in another directory."""
     collected = cut.collect()
     files = {}
     for file in collected.files:
@@ -232,7 +232,9 @@ def test_keys_are_found_while_they_are_being_written(runs: SimpleNamespace, tmp_
 def test_a_merge_that_ends_before_the_flush_takes_nothing_from_a_cut(
     runs: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What expires behind the barrier is dropped by a merge, and a restore of the barrier needs it."""
+    """Rows that expire behind the barrier are dropped by a merge, but a restore of the barrier needs
+    them.
+    """
     late = False
 
     def expired(records: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which subtask gets which state, for every kind of state and change of parallelism."""
+"""Each subtask gets its state, for every kind of state and change of parallelism."""
 
 from __future__ import annotations
 

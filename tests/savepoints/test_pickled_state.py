@@ -229,7 +229,7 @@ def test_types_are_taken_from_the_annotations_of_functions(tmp_path: Path) -> No
 
 
 def reduced(operator: ReduceOperator, *records: Any) -> list[Any]:
-    """What comes out for some records."""
+    """Return the results for some records."""
     made: list[Any] = []
     operator.output = SimpleNamespace(emit=lambda batch: made.extend(to_list_of(batch)))  # type: ignore[assignment]
     for record in records:

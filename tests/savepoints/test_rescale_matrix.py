@@ -67,7 +67,7 @@ class Everything(hg.KeyedProcess[int, Any, dict[str, Any]]):
 
 @dataclass
 class Sinks:
-    """What came out of the job, over all its runs."""
+    """The output of the job, over all its runs."""
 
     process: Any = field(default_factory=lambda: collect(guarantee="exactly_once"))
     reduce: Any = field(default_factory=lambda: collect(guarantee="exactly_once"))
@@ -107,7 +107,7 @@ def numbers_of(key: int) -> list[int]:
 
 
 def told(sinks: Sinks) -> list[dict[str, Any]]:
-    """What the process function said of keys."""
+    """Return the output of the process function for its keys."""
     return [row for row in sinks.process.rows if "key" in row]
 
 

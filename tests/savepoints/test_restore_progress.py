@@ -1,4 +1,4 @@
-"""What is shown of a restore under way."""
+"""The progress of a restore, as it is shown."""
 
 from __future__ import annotations
 

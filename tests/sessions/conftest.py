@@ -45,7 +45,7 @@ class Subtask:
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def tables(self) -> dict[str, pa.Table]:
-        """What a restore would read."""
+        """Return the tables that a restore would read."""
         return {name: merge_chain(parts, self.keys[name]) for name, parts in self.chains.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which modules travel by value: those that only the user's machine can be expected to have."""
+"""Modules that travel by value: those that only the user's machine can be expected to have."""
 
 from __future__ import annotations
 

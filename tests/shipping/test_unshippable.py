@@ -1,4 +1,4 @@
-"""What cannot be sent to workers is found before anything starts: step, variable, line, and what to do."""
+"""Objects that cannot be sent to workers are found before anything starts: step, variable, line, fix."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ _process = InputSubtask._process_slice
 
 
 class Busy:
-    """What stands in for the time that user code takes, which is none in a simulation."""
+    """A stand-in for the time of user code, which is none in a simulation."""
 
     target = "headgate.runtime.task.input_subtask.InputSubtask._process_slice"
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.record_s = 0.0
-        """How long a record takes, about."""
+        """The approximate time of a record."""
 
     def stand_in(self) -> Any:
         """A method of the subtask."""

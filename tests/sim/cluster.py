@@ -85,12 +85,12 @@ class SimCluster:
         self.metrics = MetricsRegistry()
         self.workers: list[SimWorker] = []
         self.refusal_rate = 0.0
-        """How often there is no room for another worker."""
+        """The probability that there is no room for another worker."""
         self.out_of_reach_rate = 0.0
-        """How often a worker that is to be killed goes on for up to `OUT_OF_REACH_S`."""
+        """The probability that a worker that is to be killed goes on for up to `OUT_OF_REACH_S`."""
 
     def kill_delay_s(self) -> float:
-        """How long the next worker that is killed lives on."""
+        """Return the time for which the next worker that is killed lives on."""
         if self._rng.random() >= self.out_of_reach_rate:
             return 0.0
         return self._rng.uniform(0, OUT_OF_REACH_S)

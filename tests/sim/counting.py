@@ -116,7 +116,7 @@ def asked_by_key(job: hg.Job, token: str) -> Any:
 
 
 def check_asked(world: World, record: tuple[int, ...]) -> None:
-    """Of each key the count is dense, and each number comes once; at another parallelism not in order."""
+    """Check that counts of each key are dense, and numbers come once; rescaled jobs have no order."""
     key, count, number = record
     seen = world.by_key.get(key, [])
     if key != key_of(number) or count != len(seen) + 1:
@@ -125,7 +125,7 @@ def check_asked(world: World, record: tuple[int, ...]) -> None:
 
 
 def check_count(world: World, record: tuple[int, ...]) -> None:
-    """Of each key the numbers must come in order, each once, with the right count."""
+    """Check that the numbers of each key come in order, once, and with the right count."""
     key, count, number = record
     wanted = len(world.by_key.get(key, ())) + 1
     if (key, count, number) != (key_of(number), wanted, key + (wanted - 1) * KEYS):
@@ -133,7 +133,7 @@ def check_count(world: World, record: tuple[int, ...]) -> None:
 
 
 def alone(number: int) -> tuple[int, int, int]:
-    """What a count makes of a number, without a state."""
+    """Return the result of a count for a number, without a state."""
     return key_of(number), number // KEYS + 1, number
 
 
@@ -251,7 +251,7 @@ def pairs(job: hg.Job, token: str) -> Any:
 
 
 def check_pairs(world: World, record: tuple[int, ...]) -> None:
-    """Of both sides one each, and each number once."""
+    """Check that a pair has one record of both sides, and that each number comes once."""
     if record[1] != 3 or record[0] != key_of(record[2]):
         raise world.violated(f"a number met itself: {record}")
     check_once(world, record)

@@ -1,4 +1,4 @@
-"""What must hold at any moment, beside what becomes visible."""
+"""Conditions that hold at any moment, beside those for visible output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ STAND_INS: list[tuple[str, Any]] = [
 
 
 def check_conserved(manifest: Manifest, world: World, read: Callable[[StateHandle], bytes]) -> None:
-    """What the sources of a checkpoint have read is in its sink, visible before it, or on its way.
+    """Check the records that the sources of a checkpoint have read.
+
+    Each of them is in its sink, visible before it, or on its way.
 
     For jobs that make one record of one. This is what barriers are for; so a cut that is none shows
     with the checkpoint, and not only if it happens to be restored.

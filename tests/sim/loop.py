@@ -28,9 +28,9 @@ class SimLoop(VirtualLoop):
         self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
         self.network = Network(self, rng)
         self.thread_s = 0.002
-        """How long a call in a thread takes, at the mean."""
+        """The mean time of a call in a thread."""
         self.hanging_rate = 0.0
-        """How often one takes up to `HANGING_S` instead, say for a slow disk."""
+        """The probability that a call takes up to `HANGING_S` instead, as on a slow disk."""
 
     # -- processes ----------------------------------------------------------------------------------
 

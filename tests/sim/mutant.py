@@ -15,7 +15,7 @@ import headgate
 PACKAGE = Path(headgate.__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parent / "mutants"
 COPIED = ("api", "connectors", "operators", "runtime", "state", "testing", "tests/sim")
-"""All that a simulation imports."""
+"""The rooms and folders that a simulation imports."""
 PROGRAM = "headgate.tests.sim"
 SEEDS_MAX = 1500
 """Within so many seeds each mutant must be found."""
@@ -65,7 +65,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """How the hunt for a mutant went.
+    """The course of the hunt for a mutant.
 
     Attributes:
         mutant: what was looked for.

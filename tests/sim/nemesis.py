@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: each seed draws some kinds of trouble, and how much of each."""
+"""The troubles of a simulation: each seed draws some kinds, and how much of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed has drawn."""
+    """The troubles that a seed has drawn."""
 
     kinds: frozenset[str]
     mean_s: float
     """Between two acts."""
     storm_s: float
-    """How long trouble lasts; behind it nothing fails any more."""
+    """The time until which there is trouble; after it nothing fails any more."""
 
     @property
     def gentle(self) -> bool:

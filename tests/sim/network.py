@@ -25,16 +25,16 @@ class Network:
         self._servers: dict[int, MemoryServer] = {}
         self._ports = 1
         self.latency_s = 0.0005
-        """Of a message, at the mean."""
+        """The mean delay of a message."""
         self.far = 1
-        """How many times as long messages take for now."""
+        """The factor by which messages take longer for now."""
         self.bytes_per_s = 100e6
         self.pairs: list[tuple[MemoryTransport, MemoryTransport]] = []
         """All connections between workers there ever were, for whoever breaks some."""
         self._cut_until_s: dict[frozenset[Process | None], float] = {}
 
     def delay_s(self, size_bytes: int = 0) -> float:
-        """How long something is under way."""
+        """Return the delay of a message."""
         return (
             self._rng.expovariate(1 / (self.latency_s * self.far)) + size_bytes / self.bytes_per_s
         )
@@ -79,7 +79,7 @@ class Network:
 
 
 class MemoryServer:
-    """As much of `asyncio.Server` as is used."""
+    """The part of `asyncio.Server` that is used."""
 
     def __init__(
         self, network: Network, factory: Callable[[], Any], port: int, process: Process | None

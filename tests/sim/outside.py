@@ -34,7 +34,7 @@ class Violation(Exception):
 
 
 class InjectedError(Exception):
-    """What user code raises now and then."""
+    """The exception that user code raises now and then."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class OutsideFaults:
 
 @dataclass(slots=True)
 class Transaction:
-    """What one subtask of a sink wrote between two barriers."""
+    """The output of one subtask of a sink between two barriers."""
 
     attempt: int
     sink: str
@@ -81,9 +81,9 @@ class World:
     appeared: list[int] = field(default_factory=lambda: [0])
     """The splits that exist, of a source of which they become more."""
     growth_rate: float = 0.3
-    """How often another one has appeared when the job looks for them."""
+    """The probability that another one has appeared when the job looks for splits."""
     listing_rate: float = 1.0
-    """How often a listing has a split that exists."""
+    """The probability that a listing has a split that exists."""
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
@@ -191,7 +191,7 @@ WORLDS: dict[str, World] = {}
 
 
 class Split(msgspec.Struct):
-    """Which numbers, and how many of them have been read."""
+    """The numbers of a split, and how many of them have been read."""
 
     number: int
     position: int = 0

@@ -1,4 +1,4 @@
-"""Which process of the simulation runs: coordinators and workers share a thread, and must not a fate."""
+"""The process of the simulation that runs: coordinators and workers share a thread, but not a fate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Process:
         self.clock_ms = 0
         """By how much its wall clock is wrong."""
         self.held: list[asyncio.Handle] = []
-        """What became ready while it was stopped."""
+        """The callbacks that became ready while it was stopped."""
         self.on_death: list[Callable[[], None]] = []
         """Closes its connections."""
         self.context = copy_context()

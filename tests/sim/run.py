@@ -45,14 +45,14 @@ LEAVING_S = 60.0
 """Virtual time behind its end in which all tasks of a job must have ended."""
 FOREVER_S = 1e6
 BOUNDED_RATE = 0.7
-"""How often the data ends by itself, where it may go on for ever."""
+"""The probability that data which may be endless ends by itself."""
 ROUNDS_MAX = 50_000
 """Rounds of the event loop at one moment after which a job runs in circles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a simulation went.
+    """The outcome of a simulation.
 
     Attributes:
         seed: of the simulation.
@@ -141,7 +141,7 @@ class Simulation:
         self._settings, self._options = draw_job(self.rng, self.plan.overtaking)
         self._options["io.tmp.dirs"] = self.folder = folder
         self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
-        """How many of the local copies of state are damaged or gone after a kill."""
+        """The share of the local copies of state that are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
         self._stands_by = seed % 3 == 1  # not drawn: most seeds mean what they meant
         """A process waits to take over from a coordinator that goes, or seems to."""
@@ -188,7 +188,7 @@ class Simulation:
         )
 
     def stand_ins(self) -> list[tuple[str, Any]]:
-        """What is replaced while a simulation runs, and is not passed in."""
+        """Replace those things for a simulation that are not passed in."""
         return [
             *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),

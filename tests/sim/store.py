@@ -25,7 +25,7 @@ SLOWEST_S = 20.0
 
 @dataclass(slots=True)
 class StoreFaults:
-    """How bad the storage is: a mean time, and probabilities per call."""
+    """The quality of the storage: a mean time, and probabilities per call."""
 
     latency_s: float = 0.002
     slow_rate: float = 0.0

@@ -1,4 +1,4 @@
-"""What a long run has seen, for people: faults by kind, and what the job did about them."""
+"""The events of a long run, for people: faults by kind, and what the job did about them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Summary:
         self.seen.update(seen)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What there was, and how much of it."""
+        """Return the number of events by kind."""
         seen = self.seen
         faults = {act.__name__: seen[act.__name__] for act in ACTS}
         return [

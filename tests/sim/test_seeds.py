@@ -70,7 +70,7 @@ def test_everything_has_happened() -> None:
 
 
 def digests(hash_seed: str) -> list[str]:
-    """Of some seeds, in another process."""
+    """Return the traces of some seeds, made in another process."""
     code = "from headgate.tests.sim.run import simulate\nprint(*(simulate(s).digest for s in (2, 3, 7)))"
     environment = {
         **os.environ,

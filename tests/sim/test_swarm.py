@@ -1,4 +1,4 @@
-"""What the seeds draw: every trouble and every kind of job is there often, and often is not."""
+"""The draws of seeds: every trouble and every kind of job is often there, and often is not."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def timers(job: hg.Job, token: str) -> Any:
 
 
 def check_timers(world: World, record: tuple[int, ...]) -> None:
-    """Of each key the numbers must come in the order of their times."""
+    """Check that the numbers of each key come in the order of their times."""
     key, count, number = record
     place = len(world.by_key.get(key, ()))
     order = expected_order(world.rows)[key]

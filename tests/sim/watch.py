@@ -36,7 +36,7 @@ class Watch:
         self._hash = hashlib.blake2b(digest_size=16)
         self.diary: list[str] | None = [] if keep else None
         self.seen: Counter[str] = Counter()
-        """How often each kind of thing happened."""
+        """The number of events of each kind."""
         self.storage: Storage
         self._entries: set[str] = set()
         """Log entries there ever were: one that is written again, or late, says nothing new."""

@@ -75,7 +75,7 @@ MORE_KINDS = {
 COMMON = ["count", "regions", "regions", "shuffles", "union"]
 """Those in which a broken cut shows soonest."""
 UNCHAINED_RATE = 0.3
-"""How often each step has subtasks of its own, so that more is on its way."""
+"""The probability that a step has subtasks of its own, so that more is on its way."""
 
 
 def workload(kind: str) -> Workload:

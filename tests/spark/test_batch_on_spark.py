@@ -220,7 +220,7 @@ def test_a_session_of_another_thread_is_used_and_left_alone(session: Any) -> Non
 def test_the_java_of_a_session_of_its_own_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    """What stands for Java ends with its input, as the real one does."""
+    """The stand-in for Java ends with its input, as the real one does."""
     pyspark = pytest.importorskip("pyspark")
     java = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     context, sessions = pyspark.SparkContext, pyspark.sql.SparkSession

@@ -1,4 +1,4 @@
-"""What can be said about a Spark query, and what is refused, before there is any Spark."""
+"""Forms of a Spark query, and what is refused, before there is any Spark."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_spark_dies_with_a_coordinator_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def false_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What runs in place of the child, in shell."""
+    """The shell script that runs in place of the child."""
 
     def be(script: str) -> None:
         program = tmp_path / "python"

@@ -79,7 +79,7 @@ def event(key: str, amount: int | None, kind: str = "a") -> dict[str, Any]:
 
 
 def ask(running: Harness, keys: list[str]) -> list[Any]:
-    """What the job says of its state, key by key."""
+    """Return the state of the job, key by key."""
     running.drain("out")
     running.push("events", [event(key, None) for key in keys])
     return sorted(running.drain("out"))

@@ -69,7 +69,7 @@ def test_filters_and_columns_reduce_what_is_read(spark: Any) -> None:
 
 @pytest.mark.parametrize(("unit", "pushed"), [("us", True), ("ns", False)])
 def test_times_that_spark_cuts_off_are_not_looked_for(unit: Any, pushed: bool) -> None:
-    """Of nanoseconds more than one is equal to what Spark asks for."""
+    """Several times in nanoseconds are equal to the one that Spark asks for."""
     pytest.importorskip("pyspark", reason="needs headgate[spark]")
     from headgate.spark.data_source import _StateReader
 

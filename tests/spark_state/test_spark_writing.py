@@ -33,7 +33,7 @@ def frame_of(spark: Any, path: str, state: str, **options: str) -> Any:
 
 
 def resumed(path: str) -> tuple[list[Any], list[Any]]:
-    """What a job that goes on says of its state, and what its timers do."""
+    """Return the state of a job that goes on, and the results of its timers."""
     with harness(keeper_job(3, max_parallelism=None), restore_from=path) as running:
         said = ask(running, KEYS)
         running.advance_time("30s")

@@ -166,7 +166,7 @@ def taken(tmp_path_factory: Any) -> tuple[str, list[Any]]:
 
 
 def resumed(path: str, parallelism: int = 2) -> tuple[list[Any], list[Any]]:
-    """What a job that goes on from a savepoint says, and what its timers do in the next half minute."""
+    """Return the state of a job restored from a savepoint, and its timers of the next half minute."""
     with harness(keeper_job(parallelism, max_parallelism=None), restore_from=path) as running:
         said = ask(running, KEYS)
         running.advance_time("30s")

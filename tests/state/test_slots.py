@@ -17,7 +17,7 @@ quick = settings(max_examples=40, deadline=None)
 
 
 class Model:
-    """What the table should do: a dict from identity to slot."""
+    """A model of the table: a dict from identity to slot."""
 
     def __init__(self) -> None:
         self.table, self.slots = SlotTable(), {}

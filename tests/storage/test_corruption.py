@@ -108,7 +108,7 @@ def test_damage_in_a_draft_of_a_sink_is_named(format):
 
 
 def test_a_damaged_draft_stays_invisible_and_is_kept(tmp_path):
-    """Nobody reads wrong rows, and whoever can mend the draft finds it where it was."""
+    """No wrong row is read, and a draft that can be mended stays where it was."""
     state = damaged_parts.write_drafts(str(tmp_path), "csv")
     draft, other = damaged_parts.drafts_in(str(tmp_path))
     data = draft.read_bytes()

@@ -103,7 +103,7 @@ def manifest_of(generation, checkpoint_id):
 
 
 class World:
-    """What happened, as an observer outside sees it."""
+    """The events, as an observer outside sees them."""
 
     def __init__(self):
         self.objects = {}

@@ -1,4 +1,4 @@
-"""How former runs ended is read from the log alone, however it was trimmed, and does not pile up.
+"""The ends of former runs are read from the log alone, however it was trimmed, and do not pile up.
 
 Method: real logs on a store in memory, one coordinator after the other, with a clock that the test sets.
 """

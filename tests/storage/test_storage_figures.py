@@ -1,4 +1,4 @@
-"""What stores count of their requests: by operation and outcome, bytes, times, retries."""
+"""Figures of stores about their requests: by operation and outcome, bytes, times, retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every checkpoint store promises (runtime/storage/base.py), on each of them."""
+"""The promises of every checkpoint store (runtime/storage/base.py), on each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which state files are deleted, and which are shared by checkpoints."""
+"""State files that are deleted, and those that checkpoints share."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 
 def as_nobody(place: Path) -> list[str]:
-    """What another user can read, write or enter below `place`."""
+    """Return the paths below `place` that another user can read, write or enter."""
     access = ["(", "-readable", "-o", "-writable", "-o", "-executable", ")"]
     found = subprocess.run(
         ["find", str(place), "-mindepth", "1", "!", "-type", "l", *access],

@@ -94,7 +94,7 @@ async def metrics(limits: ListenerLimits, unix: Path | None = None) -> AsyncIter
 
 
 class NoJob:
-    """What the REST API asks, in place of a coordinator."""
+    """Stands in for the coordinator behind the REST API."""
 
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
         return {"name": "headgate-job", "status": "RUNNING"}
@@ -159,7 +159,7 @@ HUGE = {
     operator_metrics: b"GET /metrics HTTP/1.1\r\nX-Long: ",
     worker_probes: b"GET /healthz HTTP/1.1\r\nX-Long: ",
 }
-"""How a stranger begins who has a lot to say."""
+"""The first bytes of a stranger who has a lot to say."""
 Listener = Callable[..., Any]
 
 
@@ -201,7 +201,7 @@ def test_a_length_is_not_believed_before_the_token(
     async def scenario() -> None:
         async with listener(PATIENT, tmp_path / "s.sock" if unix else None) as port:
             reader, writer = await port.stranger()
-            # As much as may be buffered on the way, and more than a stranger may say.
+            # More bytes than are buffered on the way, and than a stranger may send.
             writer.write(HUGE[listener] + b"x" * (2 * GREETING_BYTES_MAX))
             assert b"headgate" not in await is_hung_up_on(reader)
             writer.close()
@@ -407,7 +407,7 @@ def test_friends_may_not_say_more_than_the_option_allows() -> None:
 
 
 def test_one_large_message_is_not_a_peer_that_takes_nothing() -> None:
-    """What has piled up in front of a message counts, not the message itself."""
+    """Data that has piled up in front of a message counts, not the message itself."""
 
     async def scenario() -> None:
         async with control(PATIENT) as port:
@@ -475,7 +475,7 @@ def test_a_metrics_endpoint_serves_while_others_do_not_read_their_answers() -> N
 
 
 def serving() -> int:
-    """How many threads serve requests."""
+    """Return the number of threads that serve requests."""
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
@@ -511,7 +511,7 @@ def request(method: str, path: str, *headers: str, host: str = "localhost") -> b
 
 
 async def said(port: Port, *parts: bytes) -> bytes:
-    """All that the port answers to a request, until it hangs up."""
+    """Return all that the port answers to a request, until it hangs up."""
     reader, writer = await port.stranger()
     for part in parts:
         writer.write(part)

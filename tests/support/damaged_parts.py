@@ -33,7 +33,7 @@ from .corruption import damaged, judge
 FORMATS = ("parquet", "csv", "json")
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.string()))])
 PLAIN = pa.schema(list(SCHEMA)[:2])
-"""What CSV can hold, too."""
+"""Types that CSV can hold as well."""
 
 
 def _rows(start: int, stop: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from headgate.tests.support.prometheus import Prometheus
 
 VARIABLE: Final = "HEADGATE_DASHBOARD_PICTURES"
 SECONDS: Final = 60
-"""How much time a picture shows."""
+"""The period that a picture shows."""
 LINES_NAMED_MAX: Final = 7
 """Series of a panel with their names; further ones are drawn without."""
 NAME_MAX: Final = 34

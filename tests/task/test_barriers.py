@@ -221,7 +221,7 @@ class Clock:
 def test_others_get_through_behind_a_long_slice(
     run: Run, tmp_path: Path, threads: ThreadPoolExecutor, slice_s: float, through: bool
 ) -> None:
-    """What takes several turns of the event loop does not take as many slices; short ones are soon over."""
+    """Work of several turns of the event loop does not take as many slices; short ones are soon over."""
     clock, done, both, seen = Clock(), asyncio.Event(), asyncio.Event(), []
 
     def later(turns: int) -> None:

@@ -1,4 +1,4 @@
-"""What a subtask measures for its buffers, and how many rows it takes at once; on virtual time."""
+"""Measurements of a subtask for its buffers, and the rows it takes at once; on virtual time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Bench:
 
 
 def batch(records: int) -> ObjectBatch:
-    """Of 64 bytes each."""
+    """A batch of records of 64 bytes each."""
     return ObjectBatch(list(range(records)))
 
 

@@ -18,7 +18,7 @@ from headgate.runtime.job import runnable
 from headgate.testing.run import VirtualRun
 
 ROW_S = {"columns": 0.001, "objects": 0.005}
-"""What a record takes in the slow step. Objects take a timer each, so they are fewer."""
+"""The time of a record in the slow step. Objects take a timer each, so they are fewer."""
 BUFFER = {"columns": "32 kb", "objects": "8 kb"}
 DEBLOAT = "taskmanager.network.memory.buffer-debloat"
 

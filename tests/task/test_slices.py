@@ -1,4 +1,4 @@
-"""How many rows are taken at once, against models of what user code costs."""
+"""The number of rows taken at once, against models of the costs of user code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_with_both_prices_calls_take_half_of_the_time_at_most() -> None:
 
 
 def test_stalls_of_a_machine_with_too_much_to_do() -> None:
-    """What a sleep takes there is the sleep, and the wait for a processor."""
+    """A sleep takes its time there, and the wait for a processor."""
     chance = random.Random(5)
     sizer = SliceSizer(50)
 

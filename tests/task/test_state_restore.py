@@ -1,4 +1,4 @@
-"""What a restore reads, merges, verifies and says (runtime/task/state_restore.py and its formats)."""
+"""Reading, merging and verifying state at a restore (runtime/task/state_restore.py and its formats)."""
 
 from __future__ import annotations
 

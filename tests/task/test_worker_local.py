@@ -1,4 +1,4 @@
-"""What a worker keeps on its own machine and in its own hands (runtime/worker)."""
+"""State that a worker keeps on its own machine and in memory (runtime/worker)."""
 
 from __future__ import annotations
 

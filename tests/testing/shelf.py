@@ -25,7 +25,7 @@ from headgate.testing.connectors import Feature, SinkCase, SourceCase
 SECRET = "open sesame"
 BAD = "not JSON"
 MEMORY: dict[str, list[Any]] = {}
-"""What the planted sink keeps in its process instead of in its directory."""
+"""The data that the planted sink keeps in its process instead of in its directory."""
 
 
 def check_up(directory: Path) -> None:

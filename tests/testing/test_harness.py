@@ -22,7 +22,7 @@ from headgate.testing import harness
 
 
 def sums(payments: list[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """What the `spending` job makes of these payments."""
+    """Return the results of the `spending` job for these payments."""
     totals: dict[str, tuple[int, int]] = {}
     made = []
     for user, amount in payments:

@@ -1,4 +1,4 @@
-"""What a user finds by asking Python: names, and arguments that are named one by one."""
+"""Names that a user finds by asking Python, and arguments that are named one by one."""
 
 from __future__ import annotations
 

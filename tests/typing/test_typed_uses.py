@@ -1,4 +1,4 @@
-"""What is wrong in `uses/` does not pass mypy, nor pyright; what is right passes both."""
+"""Wrong code in `uses/` passes neither mypy nor pyright; right code passes both."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_pyright(root: Path) -> list[Finding]:
 
 @pytest.fixture(scope="module", params=["mypy", "pyright"])
 def findings(request: pytest.FixtureRequest) -> Sequence[Finding]:
-    """What a tool, run once over all files, finds wrong."""
+    """Return the findings of a tool that runs once over all files."""
     pytest.importorskip(request.param)
     root = request.config.rootpath
     # The package is the repository itself: the tools need a directory that has it under its name.

@@ -33,7 +33,7 @@ def at(seconds):
 
 
 class Summarise(hg.WindowProcess[str, Bid, Summary]):
-    """How many windows of the item there were before is state per key."""
+    """The number of earlier windows of the item is state per key."""
 
     windows = hg.ValueState[int](default=0)
 

@@ -1,4 +1,4 @@
-"""What an attempt leaves on a worker's disk once its operators have their state."""
+"""Files of an attempt on a worker's disk once its operators have their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What coordinators leave in the run directory."""
+"""Files that coordinators leave in the run directory."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def golden(
 
 
 def lives(spoken: Spoken, declares: bool) -> dict[str, Rows]:
-    """What comes out of each life of a job."""
+    """Return the output of each life of a job."""
     found: dict[str, Rows] = {}
     python, yaml = spoken.in_python, spoken.in_yaml
     storm = partial(stormy, declares=declares)

@@ -61,7 +61,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Portion:
-    """What comes together, and the event time that is declared then."""
+    """The order in which records arrive, and the event time that is declared then."""
 
     orders: list[Order]
     rates: list[Rate]

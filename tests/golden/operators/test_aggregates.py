@@ -14,7 +14,7 @@ from golden_input import ARRIVALS, MINUTE, ORDERS, Order
 import headgate as hg
 
 Make = Callable[[list[Order]], Any]
-"""Of orders in event time."""
+"""Makes the expected value from orders in event time."""
 
 
 def tips(orders: list[Order]) -> list[int]:
@@ -26,7 +26,7 @@ def amounts(orders: list[Order]) -> list[int]:
 
 
 def median(orders: list[Order]) -> float | None:
-    """Which of the numbers a quantile is: that with so many others before it."""
+    """Return the median as `quantile` defines it: the number with this many others before it."""
     found = sorted(tips(orders))
     return float(found[math.floor(0.5 * (len(found) - 1))]) if found else None
 

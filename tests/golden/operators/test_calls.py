@@ -98,7 +98,7 @@ async def fails(order: Order) -> Scored:
 
 
 def failure(letter: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What was written where is another line in each language; positions have tests of their own."""
+    """Return a failure without its line, which differs by language; positions have tests of their own."""
     record, kind, text, operator, _origin, time, _source, _split, _offset = letter
     return (*record.values(), kind, text, operator, time)
 

@@ -84,7 +84,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Sums(hg.KeyedProcess[str, Share, Share]):
-    """What a key got in a round, when the round is over."""
+    """Sends the sum of a key's records of a round when the round is over."""
 
     sums = hg.MapState[int, int]()
 

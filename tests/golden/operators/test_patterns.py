@@ -21,7 +21,7 @@ def found(match: hg.cep.Match[Order]) -> Found:
 
 
 def ids_of(match: Any) -> Any:
-    """Of a match its key and records; a late record as it is."""
+    """Return the key and the records of a match; a late record as it is."""
     if not isinstance(match, hg.cep.Match):
         return match
     return match.key, [order.id for taken in match.records.values() for order in taken]

@@ -9,7 +9,7 @@ from golden_input import ORDERS, Order, row
 
 
 def added(value: Order, order: Order) -> Order:
-    """What comes out depends on the order of arrival: it is a history."""
+    """Add an order; the result depends on the order of arrival, since it is a history."""
     return msgspec.structs.replace(order, amount=value.amount * 3 % 1_000 + order.amount)
 
 

@@ -43,7 +43,7 @@ class Sum(hg.AggregateFunction[Order, tuple[int, int], tuple[int, int]]):
 
 
 class Named(hg.WindowProcess[str, tuple[int, int], Total]):
-    """What `Sum` makes, with key and start."""
+    """Emits the results of `Sum` with key and start."""
 
     def on_window(
         self,
@@ -56,7 +56,7 @@ class Named(hg.WindowProcess[str, tuple[int, int], Total]):
 
 
 class All(hg.WindowProcess[str, Order, Total]):
-    """Of all records of a window; how often that window has fired, and how often any of the key."""
+    """Counts the records of a window, the results of that window so far, and those of the key."""
 
     of_window = hg.per_window(hg.ValueState[int](default=0))
     of_key = hg.ValueState[int](default=0)

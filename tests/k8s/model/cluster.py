@@ -38,7 +38,7 @@ class Cluster:
     lost: set[str] = field(default_factory=set)
     """Uids of pods on nodes that do not answer."""
     allowed: set[str] = field(default_factory=set)
-    """What the user allowed runs to begin with: `nothing`, or paths."""
+    """The starts of runs that the user allowed: `nothing`, or paths."""
     trace: list[str] = field(default_factory=list)
     _versions: Any = field(default_factory=lambda: itertools.count(1))
     _seen_by_controllers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -310,7 +310,7 @@ class Cluster:
             self.delete(*self.random.choice(children))
 
     def view(self) -> Observed:
-        """What an informer that is up to date has."""
+        """Return the objects that an informer has if it is up to date."""
         children = {
             key: each
             for key, each in self.objects.items()
@@ -324,7 +324,7 @@ class Cluster:
         return Observed(children, tuple(self.pods()), tuple(snapshots), restored)
 
     def coordinator(self) -> Process | None:
-        """Who answers at the Service of the head."""
+        """Return the process that answers at the Service of the head."""
         for pod in self.pods():
             process = self.processes.get(pod["metadata"]["uid"])
             if process is not None:

@@ -22,10 +22,12 @@ class Broken(AssertionError):
 
 @dataclass
 class Storage:
-    """What outlives all pods."""
+    """The storage of a job, which outlives all pods."""
 
     claims: list[tuple[str, int]] = field(default_factory=list)
-    """Of runs, in order: run id, and the position the run began with. The number of claims is the epoch."""
+    """The runs in order: the id, and the position the run began with. The number of claims is the
+    epoch.
+    """
     position: int = 0
     """The newest durable one: of the last checkpoint, or of the start of the last run."""
     checkpoints: int = 0

@@ -233,7 +233,7 @@ class Model:
         self.change(parallelism=self.job["spec"]["parallelism"], kubernetes=kubernetes)
 
     def unfinished(self) -> str:
-        """What is not as the user wants it."""
+        """Return all that is not as the user wants it."""
         job, pods = self.job, self.cluster.pods()
         for (kind, name), each in self.cluster.objects.items():
             used = paths_in_use(convert((job or {}).get("status", {}), StreamJobStatus))
@@ -287,7 +287,7 @@ class Model:
 
 
 def simulate(seed: int) -> str:
-    """What is broken with this seed; empty if nothing is."""
+    """Return the promise that is broken with this seed; empty if none is."""
     try:
         Model(seed).run()
     except Broken as broken:

@@ -42,7 +42,7 @@ AUDITED = {
         {"level": "None"},
     ],
 }
-"""What service accounts ask for, but not those of the controllers: a test compares it with their rights."""
+"""Rights that service accounts ask for, without those of the controllers; a test compares them."""
 SERVICE_RANGE = "10.96.0.0/16"
 """Addresses of services, which exist in the network of the pods only (`kubelet/network.py`)."""
 UNUSED_CONTROLLERS = (

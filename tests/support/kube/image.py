@@ -26,7 +26,7 @@ NOT_IN_SLIM = (
 )
 """Directories of a Debian that the slim images of registries do not have either."""
 TRUSTED = ("/etc/ssl/certs", "/etc/pip.conf")
-"""What the build needs to reach the package index, where it is there."""
+"""Files that the build needs to reach the package index, where they exist."""
 JOB = """
 apiVersion: headgate.io/v1alpha1
 kind: StreamJob

@@ -54,7 +54,7 @@ class Wire:
         try:
             while data := await source.read(CHUNK):
                 if self.swallows:
-                    # What has been swallowed once leaves a hole: the connection is dead for good.
+                    # Bytes that were swallowed once leave a hole: the connection is dead for good.
                     await asyncio.Event().wait()
                 sink.write(data)
                 await sink.drain()

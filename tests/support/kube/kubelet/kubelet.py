@@ -271,5 +271,5 @@ class Kubelet:
 
 
 def metadata_of(pod: Object) -> Object:
-    """What identifies a pod."""
+    """Return the identity of a pod."""
     return {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}

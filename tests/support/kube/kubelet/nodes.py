@@ -18,7 +18,7 @@ IGNORED_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachabl
 
 @dataclass(frozen=True)
 class Capacity:
-    """What each node has to give."""
+    """The resources of each node."""
 
     cpu: str = "8"
     memory: str = "32Gi"

@@ -18,7 +18,7 @@ from headgate.tests.support.kube.kubelet.volumes import Volumes
 
 Object = dict[str, Any]
 MISSING_S = 0.2
-"""How often a pod that waits for a Secret, a ConfigMap or a volume looks for it again."""
+"""The interval at which a pod looks again for a Secret, a ConfigMap or a volume that it waits for."""
 BACKOFF_S = (0.2, 5.0)
 """The first and the longest pause before a restart (a real kubelet: 10 s and 5 min)."""
 
@@ -30,7 +30,7 @@ LOG_WORDS_MAX, LOG_LINES_MAX = 2048, 80
 
 @dataclass
 class Machine:
-    """What a pod needs of its node and of the API."""
+    """The services that a pod needs of its node and of the API."""
 
     directory: Path
     lookup: spec.Lookup
@@ -50,7 +50,7 @@ class Machine:
 
 @dataclass
 class Container:
-    """What is known of one container of a pod."""
+    """The known facts about one container of a pod."""
 
     spec: Object
     running: sandbox.Running | None = None
@@ -252,7 +252,7 @@ class Pod:
         return code
 
     async def _sandbox(self, container: Container) -> sandbox.Sandbox:
-        """How the container is started, as soon as it has an image and all that its variables refer to."""
+        """Return the start of the container, once there is its image and what its variables need."""
         while True:
             image = container.spec["image"]
             programs = self.machine.image(image)

@@ -21,7 +21,7 @@ an answer, and containers this number of times the probes for their start."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where a container is reached."""
+    """The address of a container."""
 
     network: Network
     ip: str

@@ -40,7 +40,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a container is started with.
+    """The settings that a container is started with.
 
     Attributes:
         directory: its own, and new for each start.
@@ -86,7 +86,7 @@ class Running:
             return
 
     async def run(self, command: list[str], seconds_max: float) -> bool:
-        """Whether a command inside of the container ends with success in time."""
+        """Return True if a command inside the container ends with success in time."""
         inside = [
             "nsenter",
             "--target",
@@ -141,7 +141,7 @@ async def start(sandbox: Sandbox) -> Running:
 
 
 def base_environment(programs: str) -> dict[str, str]:
-    """What an image of headgate sets: the interpreter of the tests comes first on the path.
+    """Return what an image of headgate sets: the interpreter of the tests comes first on the path.
 
     Arguments:
         programs: a directory of programs that come even before it, or an empty text.

@@ -1,4 +1,4 @@
-"""What kube-proxy and the cluster's DNS do: connections to services reach pods, and names are known.
+"""The work of kube-proxy and the cluster's DNS: connections to services reach pods, names are known.
 
 A listener on the address of a service passes connections on: to ready pods in turn, to the API server, or
 to a port of the machine's loopback that a test names by the annotation `headgate.test/port`.
@@ -30,7 +30,7 @@ class Services:
     directory: Path
     network: Network
     api_port: int
-    """Of the API server, on loopback."""
+    """The port of the API server, on loopback."""
     pods: Callable[[], Iterable[Pod]]
     known: dict[str, Object] = field(default_factory=dict)
     _servers: dict[tuple[str, int], asyncio.Server] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a pod's specification says, without I/O: images, environment, quantities, resources."""
+"""The meaning of a pod's specification, without I/O: images, environment, quantities, resources."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _value(variable: Object, container: Object, pod: Object, lookup: Lookup) -> 
 
 
 def data(reference: Object, kind: str, lookup: Lookup) -> Mapping[str, bytes]:
-    """What a ConfigMap or Secret holds; nothing if it is missing and optional.
+    """Return the contents of a ConfigMap or Secret; nothing if it is missing and optional.
 
     Raises:
         NotReadyError: it is missing, and not optional.
@@ -156,7 +156,7 @@ def service_environment(services: list[Object]) -> dict[str, str]:
 
 
 def selects(selector: Mapping[str, str] | None, labels: Mapping[str, str] | None) -> bool:
-    """Whether a service's selector, which must not be empty, fits the labels."""
+    """Return True if a service's selector, which must not be empty, fits the labels."""
     return bool(selector) and all((labels or {}).get(k) == v for k, v in (selector or {}).items())
 
 

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def run_inside(directory: Path) -> None:
-    """What happens in the namespaces."""
+    """Do the work inside the namespaces."""
     began = time.monotonic()
     found = (programs.find(), programs.build_node(), packages.unpacked())
     with machine.running(*found, directory) as cluster:

@@ -45,7 +45,7 @@ SystemdCgroup = false
 
 
 def socket(directory: Path) -> Path:
-    """Where containerd listens."""
+    """Return the address at which containerd listens."""
     return directory / "containerd.sock"
 
 

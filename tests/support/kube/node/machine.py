@@ -79,7 +79,7 @@ def running(
 
 
 def containerd_command(directory: Path, *arguments: str) -> str:
-    """What containerd's own command line writes, about the containers of Kubernetes."""
+    """Return the output of containerd's own command line about the containers of Kubernetes."""
     socket = str(configuration.socket(directory))
     command = ["ctr", "--address", socket, "--namespace", "k8s.io", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -116,7 +116,7 @@ def _kube_proxy(
     config = plane.directory / "kube-proxy.json"
     config.write_text(configuration.kube_proxy(plane.kubeconfig))
     command = [str(programs["kube-proxy"]), f"--config={config}"]
-    # Whether it is healthy depends on the node, which comes later.
+    # Its health depends on the node, which comes later.
     return run_process("kube-proxy", command, plane.directory, lambda: True, env)
 
 

@@ -138,7 +138,7 @@ def _pid(directory: Path, pod: Object) -> int:
 
 
 def _checked(directory: Path, pod: Object) -> str:
-    """What the kernel says of a pod's container; raises AssertionError if it is not restricted."""
+    """Check what the kernel says of a pod's container; raises AssertionError if it is not restricted."""
     process = Path("/proc", str(_pid(directory, pod)))
     told = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
     assert told["Uid"].split() == ["10001"] * 4, told["Uid"]
