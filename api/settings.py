@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """How often and where checkpoints are taken."""
+    """The interval and the place of checkpoints."""
 
     every_ms: int | None
     """None: no periodic checkpoints, only requested ones and the final one."""

@@ -57,7 +57,7 @@ class Counting:
 
 
 def records(keys: int, rows: int, every: int) -> Records:
-    """Batches of both sides in turn, of the second one every so many; slightly out of order."""
+    """Batches of both sides in turn, with a fixed share of the second one; slightly out of order."""
     rng = np.random.default_rng(1)
     texts = pa.array([f"item-{number}" for number in range(1_000)])
     for number, first in enumerate(range(0, rows, BATCH_ROWS)):

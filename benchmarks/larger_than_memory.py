@@ -59,7 +59,7 @@ DELTA_ROW_BYTES = ROW_BYTES + 8 + 4 * 6
 
 
 class ArrayDelta:
-    """The plainest vectorised delta: a slot table and one array per field, for so many rows."""
+    """The plainest vectorised delta: a slot table and one array per field, for this number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._table = SlotTable()

@@ -52,7 +52,7 @@ class Files:
         self._directory = directory
 
     def of(self, query: str, events: int, parts: int = 1) -> Path:
-        """The directory of files with what `query` reads of so many events."""
+        """Return the directory of files with the part of this number of events that `query` reads."""
         path = self._directory / f"{events}-in-{parts}"
         for kind in READS.get(query, ("bid",)):
             write_stream(path, kind, events, parts)

@@ -188,7 +188,7 @@ def make_job(backend: str, keys: int, directory: str, options: Mapping[str, str]
 
 
 async def measure(backend: str, column: str, keys: int, kills: int) -> Victim:
-    """One job, killed so many times."""
+    """Run one job, killed this number of times."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-recovery-") as directory:
         spares = len(COLUMNS[column].keys() & SPARE.keys())
         victim = Victim(keys, kills, directory, 2 + spares)

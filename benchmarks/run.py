@@ -114,7 +114,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _engine(self, name: str) -> Iterator[Engine]:
-        """A running engine: Ray for the whole benchmark, the others anew for each query if time allows.
+        """A running engine: Ray for the whole benchmark, the others started for each query if time allows.
 
         A JVM that has run other queries is slower, and a process that has is bigger.
         """

@@ -161,7 +161,7 @@ class PerKey:
         return self.backend.snapshot({})
 
     def _settle(self) -> None:
-        """Let the merges end that the last checkpoint brought about: none is to look cheaper than it is."""
+        """Let the merges of the last checkpoint end, so that their costs are measured as well."""
         if isinstance(self.backend, RocksDBBackend):
             number, quiet = self.table.database._number, 0
             while quiet < _QUIET_POLLS:

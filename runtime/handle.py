@@ -40,7 +40,7 @@ Ray may take this long to make a coordinator's process again (`cluster/leaders.p
 """
 LOOK_EVERY_S = 0.1
 BEGIN_MAX_S = 60.0
-"""A job that does not run by then is asked all the same, and refuses."""
+"""A job that does not run by then is still asked, and refuses."""
 STARTING = frozenset({"INITIALIZING", "RECONCILING"})
 LAST_ANSWER_S = 1.0
 ENDED = "the job has ended"

@@ -67,7 +67,7 @@ class JobSpec:
     group_slots: dict[str, int] = field(default_factory=dict)
     """Slots per worker of slot sharing groups whose workers have others than that."""
     resources: dict[str, Resources] = field(default_factory=dict)
-    """What a slot takes, by slot sharing group."""
+    """The resources of a slot, by slot sharing group."""
     group_resources: dict[str, str] = field(default_factory=dict)
     """Custom resources of Ray, by group. A slot takes one of that of its group, instead of `resources`."""
     run: str = ""

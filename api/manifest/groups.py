@@ -17,7 +17,7 @@ from .steps import inputs_of
 
 @dataclass(frozen=True, slots=True)
 class GroupWidth:
-    """How many slots a group needs.
+    """The number of slots that a group needs.
 
     Attributes:
         own: the highest parallelism that one of its steps sets for itself.

@@ -34,7 +34,7 @@ GROUPS = 128
 
 
 def make_savepoint(directory: str, keys: int) -> str:
-    """A savepoint with one state of so many keys."""
+    """Return a savepoint with one state of this number of keys."""
     info = Layout(keys_of_type(int), "value", codec_of(int)).info("total")
     editor = SavepointEditor(
         job="bench",

@@ -281,7 +281,7 @@ class TransactionalWriter(KafkaWriter):
             return
 
         def end() -> None:
-            # What fails here is done by the next attempt, or by the time-out of the transaction.
+            # A failure here is left to the next attempt, or to the time-out of the transaction.
             for transaction in left:
                 with suppress(Exception):
                     transaction.producer.purge()

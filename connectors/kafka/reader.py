@@ -367,7 +367,7 @@ class KafkaReader(SourceReader):
         from confluent_kafka import KafkaException
 
         try:
-            # Of the last ones, nothing would wait for the answer.
+            # For the last ones, nothing would wait for the answer.
             self._consumer.commit(offsets=offsets, asynchronous=not self._shared.closed)
         except KafkaException as error:
             _log.warning(
@@ -515,7 +515,9 @@ class KafkaReader(SourceReader):
         return waiting[-1] if waiting else known
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed, and there is no one left to wake
             self._loop.call_soon_threadsafe(self._arrived.set)
 
 

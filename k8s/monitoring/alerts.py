@@ -13,7 +13,7 @@ from ...errors import UsageError
 from .grafana import OPERATOR
 
 RUNBOOKS: Final = "docs/runbooks"
-"""Where the pages are in the repository."""
+"""The address of the pages in the repository."""
 _JOB: Final = "namespace, job_name"
 
 

@@ -32,7 +32,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class OnError:
-    """What to do when a function raises for a record.
+    """The policy for records for which a function raises.
 
     Attributes:
         then: `fail` fails the job, `drop` counts the record and goes on, `side_output` sends it to the
@@ -64,9 +64,9 @@ class FailedRecord(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     """Where the step was written: `file:line`."""
     event_time: datetime | None
-    """Of the record, if the stream has event time; None beyond the years 1 to 9999."""
+    """The event time of the record, if the stream has one; None beyond the years 1 to 9999."""
     key: Any = None
-    """Of a process function: the key of the record or timer."""
+    """The key of the record or timer of a process function."""
     source: str | None = None
     """The source that the record was read from; None where that is not known any more."""
     split: str | None = None
@@ -76,7 +76,7 @@ class FailedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_on_error(given: object, origin: Origin) -> OnError:
-    """What a user gave with `on_error=`.
+    """The values that a user may give as `on_error=`.
 
     Raises:
         PlanError: it is nothing of the kind.
@@ -208,7 +208,7 @@ class DeadLetters:
 
 
 def _position_columns(positions: Positions | None, count: int) -> list[pa.Array]:
-    """Source, split and offset of so many records; null where they are not known."""
+    """Return source, split and offset of records; null where they are not known."""
     if positions is None:
         return [pa.nulls(count, kind) for kind in (pa.string(), pa.string(), pa.int64())]
     source, split = pa.array([positions.source] * count), pa.array([positions.split] * count)

@@ -123,7 +123,7 @@ class TableIndex:
         self._slots = SlotTable()
         slots, _ = self._slots.lookup(*self._hasher.identify(keys))
         rows = np.arange(len(slots), dtype=np.int64)
-        # Of several values for one slot numpy keeps the last.
+        # If a slot has several values, numpy keeps the last one.
         order = slice(None, None, -1) if duplicates == "first" else slice(None)
         self._rows = np.empty(self._slots.size + 1, np.int64)
         self._rows[slots[order]] = rows[order]

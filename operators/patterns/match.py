@@ -60,7 +60,7 @@ def no_skip() -> AfterMatch:
 
 
 def skip_to_next() -> AfterMatch:
-    """Of all matches that begin with one record, keep only the first to complete."""
+    """If several matches begin with one record, keep only the first to complete."""
     return AfterMatch("next")
 
 

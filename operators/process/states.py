@@ -1,4 +1,4 @@
-"""What belongs to a process function in one subtask: its states, and the event time of the current key.
+"""The states of a process function in one subtask, and the event time of the current key.
 
 States are opened, handed to the function, cut and restored.
 """

@@ -1,4 +1,4 @@
-"""How verbs find jobs, by their storage or by their cluster, and send them requests."""
+"""Finds the jobs that verbs name, by their storage or by their cluster, and sends them requests."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ Settings = Annotated[
 
 
 class RuntimeMode(StrEnum):
-    """How a job runs."""
+    """The way a job runs."""
 
     STREAMING = "streaming"
     BATCH = "batch"

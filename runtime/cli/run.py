@@ -90,7 +90,7 @@ LogFile = Annotated[
 
 
 class ClaimMode(StrEnum):
-    """Whose a restored savepoint is."""
+    """The owner of a restored savepoint."""
 
     NO_CLAIM = "no_claim"
     CLAIM = "claim"

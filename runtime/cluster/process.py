@@ -106,7 +106,7 @@ class _Pump:
         with open(self._descriptor, "rb", closefd=False) as pipe:
             for line in pipe:
                 last = line.endswith(_END)  # behind the half line of a worker that was killed
-                # Without a reader the pipe must be emptied all the same: workers wait for it.
+                # Even without a reader the pipe must be emptied: workers wait for it.
                 with contextlib.suppress(OSError, ValueError):
                     self._stream.write(line.removesuffix(_END).decode(errors="replace"))
                     self._stream.flush()

@@ -61,7 +61,7 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     times: tuple[StepTime, ...] = ()
     """The times of its event-time steps."""
     waits_for: WaitsFor = WaitsFor.NOTHING
-    """What it waits for at the moment."""
+    """The resource it waits for at the moment."""
     queued: int = 0
     """The number of buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()

@@ -40,7 +40,7 @@ class Attempt:
         self.begun = 0
         """The number of attempts that this coordinator has begun."""
         self.plan = env.spec.plan
-        """That of the spec, until the job is rescaled."""
+        """The parallelism of the spec, until the job is rescaled."""
         self.parallelism = env.spec.parallelism
         self.plan_blob = ship(self.plan)
         self.executions = self._new_executions()

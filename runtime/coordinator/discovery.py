@@ -69,7 +69,9 @@ def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) ->
 
 
 def _heard(call: asyncio.Task[dict[str, bytes]]) -> None:
-    """Take note of the error of a call, for which nobody may wait any more."""
+    """Retrieve the error of a call that may have no waiter any more, so that asyncio does not warn of
+    it.
+    """
     if not call.cancelled():
         call.exception()
 
@@ -83,9 +85,9 @@ class SplitDiscovery:
         self._found: dict[str, dict[str, bytes]] = {}
         """The splits of the last look, by source and key."""
         self._problems: dict[str, str] = {}
-        """What was wrong with the last look, by source."""
+        """The problem with the last look, by source."""
         self._calls: dict[str, asyncio.Task[dict[str, bytes]]] = {}
-        """The last call of each source; it may be under way although nobody looks any more."""
+        """The last call of each source; it may still be running although its look was stopped."""
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted: list[asyncio.Event] = []
         """Set where a look is wanted at once; one for each source."""

@@ -1,4 +1,4 @@
-"""Whether another run of the job still runs: a new run must not end it unless the user says so.
+"""The check for another run of the job that still runs: a new run must not end it unless the user says so.
 
 Whatever happens, the job log keeps two runs apart, because it fences the older one. This module is for
 the user, who may not know that the job runs already. So a new run checks whether the coordinator of the

@@ -1,4 +1,4 @@
-"""Whether this coordinator still leads; one that does not must not harm what its successor has.
+"""The check that this coordinator still leads: a replaced one must not harm what its successor has.
 
 The job log refuses entries of a coordinator that does not lead, and workers that obey a newer one close
 their links with Superseded. Neither prevents a process from being killed, so before that the coordinator

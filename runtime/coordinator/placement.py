@@ -1,4 +1,4 @@
-"""Where subtasks run: which worker hosts which subtask, and in which attempt each region is.
+"""The places of subtasks: the worker that hosts each of them, and the attempt of each region.
 
 Slot i of a slot sharing group hosts subtask i of each of its vertices. The workers of an attempt are in
 one order everywhere: by group, in the order of the plan, and within a group by their slots. So the position

@@ -1,4 +1,4 @@
-"""What a coordinator reports of its job to those who operate it: metrics, restores and restarts.
+"""A coordinator's reports to those who operate its job: metrics, restores and restarts.
 
 Metrics are read from another thread.
 """

@@ -1,4 +1,4 @@
-"""What an attempt restores, and which part of it goes to which subtask of the plan.
+"""The state that an attempt restores, and the subtask of the plan that each part of it goes to.
 
 Keyed state is assigned by key groups: each subtask gets the handles that overlap its own range, and
 reads only that range. Operator state is assigned by its items: a *split* item goes to one subtask, a

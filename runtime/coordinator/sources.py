@@ -1,4 +1,4 @@
-"""What a coordinator does for the sources of its job.
+"""A coordinator's work for the sources of its job.
 
 It gives a source that makes data of its own a place in the storage of the job, cuts sources into
 splits, finds out which sources have read their history, and which of them wait for each other.

@@ -78,7 +78,7 @@ class _InputChannel:
         self.blocked = False
         self.wants_credit = False  # stands in the line for floating credits
         self.sender: CreditReceiver | None = None
-        # Of the last barrier taken: its checkpoint, and how many elements were in front of it.
+        # The last barrier taken: its checkpoint, and the number of elements in front of it.
         self.last_barrier = (0, 0)
 
 

@@ -29,7 +29,7 @@ KNOWN_SPLITS: Final = "known-splits"
 
 
 class LedgerStart(msgspec.Struct, frozen=True):
-    """What the ledger of a subtask begins with, beside the keys in its restored state.
+    """The start of a subtask's ledger, beside the keys in its restored state.
 
     Attributes:
         known: the keys of all splits that any subtask of the source begins with.

@@ -64,7 +64,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     where: str = ""
     fix: str = ""
-    """What to do about it."""
+    """The way out."""
 
 
 class RequestProblem(Exception):
@@ -273,7 +273,7 @@ class SubtasksAnswer(Answer, frozen=True):
 
 
 class Alignment(Answer, frozen=True):
-    """What happened between the first and the last barrier."""
+    """The events between the first and the last barrier."""
 
     duration: int
     processed: int
@@ -409,7 +409,7 @@ class Cause(Answer, frozen=True):
 
 
 class BackpressureAnswer(Answer, frozen=True):
-    """Who makes the job slow."""
+    """The cause of a slow job."""
 
     backpressure: list[Cause]
 
@@ -600,7 +600,7 @@ class OperationAnswer(Answer, frozen=True):
     began_ms: int
     ended_ms: int | None = None
     result: dict[str, Any] | None = None
-    """What came of it, if it is COMPLETED; it is what the CLI prints."""
+    """The result, if it is COMPLETED; it is what the CLI prints."""
     problem: Problem | None = None
     """Why it FAILED."""
 

@@ -150,7 +150,7 @@ async def verify_at(
 
 @dataclass(frozen=True, slots=True)
 class _Snapshots:
-    """What is verified.
+    """The target of a verification.
 
     Attributes:
         manifests: of a savepoint, or of checkpoints.

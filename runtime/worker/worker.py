@@ -282,7 +282,7 @@ class Worker:
         else:
             if self._record is not None:
                 self._record.heard(message)
-            # Of an attempt that is over there are none, and of a heartbeat neither.
+            # An attempt that is over has none, and neither has a heartbeat.
             deployments = self._regions.of_attempt(getattr(message, "attempt", NO_ATTEMPT))
             if deployments and isinstance(message, Terminate):
                 self._send_statistics()  # all data is through: these are the final counts

@@ -1,4 +1,4 @@
-"""What the author of a connector tells the kit: how to fill a place, and how to look at it."""
+"""The author's side of a connector's checks: how to fill a place, and how to look at it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OnBadRecord = Literal["fail", "drop", "side_output"]
 
 
 class Feature(Enum):
-    """What a connector can do beside the least. Checks of what it cannot do are skipped."""
+    """A capability of a connector beyond the least. Checks of capabilities it lacks are skipped."""
 
     SERVER = "a server that can be killed and started again"
     LIVE = "a source without an end, which waits for records"

@@ -193,7 +193,7 @@ def test_a_result_that_does_not_fit_fails_the_job(bench: Any, world: Any) -> Non
 
 
 class Flaky:
-    """Fails so many times for each record, then answers."""
+    """Fails this number of times for each record, then answers."""
 
     def __init__(self, failures: int, error: type[Exception] = ConnectionError) -> None:
         self.failures, self.error = failures, error

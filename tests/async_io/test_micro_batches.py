@@ -1,4 +1,6 @@
-"""map_batches of so many rows: full batches, time that is up, and nothing that waits across a barrier."""
+"""map_batches with a number of rows: full batches, time that is up, and nothing that waits across a
+barrier.
+"""
 
 from __future__ import annotations
 

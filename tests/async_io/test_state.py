@@ -128,7 +128,7 @@ def test_the_bound_is_an_option(bench: Any, world: Any, most: str, stores: bool)
 
 
 def test_records_of_large_batches_under_way_do_not_wait(bench: Any, world: Any) -> None:
-    """Two batches that hang, of more records than may wait: the next barrier passes them all the same."""
+    """Two batches that hang, of more records than may wait: the next barrier still passes them."""
 
     async def hang(batch: pa.RecordBatch) -> pa.RecordBatch:
         await asyncio.sleep(3_600)

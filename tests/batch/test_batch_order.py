@@ -77,7 +77,7 @@ def test_nothing_is_late_lost_or_out_of_order(exact: bool, seed: int) -> None:
 
 
 def test_blocks_of_large_objects_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows how large an object is before it is encoded."""
+    """The size of an object is unknown before it is encoded."""
     monkeypatch.setattr(blocks_module, "SORTED_BYTES", 4_000)
     found: list[Block] = []
     partitioner = make_partitioner(

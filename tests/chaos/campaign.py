@@ -186,7 +186,7 @@ class Campaign:
         return ""
 
     async def _finish(self) -> None:
-        """Work off the rest of the input, with nobody in the way."""
+        """Work off the rest of the input, without troubles."""
         driver = self._driver
         await self._start(await self._stop(), REST)
         if not await driver.end(REST_S) or driver.exit_code:

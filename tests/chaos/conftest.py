@@ -252,5 +252,5 @@ def killings() -> Callable[[int], Callable[[Chaos], bool]]:
 
 @pytest.fixture
 def kills() -> Callable[..., Any]:
-    """Makes plans: so many workers and coordinators, at random moments."""
+    """Makes plans: this number of workers and coordinators, at random moments."""
     return random_kills

@@ -36,7 +36,7 @@ class Verdict:
 
 
 def write_years(directory: Path, flights: int) -> int:
-    """Write so many flights or somewhat more, a file per year; returns how many."""
+    """Write this number of flights or somewhat more, a file per year; return the number."""
     year = load(EXAMPLES / "make_flights.py").flights()
     directory.mkdir(parents=True)
     at = year.schema.get_field_index("time_hour")

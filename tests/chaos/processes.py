@@ -35,7 +35,7 @@ class Sample:
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    """The living processes of a session, whoever their parents are now.
+    """The living processes of a session, regardless of their parents.
 
     Ray's processes stay in the session of whoever started Ray, which survives the death of parents.
     """

@@ -171,7 +171,9 @@ def test_a_coordinator_that_dies_behind_the_end_of_its_job(ring: Any, tmp_path: 
 
 
 def test_a_frozen_worker(ring: Any, tmp_path: Any) -> None:
-    """Stopped for longer than the heartbeat timeout: it is lost, and what wakes up harms nobody."""
+    """A worker stopped for longer than the heartbeat timeout is lost, and does no harm when it wakes
+    up.
+    """
     before: list[str] = []
     """Failures of workers that a slow machine did not let beat in time."""
 

@@ -42,7 +42,7 @@ class Victims:
         return hit
 
     async def freeze(self, role: str, timeouts: float) -> None:
-        """Stop a process for so many heartbeat timeouts."""
+        """Stop a process for this number of heartbeat timeouts."""
         frozen = self.hit(role, SIGSTOP)
         await asyncio.sleep(timeouts * self.heartbeat_timeout_s)
         self.thaw(frozen)

@@ -31,7 +31,7 @@ def records_in(storage: Path) -> list[dict[str, Any]]:
 
 
 def test_each_format_is_kept(storage: Path, formats: dict[str, int], version: str) -> None:
-    """Also that of today: whoever raises the version keeps a log and a savepoint of it (README.md)."""
+    """The log of today as well: a new version keeps a log and a savepoint of the old one (README.md)."""
     found = {record.get("format", 1) for record in records_in(storage)}
     assert found == {formats[version]}
     assert max(formats.values()) == FORMAT_VERSION

@@ -133,7 +133,7 @@ def test_another_key_becomes_hot(status: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_skew_without_keys(status: Callable[..., dict[str, Any]]) -> None:
-    """Nobody samples key groups here: the share is of what the subtasks got."""
+    """Key groups are not sampled here: the share is of what the subtasks got."""
     job = hg.Job("uneven", parallelism=2)
     read = job.read(numbers(splits=2, batch_rows=64), name="in")
     parted = read.partition_with(lambda n, _: 0 if n % 10 == 0 else 1)

@@ -142,7 +142,7 @@ class Regional:
             await self._news.wait()
 
     async def checkpoints(self, count: int) -> None:
-        """Wait until so many more are complete."""
+        """Wait until this number of further ones is complete."""
         before = len(self.world.completed)
         await self.until(lambda: len(self.world.completed) >= before + count)
 

@@ -1,4 +1,4 @@
-"""Alignment groups: cases by hand, then with real steps: nobody waits for ever, nobody runs ahead."""
+"""Alignment groups: cases by hand, then with real steps: no source waits for ever, and none runs ahead."""
 
 from __future__ import annotations
 

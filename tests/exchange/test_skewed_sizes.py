@@ -1,4 +1,4 @@
-"""Records of very uneven sizes: buffers, and what is under way, keep their bounds all the same."""
+"""Records of very uneven sizes: buffers, and records under way, still keep their bounds."""
 
 from __future__ import annotations
 

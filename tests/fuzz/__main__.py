@@ -33,7 +33,7 @@ CASE_CPU_S_MAX = 60.0
 """A case that uses more CPU time hangs. The slowest ones use about a second."""
 LOOK_EVERY_S = 10.0
 IDLE_LOOKS_MAX = 12
-"""A child that has used no CPU time at so many looks in a row waits for something that never comes."""
+"""A child that used no CPU time in this number of looks in a row waits for something that never comes."""
 IDLE_CPU_S = 0.01
 STACK_S = 10.0
 """A child that hangs has this time to say where."""

@@ -1,4 +1,4 @@
-"""The lab of tests/integration on storage that kills whoever calls it, and that misses nothing.
+"""The lab of tests/integration on storage that kills its callers, and that misses nothing.
 
 Every worker and every coordinator has a store of its own over the same objects, as processes have. A
 `Strike` picks one call of one of them; at that call a worker or the coordinator dies, before or after the

@@ -11,7 +11,7 @@ from headgate.runtime.protocol import names
 
 
 def half_way(disk: Any, call: Any) -> bool:
-    """Some files of a checkpoint are written: whoever dies now leaves them behind."""
+    """Some files of a checkpoint are written: a process that dies now leaves them behind."""
     if (call.verb, call.moment) != ("write_file", "after") or disk.counts["completed"] < 3:
         return False
     directory = call.name.rpartition("/")[0]

@@ -311,7 +311,7 @@ def test_failure_of_a_fresh_run_before_its_first_checkpoint(lab: Any) -> None:
 
 
 def test_a_takeover_in_a_fresh_run_goes_on_with_it(lab: Any) -> None:
-    """The successor has the same arguments, `fresh` among them; it must not start anew again."""
+    """The successor has the same arguments, `fresh` among them; it must not start from nothing again."""
 
     async def stop(job: Any) -> None:
         await job.checkpoint()
@@ -433,7 +433,7 @@ def wait_long_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lost_worker_is_named_as_the_cause(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its peers see broken connections first; the failure must name the worker all the same."""
+    """Its peers see broken connections first; even so the failure must name the worker."""
     wait_long_for_causes(monkeypatch)
     killed: list[str] = []
 

@@ -307,12 +307,12 @@ def test_a_failure_while_stopping(lab: Any, trouble: Any) -> None:
 
 
 def without_terminate(send: Any) -> Any:
-    """Nobody hears that it may leave."""
+    """No subtask hears that it may leave."""
     return lambda message: None if type(message).__name__ == "Terminate" else send(message)
 
 
 def test_a_worker_dies_after_the_last_checkpoint_of_a_stop(lab: Any, trouble: Any) -> None:
-    """The checkpoint is there but not everybody has left: the client gets an answer all the same."""
+    """The checkpoint is there, but some subtasks have not left: the client still gets an answer."""
 
     async def script(job: Any) -> None:
         await job.checkpoint()

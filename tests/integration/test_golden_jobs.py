@@ -49,7 +49,7 @@ def go(
     checkpoints: int = 0,
     **options: Any,
 ) -> Any:
-    """Run `job`, until so many checkpoints; assert that it finished, and failed as the fault says."""
+    """Run `job` for this number of checkpoints; assert that it finished, and failed as the fault says."""
     scripts = {"kills": faults.kills(seed, 3), "takeovers": faults.takeovers(2)}
 
     async def script(running: Any) -> None:

@@ -193,7 +193,7 @@ class Less(hg.KeyedProcess[int, Any, Any]):
 
 
 def two_streams(stream: Any) -> tuple[Any, Any]:
-    """Steps of several widths in a loop, and a way back that is dealt out anew."""
+    """Steps of several widths in a loop, and feedback that is distributed again."""
     moved = stream.rebalance().map(lambda r: r, name="move").parallel(1)
     done = moved.key_with(lambda r: r[0]).process(Hop(), name="hop")
     return done.filter(lambda r: r[1] > 0).key_with(lambda r: r[0]).process(

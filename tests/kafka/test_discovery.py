@@ -62,7 +62,7 @@ def wait_for(done: Callable[[], object]) -> None:
 
 
 def checkpoint_until(handle: hg.JobHandle, rows: int, directory: Path) -> None:
-    """Take checkpoints until so many rows are visible, and stop the job."""
+    """Take checkpoints until this number of rows is visible, and stop the job."""
 
     def visible() -> bool:
         with contextlib.suppress(HeadgateError):  # the job restarts

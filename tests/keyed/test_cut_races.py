@@ -96,7 +96,7 @@ def test_a_cut_whose_set_was_joined_knows_its_changes() -> None:
 
 
 def test_without_checkpoints_nothing_is_remembered_of_what_changed() -> None:
-    """Keys that come and go would be remembered for ever: only a cut starts anew."""
+    """Keys that come and go would be remembered for ever: only a cut forgets them."""
     changes = Changes()
     changes.dirty.add("a")
     changes.dirty.update(["b", "c"])

@@ -123,7 +123,7 @@ class World:
             Pod("a neighbour of the jobs", JOBS, {"app": "shell"}),
             Pod("a neighbour of the operator", NAMESPACE, {"app": "shell"}),
             Pod("a stranger", "default", {}),
-            # Whoever may make pods in one namespace can give them any labels.
+            # A user who may make pods in one namespace can give them any labels.
             Pod("a false operator", "default", self.operator.labels),
             Pod("a false worker", "default", self.flights[1].labels),
         ]

@@ -149,7 +149,7 @@ def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     cluster.kubectl("scale", "sj/flights", "--replicas=4", *inside)
     ready = "jsonpath={.status.parallelism.current}=4"
     cluster.wait(namespace, ready, "sj/flights")
-    # The node of a pod has never answered: nobody but the operator lets go of the pod.
+    # The node of a pod has never answered: only the operator lets go of the pod.
     silent = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}}
     cluster.apply(silent, namespace=namespace)
     there = {"podTemplate": {"spec": {"nodeName": "silent"}}}

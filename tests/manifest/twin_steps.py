@@ -260,7 +260,7 @@ class FarBehind(Behind):
 
 
 class Long(Hours):
-    """Windows of so many hours."""
+    """Windows of this number of hours."""
 
     def __init__(self, hours: int) -> None:
         self.size = hours * 3_600_000

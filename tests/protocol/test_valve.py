@@ -1,4 +1,4 @@
-"""The watermark valve: cases by hand, then against a slow model that states the rules anew."""
+"""The watermark valve: cases by hand, then against a slow model that states the rules once more."""
 
 from __future__ import annotations
 

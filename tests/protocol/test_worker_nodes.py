@@ -24,7 +24,7 @@ COORDINATOR = ClusterNode("coordinator", hosts_workers=False)
 
 
 def slots(count: int) -> NodeRules:
-    """The rules of a job with one group, whose workers take so many slots."""
+    """The rules of a job with one group, whose workers have this number of slots."""
     return NodeRules({"default": worker_resources(Resources(), count, "slot")}, "slot")
 
 

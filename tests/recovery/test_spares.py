@@ -197,7 +197,7 @@ def test_a_cluster_that_breaks_in_its_own_way_gives_no_worker(run: Any) -> None:
 
 
 def test_of_two_starts_ahead_of_time_one_fails(run: Any) -> None:
-    """Whoever waits for the other one does not keep the loop busy: it starts one of its own."""
+    """A job that waits for the other one does not keep the loop busy: it starts one of its own."""
 
     async def script(cluster: Cluster, pool: WorkerPool) -> None:
         cluster.refused = {"w-0000"}

@@ -1,4 +1,4 @@
-"""Files that are written over: only those that nobody can read any more, and that have no other name."""
+"""Files that are written over: only those that have no readers any more, and no other name."""
 
 from __future__ import annotations
 

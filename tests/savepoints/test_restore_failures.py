@@ -91,7 +91,7 @@ def test_the_checkpoint_before_is_restored_if_the_user_allows_it(lab: Any) -> No
 
 
 class Remembering(hg.KeyedProcess[int, int, int]):
-    """Operator state too large for the manifest: the coordinator reads it when it deals it out anew."""
+    """Operator state too large for the manifest: the coordinator reads it when it distributes it again."""
 
     seen = hg.OperatorListState[bytes]()
 

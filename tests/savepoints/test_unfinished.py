@@ -1,4 +1,4 @@
-"""Savepoints that were never completed: told from others, restored by nobody, deleted on request."""
+"""Savepoints that were never completed: known from others, never restored, deleted on request."""
 
 from __future__ import annotations
 

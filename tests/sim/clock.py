@@ -8,7 +8,7 @@ from .process import current
 
 
 class SimClock(VirtualClock):
-    """Durations are right everywhere; what time it is, nobody agrees on."""
+    """Durations are right everywhere; clocks do not agree on the time of day."""
 
     def now_ms(self) -> int:
         process = current()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def spoil_copies(sim: Simulation) -> None:
-    """Some copies are gone, cut short, or have other bytes; whoever reads them must notice."""
+    """Some copies are gone, cut short, or have other bytes; readers must notice."""
     files = sorted(Path(sim.folder).glob("headgate-copies-*/*/*/*"))
     for path in files:
         if path.name == "lock" or sim.rng.random() >= sim.spoiling:

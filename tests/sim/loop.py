@@ -84,7 +84,7 @@ class SimLoop(VirtualLoop):
         process = current()
 
         def begin() -> None:
-            # Timers of a stopped process fire all the same; what is made ready now waits.
+            # Timers of a stopped process still fire; callbacks that become ready now wait.
             self.call_soon(run)
 
         def run() -> None:

@@ -18,7 +18,7 @@ COPIED = ("api", "connectors", "operators", "runtime", "state", "testing", "test
 """The rooms and folders that a simulation imports."""
 PROGRAM = "headgate.tests.sim"
 SEEDS_MAX = 1500
-"""Within so many seeds each mutant must be found."""
+"""Each mutant must be found within this number of seeds."""
 TIMEOUT_S = 1800.0
 
 

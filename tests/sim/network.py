@@ -30,7 +30,7 @@ class Network:
         """The factor by which messages take longer for now."""
         self.bytes_per_s = 100e6
         self.pairs: list[tuple[MemoryTransport, MemoryTransport]] = []
-        """All connections between workers there ever were, for whoever breaks some."""
+        """All connections between workers there ever were, so that some can be broken."""
         self._cut_until_s: dict[frozenset[Process | None], float] = {}
 
     def delay_s(self, size_bytes: int = 0) -> float:

@@ -96,7 +96,7 @@ class World:
     by_key: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     on_effect: Callable[[str], None] = lambda _: None
-    """Told of all that happens here."""
+    """A function that is called with all that happens here."""
 
     def violated(self, text: str) -> Violation:
         """Keep a broken promise in mind."""

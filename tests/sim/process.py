@@ -32,7 +32,7 @@ class Process:
         self.context.run(_CURRENT.set, self)
 
     def die(self) -> None:
-        """Kill it: its connections break. Whoever made its tasks cancels them."""
+        """Kill it: its connections break. The owner of its tasks cancels them."""
         if not self.dead:
             self.dead = True
             for close in self.on_death:

@@ -397,7 +397,9 @@ class Simulation:
                 self.world.violated(f"a promise of the runtime was broken: {event.text}")
 
     def _taken_over(self, leader: int, body: dict[str, Any]) -> None:
-        """Whoever takes over from a mere coordinator goes on with what runs, unless nothing did."""
+        """A coordinator that takes over from one that died alone goes on with what runs, unless
+        nothing did.
+        """
         if not body["adopted"]:
             self._restarted_by = leader
         self.watch.seen["went on" if body["adopted"] else "restarted"] += 1

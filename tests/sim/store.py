@@ -50,7 +50,7 @@ class Storage:
         self.failures = 0
         """Calls that have failed so far."""
         self.observe = observe
-        """Told of every effect: what was done, the root, the name."""
+        """A function that is called with every effect: the operation, the root, the name."""
         self.roots: dict[str, dict[str, bytes]] = {}
 
     def open(self, uri: str, job_name: str, options: Mapping[str, str]) -> CheckpointStore:

@@ -37,7 +37,7 @@ OVER = (
 def test_damage_in_a_record_is_named(name):
     rng = random.Random(name)
     seen = Counter(damaged_logs.check_damage(name, rng) for _ in range(40))
-    # Start entries and claims of generations that are over only hold their places: nobody reads them.
+    # Start entries and claims of generations that are over only hold their places: they are not read.
     over = name in OVER
     assert seen == {"right result" if over else "named error": 40}
 

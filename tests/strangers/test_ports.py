@@ -40,7 +40,7 @@ from headgate.testing.servers.process import HeldPort
 
 TOKEN = "secret"
 PATIENT = ListenerLimits(handshake_timeout_ms=600_000)
-"""Whoever is hung up on under these limits was not hung up on for want of time."""
+"""A peer that is hung up on under these limits was not hung up on for want of time."""
 FEW = ListenerLimits(handshake_timeout_ms=600_000, unauthenticated_max=3)
 HASTY = ListenerLimits(handshake_timeout_ms=100)
 MORE_THAN_SOCKETS_HOLD = "x" * 50_000_000
@@ -315,7 +315,7 @@ async def is_welcome(port: Port, listener: Listener, token: str = TOKEN) -> bool
     writer.writelines(frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)))
     said = await is_hung_up_on(reader)
     writer.close()
-    # No attempt runs at this worker: that is said to whoever has the token, and to nobody else.
+    # No attempt runs at this worker; only a peer with the token is told.
     return b"another attempt runs here" in said
 
 

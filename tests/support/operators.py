@@ -64,7 +64,7 @@ class Counters:
         return Counter()
 
     def gauge(self, name: str, read: Callable[[], float], labels: dict[str, str]) -> None:
-        """Take a gauge, which nobody reads."""
+        """Take a gauge, which is never read."""
 
 
 def operator_context(

@@ -13,7 +13,7 @@ BATCH = 32_768
 
 
 def run(sizer: SliceSizer, cost: Callable[[int], float], slices: int) -> tuple[int, float]:
-    """Rows and seconds of so many slices, of batches of `BATCH` rows."""
+    """Return the rows and seconds of this number of slices, of batches of `BATCH` rows."""
     total_rows, total_s, left = 0, 0.0, BATCH
     for _ in range(slices):
         rows = min(left, sizer.rows)

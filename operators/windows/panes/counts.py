@@ -1,4 +1,4 @@
-"""Aggregates over the last records of each key, at every so many records: count windows.
+"""Aggregates over the last records of each key, after a fixed number of records: count windows.
 
 A result is emitted with the record that completes its window, and has its event time. Time plays no
 other role, so nothing is late. As in Flink, the first results of a key cover fewer records if

@@ -199,7 +199,9 @@ def calm(job: hg.Job, declares: bool) -> Rows:
 
 
 def stormy(job: hg.Job, declares: bool, folder: Path) -> tuple[Rows, Rows, str]:
-    """Two subtasks, checkpoints and crashes; what came out, what of it before a savepoint, and that."""
+    """Two subtasks, checkpoints and crashes: the output, the part of it before a savepoint, and the
+    savepoint.
+    """
     with open_life(job, 2) as h:
         life = Life(h, declares)
         life.play(0)

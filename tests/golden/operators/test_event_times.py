@@ -1,4 +1,6 @@
-"""Rules for event time: no record is late under them, whoever reads it, so windows must hold them all."""
+"""Rules for event time: no record is late under them in any order of reading, so windows must hold
+them all.
+"""
 
 from __future__ import annotations
 
