@@ -21,6 +21,7 @@ from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 from .handler import (
     AbortCheckpoint,
     AlignmentDecision,
+    BarriersInLine,
     BlockChannel,
     ForwardCancel,
     TriggerSnapshot,
@@ -29,7 +30,7 @@ from .handler import (
 
 
 @final
-class AlignedBarrierHandler:
+class AlignedBarrierHandler(BarriersInLine):
     """Aligns the barriers of one subtask's input channels.
 
     Decisions are to be carried out in order, before anything else is read. With one open channel
@@ -37,8 +38,7 @@ class AlignedBarrierHandler:
     """
 
     def __init__(self, channels: int) -> None:
-        check(channels > 0, "a barrier handler without channels", channels=channels)
-        self._open = {ChannelPosition(position) for position in range(channels)}
+        super().__init__(channels)
         self._current = NO_CHECKPOINT
         self._pending: CheckpointBarrier | None = None
         self._waiting: set[ChannelPosition] = set()
@@ -49,12 +49,6 @@ class AlignedBarrierHandler:
     def pending(self) -> bool:
         """True while some channels have delivered their barrier, and others have not."""
         return self._pending is not None
-
-    def on_announced(
-        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
-    ) -> list[AlignmentDecision]:
-        """Do nothing: barriers do not overtake here, but are waited for in line."""
-        return []
 
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
@@ -76,10 +70,6 @@ class AlignedBarrierHandler:
             self._blocked.add(position)
             decisions.append(BlockChannel(position))
         return decisions + self._complete_if_aligned(now_ms)
-
-    def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
-        """Do nothing: no timer is ever set."""
-        return []
 
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
@@ -108,10 +98,6 @@ class AlignedBarrierHandler:
         self._open.discard(position)
         self._waiting.discard(position)
         return self._complete_if_aligned(now_ms)
-
-    def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """Continue the alignment; `SnapshotGuard` turns its result into a cancel marker."""
-        return []
 
     def _complete_if_aligned(self, now_ms: int) -> list[AlignmentDecision]:
         if self._pending is None or self._waiting:

@@ -30,7 +30,13 @@ from ....errors import check
 from ....operators.elements import CheckpointBarrier
 from ..failures import CheckpointFailure
 from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
-from .handler import AbortCheckpoint, AlignmentDecision, ForwardCancel, TriggerSnapshot
+from .handler import (
+    AbortCheckpoint,
+    AlignmentDecision,
+    BarriersInLine,
+    ForwardCancel,
+    TriggerSnapshot,
+)
 
 PENDING_MAX = 50
 """The number of checkpoints counted at once; the oldest is dropped first, and declined."""
@@ -45,12 +51,11 @@ class _Entry:
 
 
 @final
-class AtLeastOnceTracker:
+class AtLeastOnceTracker(BarriersInLine):
     """Counts the barriers of one subtask's input channels."""
 
     def __init__(self, channels: int) -> None:
-        check(channels > 0, "a barrier handler without channels", channels=channels)
-        self._open = {ChannelPosition(position) for position in range(channels)}
+        super().__init__(channels)
         self._newest = NO_CHECKPOINT
         self._entries: dict[CheckpointId, _Entry] = {}
         """The checkpoints in order of their ids."""
@@ -59,12 +64,6 @@ class AtLeastOnceTracker:
     def pending(self) -> bool:
         """True while some channels have delivered their barrier, and others have not."""
         return any(entry.barrier is not None for entry in self._entries.values())
-
-    def on_announced(
-        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
-    ) -> list[AlignmentDecision]:
-        """Do nothing: barriers do not overtake here, but are waited for in line."""
-        return []
 
     def on_barrier(
         self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
@@ -83,10 +82,6 @@ class AtLeastOnceTracker:
         if len(self._entries) > PENDING_MAX:
             decisions += self._drop(next(iter(self._entries)), CheckpointFailure.SUBSUMED)
         return decisions
-
-    def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
-        """Do nothing: no timer is ever set."""
-        return []
 
     def on_cancel(
         self, position: ChannelPosition, checkpoint_id: CheckpointId
@@ -118,10 +113,6 @@ class AtLeastOnceTracker:
         for entry in self._entries.values():
             entry.waiting.discard(position)
         return self._complete(now_ms)
-
-    def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
-        """Do nothing: the barriers are still counted, and nothing waits for them."""
-        return []
 
     def _complete(self, now_ms: int) -> list[AlignmentDecision]:
         """Take the snapshots of all checkpoints whose barriers are all here, in order of their ids."""

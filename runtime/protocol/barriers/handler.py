@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
+from ....errors import check
 from ....operators.elements import CheckpointBarrier
 from ..failures import CheckpointFailure
 from ..ids import ChannelPosition, CheckpointId
@@ -170,3 +171,25 @@ class BarrierHandler(Protocol):
     def validate(self) -> None:
         """Check all invariants; for tests."""
         ...
+
+
+class BarriersInLine:
+    """The common part of handlers whose barriers wait in line, behind the records before them."""
+
+    def __init__(self, channels: int) -> None:
+        check(channels > 0, "a barrier handler without channels", channels=channels)
+        self._open = {ChannelPosition(position) for position in range(channels)}
+
+    def on_announced(
+        self, position: ChannelPosition, barrier: CheckpointBarrier, now_ms: int
+    ) -> list[AlignmentDecision]:
+        """Do nothing: barriers do not overtake here, but are waited for in line."""
+        return []
+
+    def on_timer(self, now_ms: int) -> list[AlignmentDecision]:
+        """Do nothing: no timer is ever set."""
+        return []
+
+    def on_abort_notice(self, checkpoint_id: CheckpointId) -> list[AlignmentDecision]:
+        """Do nothing: `SnapshotGuard` turns the snapshot of the checkpoint into a cancel marker."""
+        return []
