@@ -24,7 +24,6 @@ from headgate.runtime.options.registry import Options
 from headgate.tests.support.launched import while_running
 
 AT_ONCE = {"headgate.listener.port-patience": "0 ms"}
-GUARD_S = 600.0
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from headgate.runtime.control.job_client import Connect, JobClient
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol.job_result import JobOutcome
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 
 
 async def while_running(
