@@ -66,9 +66,12 @@ _SECTION: Final = Section(
             Section(
                 "protobuf",
                 {
-                    "message": Field(Text(), "the full name of the message, such as `shop.Order`"),
+                    "message": Field(
+                        TextKind(), "the full name of the message, such as `shop.Order`"
+                    ),
                     "descriptor": Field(
-                        Text(), "a file with a FileDescriptorSet, which is read with the manifest"
+                        TextKind(),
+                        "a file with a FileDescriptorSet, which is read with the manifest",
                     ),
                     "registry": Field(_REGISTRY, "of the schemas of messages"),
                 },
