@@ -237,27 +237,23 @@ class AsOfJoin(WaitingRowsJoin):
         """
         versions = self._versions
         valid = versions.chains.latest(slots, times, self._keys.size)
-        since = versions.chains.times_at(valid)
-        older: Side | None = None
-        on_disk = np.full(len(times), -1, np.int64)
+        older, on_disk = None, np.full(len(times), -1, np.int64)
         if self._disk and self._disk[RIGHT].active:
-            rows = pa.RecordBatch.from_arrays(
-                take(np.arange(len(times))), schema=self._columns.sides[LEFT]
-            )
-            keys = self._columns.key_columns(LEFT, rows)
-            if found := self._disk[RIGHT].latest(keys, times):
+            schema = self._columns.sides[LEFT]
+            rows = pa.RecordBatch.from_arrays(take(np.arange(len(times))), schema=schema)
+            if found := self._disk[RIGHT].latest(self._columns.key_columns(LEFT, rows), times):
                 older, on_disk = found
-                since_on_disk = older.chains.times_at(on_disk)
-                on_disk[since_on_disk <= since] = -1
-                valid[on_disk >= 0] = -1
-                since = np.maximum(since, since_on_disk)
+                newer = older.chains.times_at(on_disk) > versions.chains.times_at(valid)
+                valid[newer], on_disk[~newer] = -1, -1
         if self._valid_for_ms is not None:
             # This also covers dropped versions: the other versions of their key are older still.
-            valid[since <= times - self._valid_for_ms] = -1
-            on_disk[since <= times - self._valid_for_ms] = -1
+            expired_at = times - self._valid_for_ms
+            valid[versions.chains.times_at(valid) <= expired_at] = -1
+            if older is not None:
+                on_disk[older.chains.times_at(on_disk) <= expired_at] = -1
         which = np.arange(len(times))
         if not self._step.outer[LEFT]:
-            which = np.flatnonzero((valid >= 0) | (on_disk >= 0))
+            which = np.flatnonzero(valid >= 0 if older is None else (valid >= 0) | (on_disk >= 0))
             times, valid, on_disk = times[which], valid[which], on_disk[which]
         if not which.size:
             return
