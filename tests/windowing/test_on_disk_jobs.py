@@ -63,23 +63,6 @@ def in_windows(bids: Any) -> Any:
     return pairs.select("item", "price", "price_other")
 
 
-class Met(msgspec.Struct, frozen=True):
-    item: str
-    mine: int
-    others: int
-    total: int
-
-
-def together(item: str, mine: list[Any], others: list[Any]) -> Any:
-    yield Met(item, len(mine), len(others), sum(bid.price for bid in others))
-
-
-def in_groups(bids: Any) -> Any:
-    windows = bids.key_by("item").window(hg.tumbling("15s"))
-    other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
-    return windows.co_group(other.key_by("item"), together, into=Met, name="sums")
-
-
 def priced(bids: Any) -> Any:
     """Each bid with the newest bid on the same item up to its time."""
     other = bids.select("item", "price", "at").event_time("at", max_out_of_order="10s")
@@ -119,7 +102,6 @@ def results(make: Any, backend: str, parallelism: int) -> list[str]:
         (joined, SpillingSide),
         (priced, SpillingSide),
         (in_windows, SpillingPaneRows),
-        (in_groups, SpillingPaneRows),
     ],
 )
 def test_state_on_disk_survives_crashes_and_rescales(
