@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .collect import collect
 from .collections import Crash, Pause, from_list
+from .delta.sink import delta_sink
 from .files.sink import csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.avro import avro_format
@@ -44,6 +45,7 @@ __all__ = [
     "constant",
     "csv_sink",
     "csv_source",
+    "delta_sink",
     "event_time",
     "files_sink",
     "files_source",

@@ -31,6 +31,7 @@ from ..api.manifest.registry import SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
+from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
 from .formats.fields import format_field, read_format
@@ -493,6 +494,10 @@ def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
     return kafka_sink(topic, **_with_security(arguments))
 
 
+def _delta_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
+    return delta_sink(**_arguments(values))  # it has only one guarantee
+
+
 SINKS: dict[str, SinkConnector] = {
     "parquet": SinkConnector(
         Section("parquet", _OUTPUT_FILES), _sink(parquet_sink), FileSink.guarantees
@@ -538,6 +543,31 @@ SINKS: dict[str, SinkConnector] = {
         ),
         _sink(_kafka_sink),
         KafkaSink.guarantees,
+    ),
+    "delta": SinkConnector(
+        Section(
+            "delta",
+            {
+                "path": Field(
+                    TextKind(), "the table: a local directory or s3://bucket/prefix", required=True
+                ),
+                "partitionBy": Field(
+                    ListOf(TextKind()), "columns by whose values files are separated"
+                ),
+                "rollBytes": _OUTPUT_FILES["rollBytes"],
+                "buffer": Field(
+                    size(), "most bytes of rows of a subtask that wait to be written; 64mb"
+                ),
+                "ifExists": Field(
+                    ChoiceKind((IfExists.ERROR.value, IfExists.APPEND.value)),
+                    "a run starts without state, and the table has rows of earlier runs; error",
+                ),
+                "storageOptions": _STORAGE_OPTIONS,
+            },
+        ),
+        _delta_sink,
+        DeltaSink.guarantees,
+        guarantee_required=False,
     ),
     "postgres": SinkConnector(
         Section(

@@ -8,6 +8,7 @@ from typing import Final
 from ..errors import PlanError
 
 _PACKAGES: Final = {
+    "delta": ("deltalake",),
     "kafka": ("confluent_kafka", "kafka"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),

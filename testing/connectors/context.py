@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from collections import Counter as Counted
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ...operators.base import Counter, Histogram, Metrics, OperatorContext
@@ -100,6 +103,10 @@ def make_context(
     def run_in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(None, call)
 
+    @cache
+    def scratch() -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="headgate-conformance-")
+
     return OperatorContext(
         job_name="conformance",
         run_id="conformance",
@@ -116,6 +123,7 @@ def make_context(
         run_in_thread=run_in_thread,
         options=dict(options or {}),
         restored_checkpoint=restored_checkpoint,
+        local_directory=lambda: Path(scratch().name),  # deleted with the context
     )
 
 

@@ -8,6 +8,7 @@ while. The simulation has crashes of coordinators and workers around each step (
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -94,6 +95,16 @@ def until(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"it does not happen: {what}")
 
 
+def last_tried(table: Path) -> int:
+    """Return the newest checkpoint that a commit was tried for."""
+    return int(json.loads((table / "calls").read_text().splitlines()[-1])[-1])
+
+
+def tries_of(table: Path, checkpoint_id: int) -> int:
+    calls = [json.loads(line) for line in (table / "calls").read_text().splitlines()]
+    return sum(call[-1] == checkpoint_id for call in calls)
+
+
 def numbers_of(tmp_path: Path) -> list[int]:
     return sorted(record["n"] for record in visible(tmp_path / "table"))
 
@@ -114,11 +125,13 @@ def test_no_checkpoint_completes_while_the_table_is_away(tmp_path: Path) -> None
     table = tmp_path / "table"
     until(lambda: len(read_table(table)["files"]) > 2, "a commit")
     (table / "away").touch()
-    tried = len((table / "calls").read_text())
-    until(lambda: len((table / "calls").read_text()) > tried, "a commit that is refused")
-    refused = handle.status()["last_checkpoint"]
-    time.sleep(0.5)
-    assert handle.status()["last_checkpoint"] == refused
+    committed = max(read_table(table)["markers"].values())
+    until(lambda: last_tried(table) > committed, "a commit that is refused")
+    refused = last_tried(table)
+    until(lambda: tries_of(table, refused) > 2, "the same commit again, after pauses")
+    # Checkpoints are due every 50 ms, and the pauses take 3 s.
+    assert last_tried(table) == refused
+    until(lambda: handle.status()["last_checkpoint"] == refused, "the checkpoint is complete")
     (table / "away").unlink()
     until(lambda: handle.status()["last_checkpoint"] > refused + 1, "another checkpoint")
     assert handle.stop().status == "SUSPENDED"

@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
 
 from headgate.connectors import (
     collect,
+    delta_sink,
     files_sink,
     files_source,
     from_list,
@@ -472,6 +474,26 @@ class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
         }
 
 
+class DeltaSinkCase(Rows, Directory, SinkCase):
+    """Appends to a Delta table."""
+
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES})
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        if not DeltaTable.is_deltatable(str(place / "table")):
+            write_deltalake(place / "table", SCHEMA.empty_table())
+        return delta_sink(place / "table")
+
+    def visible(self, place: Path) -> list[Any]:
+        rows: list[Any] = DeltaTable(str(place / "table")).to_pyarrow_table().to_pylist()
+        return rows
+
+    def mistakes(self, place: Path) -> Mapping[str, tuple[Sink, str]]:
+        other = pa.table({"id": pa.array([], pa.string()), "name": pa.array([], pa.string())})
+        write_deltalake(place / "other", other)
+        return {"another type": (delta_sink(place / "other"), "another type column=`id`")}
+
+
 FILES_AND_MEMORY: dict[str, type[Case]] = {
     "csv_source": CsvSource,
     "json_source": JsonSource,
@@ -482,6 +504,7 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "parquet_sink": ParquetSink,
     "collect": CollectSink,
 }
+DELTA: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase}
 POSTGRES: dict[str, type[Case]] = {
     "postgres_cdc_source": PostgresCdcSource,
     "postgres_sink": PostgresSinkCase,
