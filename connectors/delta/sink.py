@@ -308,6 +308,8 @@ class DeltaWriter(SinkWriter):
             written_ms=self.context.clock.now_ms(),
             partition=file.partition,
             stats=stats_of(pq.read_metadata(file.local), file.rows),
+            job=self.context.job_name,
+            sink=self.context.operator_name,
         )
         if self._settings.remote:
             _upload(self._settings.address, self._options, file.local, file.name)

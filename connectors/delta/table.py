@@ -60,6 +60,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """The values of the partition columns, as text."""
     stats: str
     """What readers use to skip the file, as JSON."""
+    job: str = ""
+    """The job whose run wrote the file; empty in committables of the first versions."""
+    sink: str = ""
+    """The name of the sink's step in that job."""
 
 
 def delta_type(type_: pa.DataType) -> pa.DataType | None:
@@ -229,6 +233,15 @@ def application(job: str, sink: str, run: str) -> str:
     return f"headgate/{job}/{sink}/{run}"
 
 
+def _mark(part: Part, job: str, sink: str) -> str:
+    """Return the name under which the run that wrote a file has recorded its checkpoints.
+
+    A job of another name may have been started with a savepoint that holds the file. Then the run that
+    wrote it has perhaps committed it, under the name of its own job.
+    """
+    return application(part.job or job, part.sink or sink, part.run)
+
+
 def commit_parts(
     address: str,
     options: Mapping[str, str],
@@ -258,18 +271,19 @@ def commit_parts(
                 fix="restore it, or create an empty one with the columns of the stream",
             )
         with _reaching(address):
-            runs = {part.run for _, part in parts}
             newest = {
-                run: table.transaction_version(application(job, sink, run)) or 0 for run in runs
+                mark: table.transaction_version(mark) or 0
+                for mark in {_mark(part, job, sink) for _, part in parts}
             }
-            due = [(id_, part) for id_, part in parts if id_ > newest[part.run]]
+            due = [(id_, part) for id_, part in parts if id_ > newest[_mark(part, job, sink)]]
             if not due:
                 return
             for id_, part in due:
-                newest[part.run] = max(newest[part.run], id_)
+                mark = _mark(part, job, sink)
+                newest[mark] = max(newest[mark], id_)
             marks = [
-                Transaction(application(job, sink, run), newest[run])
-                for run in sorted({part.run for _, part in due})
+                Transaction(mark, newest[mark])
+                for mark in sorted({_mark(part, job, sink) for _, part in due})
             ]
             # Whether any run of this sink has written here is asked for before a run without state.
             marks.append(Transaction(application(job, sink, ""), max(newest.values())))

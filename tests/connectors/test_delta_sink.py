@@ -9,13 +9,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import headgate as hg
 from headgate.connectors import delta_sink, from_list
-from headgate.connectors.delta.table import commit_parts, delta_type
+from headgate.connectors.delta.table import Part, commit_parts, delta_type
 from headgate.errors import HeadgateError, PlanError, UsageError
 from headgate.operators.sink import EpochOutput
 from headgate.testing.connectors import Check, SinkCase, sink_checks
@@ -185,3 +187,23 @@ def test_other_partitions_and_rules_for_writers_are_refused(tmp_path: Path) -> N
 def test_a_table_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(HeadgateError, match="the Delta table is gone"):
         commit_parts(str(tmp_path / "none"), {}, "job", "sink", [EpochOutput(1, ())])
+
+
+def part_in(table: Path, name: str, numbers: list[int]) -> Part:
+    """Write a file of the column `n` into a table whose log does not have it."""
+    pq.write_table(pa.table({"n": pa.array(numbers, pa.int64())}), table / name)
+    size = (table / name).stat().st_size
+    return Part("run", name, size, len(numbers), 0, {}, "{}", job="old", sink="out")
+
+
+def commit(table: Path, job: str, part: Part) -> None:
+    commit_parts(str(table), {}, job, "out", [EpochOutput(1, (msgspec.msgpack.encode(part),))])
+
+
+def test_a_job_under_another_name_does_not_repeat_what_its_savepoint_has(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": pa.array([0], pa.int64())}))
+    part = part_in(tmp_path, "part.parquet", [1])
+    commit(tmp_path, "old", part)
+    DeltaTable(str(tmp_path)).optimize.compact()  # its file has left the table, and its row has not
+    commit(tmp_path, "new", part)
+    assert sorted(row["n"] for row in rows_of(tmp_path)) == [0, 1]
