@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +42,9 @@ from .table import (
     open_table,
     stats_of,
 )
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 ROLL_BYTES: Final = "128mb"
 BUFFER: Final = "64mb"
@@ -164,7 +167,11 @@ class DeltaSink(Sink):
     def commit_globally(self, commit: GlobalCommit) -> None:
         settings = self.settings
         options = settings.library_options(commit.options)
-        commit_parts(settings.address, options, commit.job, commit.sink, commit.epochs)
+
+        def check(table: DeltaTable) -> None:
+            check_fits(table, settings.address, settings.schema, settings.partition_by)
+
+        commit_parts(settings.address, options, commit.job, commit.sink, commit.epochs, check)
 
     def describe(self) -> str:
         return f"delta({self.settings.address})"

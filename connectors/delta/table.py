@@ -8,20 +8,23 @@ if no other writer was faster; otherwise it looks again. So it may be repeated b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from ...errors import PlanError, StorageError, UsageError
+from ...errors import JobError, PlanError, StorageError, UsageError
+from ...operators.clock import SystemClock
 from ...operators.sink import EpochOutput
 from ..s3_config import s3_service
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_OLD_MS: Final = 3_600_000
+"""Files that are committed later than this are looked for before, as `VACUUM` may have deleted them."""
 COMMITS_MAX: Final = 50
 """The number of times in a row that other writers of the table may be faster."""
 _SAFE_FEATURES: Final = frozenset(
@@ -248,11 +251,21 @@ def commit_parts(
     job: str,
     sink: str,
     epochs: Sequence[EpochOutput],
+    check: Callable[[DeltaTable], None],
 ) -> None:
     """Add the files of some checkpoints to the log of a table, unless it has them. May be repeated.
 
+    Args:
+        address: of the table.
+        options: how the library reaches it.
+        job: the name of the job.
+        sink: the name of the sink's step.
+        epochs: the files.
+        check: raises an error if the table does not take the files any more.
+
     Raises:
         StorageError: the table cannot be reached, is gone, or others write to it all the time.
+        JobError: the files are gone.
     """
     from deltalake import CommitProperties, Transaction
     from deltalake.exceptions import CommitFailedError
@@ -278,6 +291,8 @@ def commit_parts(
             due = [(id_, part) for id_, part in parts if id_ > newest[_mark(part, job, sink)]]
             if not due:
                 return
+            check(table)
+            _check_there(address, options, [part for _, part in due])
             for id_, part in due:
                 mark = _mark(part, job, sink)
                 newest[mark] = max(newest[mark], id_)
@@ -312,6 +327,30 @@ def commit_parts(
     raise StorageError(
         f"other writers of the Delta table were faster {COMMITS_MAX} times table=`{address}`"
     )
+
+
+def _check_there(address: str, options: Mapping[str, str], parts: Sequence[Part]) -> None:
+    """Check that old files are there: with one that is not, nobody could read the table any more.
+
+    Raises:
+        JobError: one is not.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileType, PyFileSystem
+
+    now_ms = SystemClock().now_ms()
+    old = [part.path for part in parts if part.written_ms < now_ms - _OLD_MS]
+    if not old:
+        return
+    files: Any = PyFileSystem(DeltaStorageHandler(address, dict(options)))
+    gone = [each.path for each in files.get_file_info(old) if each.type is FileType.NotFound]
+    if gone:
+        raise JobError(
+            f"files of a checkpoint are not in the directory of the table any more table=`{address}` "
+            f"files=`{len(gone)}` first=`{gone[0]}`",
+            fix="`VACUUM` deletes files that are not in the log when they are a week old: restore an older "
+            "checkpoint, or give the sink another name and allow non-restored state",
+        )
 
 
 def stats_of(metadata: Any, rows: int) -> str:

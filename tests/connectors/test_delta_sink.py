@@ -18,8 +18,9 @@ from deltalake import DeltaTable, write_deltalake
 import headgate as hg
 from headgate.connectors import delta_sink, from_list
 from headgate.connectors.delta.table import Part, commit_parts, delta_type
-from headgate.errors import HeadgateError, PlanError, UsageError
-from headgate.operators.sink import EpochOutput
+from headgate.errors import HeadgateError, JobError, PlanError, UsageError
+from headgate.operators.sink import EpochOutput, GlobalCommit
+from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
 from headgate.tests.support.connector_cases import DeltaSinkCase
 
@@ -186,7 +187,7 @@ def test_other_partitions_and_rules_for_writers_are_refused(tmp_path: Path) -> N
 
 def test_a_table_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(HeadgateError, match="the Delta table is gone"):
-        commit_parts(str(tmp_path / "none"), {}, "job", "sink", [EpochOutput(1, ())])
+        commit_parts(str(tmp_path / "none"), {}, "job", "sink", [], lambda _: None)
 
 
 def part_in(table: Path, name: str, numbers: list[int]) -> Part:
@@ -197,7 +198,10 @@ def part_in(table: Path, name: str, numbers: list[int]) -> Part:
 
 
 def commit(table: Path, job: str, part: Part) -> None:
-    commit_parts(str(table), {}, job, "out", [EpochOutput(1, (msgspec.msgpack.encode(part),))])
+    sink = delta_sink(table)
+    sink.bind(pa.schema({"n": pa.int64()}))
+    epoch = EpochOutput(1, (msgspec.msgpack.encode(part),))
+    sink.commit_globally(GlobalCommit(job, "out", {}, CommitPermit(job, 0, 1), (epoch,)))
 
 
 def test_a_job_under_another_name_does_not_repeat_what_its_savepoint_has(tmp_path: Path) -> None:
@@ -207,3 +211,28 @@ def test_a_job_under_another_name_does_not_repeat_what_its_savepoint_has(tmp_pat
     DeltaTable(str(tmp_path)).optimize.compact()  # its file has left the table, and its row has not
     commit(tmp_path, "new", part)
     assert sorted(row["n"] for row in rows_of(tmp_path)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("there", "problem"),
+    [
+        (pa.table({"n": ["text"]}), "another type"),
+        (pa.table({"m": [1]}), "no such column"),
+    ],
+)
+def test_a_table_that_was_replaced_gets_no_files_of_other_columns(
+    tmp_path: Path, there: pa.Table, problem: str
+) -> None:
+    write_deltalake(tmp_path, there)
+    with pytest.raises(UsageError, match=problem):
+        commit(tmp_path, "job", part_in(tmp_path, "part.parquet", [1]))
+    assert DeltaTable(str(tmp_path)).version() == 0
+
+
+def test_files_that_were_deleted_before_their_commit_do_not_break_the_table(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": pa.array([0], pa.int64())}))
+    part = part_in(tmp_path, "part.parquet", [1])
+    (tmp_path / "part.parquet").unlink()
+    with pytest.raises(JobError, match="part.parquet"):
+        commit(tmp_path, "job", part)
+    assert rows_of(tmp_path) == [{"n": 0}]
