@@ -31,8 +31,12 @@ _SESSION: Final = (
     "SET intervalstyle = 'iso_8601'",
     "SET bytea_output = 'hex'",
     "SET extra_float_digits = 1",
+    "SELECT set_config('synchronous_commit', 'on', false) "
+    "WHERE current_setting('synchronous_commit') = 'off'",
 )
-"""The forms of values in text, which users and databases may have changed."""
+"""The forms of values in text, which users and databases may have changed; and a commit is durable when the
+server has answered, as checkpoints rely on that.
+"""
 
 
 @dataclass(frozen=True)

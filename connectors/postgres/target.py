@@ -173,9 +173,14 @@ class Target:
         )
 
     def forget_rows(self, cursor: Any, table: str, first_row: int) -> None:
-        """Delete rows of a chunk whose first sending may have succeeded."""
+        """Delete rows of a chunk whose first sending may have succeeded, or may be about to.
+
+        The lock waits for a session that lost its client in the commit: its rows are not seen before.
+        """
         from psycopg import sql
 
+        lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
+        cursor.execute(lock.format(self.staged_name(table)))
         statement = sql.SQL("DELETE FROM {} WHERE {} >= %s")
         cursor.execute(statement.format(self.staged_name(table), sql.Identifier(_ROW)), [first_row])
 

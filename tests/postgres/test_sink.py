@@ -15,8 +15,9 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import generator, postgres_sink, sequence
+from headgate.connectors.postgres.client import Address, connect
 from headgate.connectors.postgres.sink import PostgresSink
-from headgate.connectors.postgres.target import MARKERS
+from headgate.connectors.postgres.target import MARKERS, checked_target
 from headgate.errors import DataError, HeadgateError, JobError, PlanError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun, SinkWriter
@@ -336,6 +337,47 @@ def test_only_own_leftovers_are_dropped(database: PostgresServer, new_table: New
             writer.close()
 
     run(scenario())
+
+
+def test_a_chunk_is_not_sent_again_beside_its_first_sending(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """If the connection breaks in a commit, the server may still be busy with it."""
+    sink = postgres_sink(database.dsn, new_table(), guarantee="exactly_once")
+    sink.bind(LIKE.data.schema)
+    with (
+        connect(sink.settings.address, "first") as first,
+        connect(sink.settings.address, "again") as again,
+    ):
+        target = checked_target(first, sink.settings)
+        with first.transaction(), first.cursor() as cursor:
+            target.create_staged(cursor, "hg_again")
+
+        def send_again() -> None:
+            with again.transaction(), again.cursor() as cursor:
+                target.forget_rows(cursor, "hg_again", 5)
+                cursor.execute("INSERT INTO hg_again VALUES (5, 1, 'x')")
+
+        thread = threading.Thread(target=send_again)
+        with first.transaction():
+            first.execute("INSERT INTO hg_again VALUES (5, 1, 'x')")
+            thread.start()
+            waiting = (
+                "SELECT 1 FROM pg_stat_activity "
+                "WHERE application_name = 'again' AND wait_event_type = 'Lock'"
+            )
+            while thread.is_alive() and not database.execute(waiting):
+                pass
+        thread.join(GUARD_S)
+        assert first.execute("SELECT count(*) FROM hg_again").fetchone() == (1,)
+        target.drop_staged(first, "hg_again")
+
+
+def test_a_commit_is_durable_also_if_the_server_would_not_wait(database: PostgresServer) -> None:
+    for setting, wanted in [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")]:
+        options = f"-c synchronous_commit={setting}"
+        with connect(Address(database.dsn), "test", options=options) as connection:
+            assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
 
 
 def test_rows_that_vanished_are_an_error_and_never_silence(
