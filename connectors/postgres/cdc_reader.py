@@ -376,13 +376,13 @@ class _Worker:
     def _read_stream(self) -> None:
         stream = Stream(self.settings.address, self._application, self.clock)
         try:
-            self._check_slot(stream.system)
+            self._check_slot(stream.system, stream.written)
             self._start(stream, self._position)
             Streaming(self, stream, self._position).go_on()
         finally:
             stream.close()
 
-    def _check_slot(self, system: str) -> None:
+    def _check_slot(self, system: str, written: int) -> None:
         """Check that the slot still has what follows the position.
 
         Raises:
@@ -399,6 +399,13 @@ class _Worker:
             raise SourceError(
                 f"the server is not the one whose changes were read server=`{settings.address}`",
                 fix=f"give it the old address; or {again}",
+            )
+        if written < position.confirmed:
+            raise SourceError(
+                f"the server has not written its log up to the position server=`{settings.address}` "
+                f"position=`{lsn_text(position.confirmed)}` log=`{lsn_text(written)}`: it was restored "
+                "from a backup, or replaced by a standby that was behind, so changes would be passed over",
+                fix=again,
             )
         if state is None:
             raise SourceError(

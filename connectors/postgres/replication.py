@@ -69,15 +69,16 @@ def identify(address: Address, application: str) -> str:
     """
     connection = connect(address, application, replication="database")
     try:
-        return _identify(connection)
+        return _identify(connection)[0]
     finally:
         connection.close()
 
 
-def _identify(connection: Connection) -> str:
+def _identify(connection: Connection) -> tuple[str, int]:
+    """Return what identifies the data, and up to where the server has written its log."""
     row = connection.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None
-    return str(row[0])
+    return str(row[0]), lsn_of(row[2])
 
 
 class Stream:
@@ -85,6 +86,7 @@ class Stream:
 
     Attributes:
         system: identifies the data of the server.
+        written: the end of the server's log when the stream was made.
         end: the end of the server's log, as far as it has told.
     """
 
@@ -93,7 +95,7 @@ class Stream:
         self._clock = clock
         self._connection: Any = connect(address, application, replication="database")
         self._raw = self._connection.pgconn
-        self.system = _identify(self._connection)
+        self.system, self.written = _identify(self._connection)
         self.end = 0
         self._received = 0
 

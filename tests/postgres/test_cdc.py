@@ -528,10 +528,13 @@ def test_a_slot_that_has_lost_changes_is_an_error(
         run(rest(source, old))
     skipping = changes(database, table, on_lost="skip")
     assert run(rest(skipping, old)) == []
+    position = msgspec.msgpack.decode(old[0], type=Position)
+    ahead = msgspec.structs.replace(position, confirmed=1 << 60)
+    with pytest.raises(SourceError, match="has not written its log up to the position"):
+        run(rest(source, [msgspec.msgpack.encode(ahead)]))
     drop(database, f"slot_{table}")
     with pytest.raises(SourceError, match="does not exist any more"):
         run(rest(source, old))
-    position = msgspec.msgpack.decode(old[0], type=Position)
     ending = changes(database, table)
     with pytest.raises(StateError, match="restored without an end"):
         run(rest(ending, [msgspec.msgpack.encode(msgspec.structs.replace(position, stop=None))]))
