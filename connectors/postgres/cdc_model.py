@@ -78,6 +78,7 @@ class Position(msgspec.Struct):
         transaction: where the transaction that is being read commits; 0: none.
         done: how many rows of it were returned.
         stop: a place in the log at which reading ends.
+        oid: the number of the table; 0 in positions of the first versions.
     """
 
     slot: str
@@ -94,6 +95,7 @@ class Position(msgspec.Struct):
     transaction: int = 0
     done: int = 0
     stop: int | None = None
+    oid: int = 0
 
 
 def decoded(split: bytes) -> Position:

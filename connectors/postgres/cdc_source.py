@@ -165,6 +165,7 @@ def _first_position(
         [],
         lsn_of(state["confirmed"]),
         stop=lsn_of(row[1]) if settings.bounded else None,
+        oid=table.oid,
     )
 
 

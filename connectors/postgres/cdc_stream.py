@@ -249,11 +249,19 @@ class Streaming:
         """Take the columns of a table.
 
         Raises:
-            SourceError: ours has other columns than before.
+            SourceError: ours has other columns than before, or another name.
         """
         if (relation.schema, relation.name) != tuple(self._position.table):
+            if relation.oid == self._position.oid:
+                raise SourceError(
+                    f"the table has another name now table=`{'.'.join(self._position.table)}` "
+                    f"name=`{relation.schema}.{relation.name}`, and was changed under it",
+                    fix="give it its old name until these changes are read; or run the job once with "
+                    "table= the new name and --fresh",
+                )
             self._others.add(relation.oid)
             return
+        self._others.discard(relation.oid)
         self._flush()
         missing = set(self._worker.wanted()) - set(relation.columns)
         # A column that was added later is null in rows from before.

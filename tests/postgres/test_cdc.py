@@ -516,6 +516,25 @@ def test_changed_columns_are_an_error_with_a_way_on(
         run(rest(whole, positions))
 
 
+def test_changes_under_another_name_of_the_table_are_not_passed_over(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    table = new_table()
+    source = changes(database, table)
+    source.splits(1)
+    renamed = f"ALTER TABLE {table} RENAME TO old_{table}"
+    database.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    positions = source.splits(1)
+    database.execute(renamed, f"INSERT INTO old_{table} VALUES (2, 'b')")
+    end = database.execute("SELECT pg_current_wal_flush_lsn() - '0/0'")[0][0]
+    position = msgspec.msgpack.decode(positions[0], type=Position)
+    position.stop = int(end)
+    for _ in range(2):
+        with pytest.raises(SourceError, match=f"`public.old_{table}`"):
+            run(rest(source, [msgspec.msgpack.encode(position)]))
+    database.execute(f"ALTER TABLE old_{table} RENAME TO {table}")
+
+
 def test_a_slot_that_has_lost_changes_is_an_error(
     database: PostgresServer, new_table: NewTable
 ) -> None:
