@@ -173,6 +173,9 @@ class RegistryClient:
         settings: of the registry.
         clock: of the machine, unless it is a test.
         sleep: waits for some seconds.
+
+    Raises:
+        UsageError: a secret cannot be read or sent.
     """
 
     def __init__(
@@ -191,7 +194,14 @@ class RegistryClient:
             pair = f"{settings.username}:{read_secret('password', settings.password)}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         if settings.token is not None:
-            self._headers["Authorization"] = f"Bearer {read_secret('token', settings.token)}"
+            token = read_secret("token", settings.token)
+            if not (token.isascii() and token.isprintable()):
+                # Not left to the HTTP client, whose error shows it.
+                raise UsageError(
+                    "the token of the registry has characters that a header cannot have",
+                    fix="is there more than the token in the file or variable?",
+                )
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def schema(self, id: int, query: str = "") -> Registered:
         """Return the schema with this id.

@@ -286,6 +286,13 @@ def test_credentials(
     assert "wrong" not in str(raised.value)
 
 
+def test_a_secret_that_is_no_header_is_not_shown(stub: RegistryStub) -> None:
+    for secret in ("secret\nline", "secret\u2026"):
+        with pytest.raises(UsageError, match="token") as raised:
+            client(stub, token=secret).schema(1)
+        assert "secret" not in str(raised.value)
+
+
 def test_tls_is_verified(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate = make_certificate(tmp_path)
