@@ -36,6 +36,8 @@ from .cursors import BYTES_MAX, Cursors, Int64s, UInt64s
 
 _INT: Final = np.iinfo(np.int32)
 _NULL: Final = Primitive("null")
+_JOINED: Final = 256
+"""The number of columns that are joined at once: a column of one item takes a hundred times its memory."""
 
 
 class Reader(Protocol):
@@ -392,6 +394,7 @@ class _Repeated:
         block_end = np.full(len(rows), -1)
         parts: list[pa.Array] = []
         owners: list[Int64s] = []
+        joined = 0
         live = np.arange(len(rows))
         while len(live):
             fresh = live[left[live] == 0]
@@ -407,6 +410,10 @@ class _Repeated:
                 assert values is not None
                 parts.append(values)
                 owners.append(live)
+                if len(parts) - joined == _JOINED:
+                    parts[joined:] = [pa.concat_arrays(parts[joined:])]
+                    owners[joined:] = [np.concatenate(owners[joined:])]
+                    joined += 1
             live = live[~c.failed[rows[live]]]
         if self._make is None:
             return None, at

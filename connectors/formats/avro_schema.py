@@ -148,7 +148,8 @@ class _Parser:
     def _name(self, name: str, namespace: str) -> AvroType:
         if name in PRIMITIVES:
             return Primitive(name)
-        for full in (name, f"{namespace}.{name}"):
+        # A short name is one of the namespace around it; schemas of older tools may mean the empty one.
+        for full in (name,) if "." in name else (f"{namespace}.{name}", name):
             if full in self._named:
                 return self._named[full]
         raise _wrong(f"no such type `{name}`")

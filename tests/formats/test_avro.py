@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -510,6 +511,29 @@ def test_a_null_or_a_symbol_that_the_schema_lacks_fails() -> None:
 def test_what_is_no_schema_of_avro(schema: str) -> None:
     with pytest.raises(UsageError):
         avro_format(schema=schema)
+
+
+def test_a_short_name_is_that_of_its_own_namespace() -> None:
+    """Also if the empty namespace has a type of that name."""
+    schema = """{"type": "record", "name": "Outer", "fields": [
+        {"name": "a", "type": {"type": "fixed", "name": "F", "size": 2}},
+        {"name": "b", "type": {"type": "record", "name": "x.Inner", "fields": [
+            {"name": "c", "type": {"type": "fixed", "name": "F", "size": 4}},
+            {"name": "d", "type": "F"}]}}]}"""
+    assert columns_of(parse_avro(schema)).field("b").type.field("d").type == pa.binary(4)
+
+
+def test_many_small_items_take_little_memory() -> None:
+    schema = record({"name": "a", "type": {"type": "array", "items": "int"}})
+    (message,) = written(schema, [{"a": [1] * 20_000}])
+    decode = AvroDecoder(parse_avro(schema), columns_of(parse_avro(schema)))
+    tracemalloc.start()
+    try:
+        decoded = decode([message])
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert rows_of(decoded) == [{"a": [1] * 20_000}]
 
 
 def test_a_record_that_contains_itself_makes_no_columns() -> None:
