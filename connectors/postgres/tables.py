@@ -28,6 +28,7 @@ class Column:
         required: a row must have a value.
         generated: the server computes it.
         identity: the server numbers it, and takes another value only if told so.
+        collation: as SQL names it; None: that of its type.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Column:
     required: bool
     generated: bool
     identity: bool
+    collation: str | None
+
+    @property
+    def definition(self) -> str:
+        """The type and the collation, for a table whose values are compared in the same way."""
+        return self.type if self.collation is None else f"{self.type} COLLATE {self.collation}"
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,10 @@ _COLUMNS: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname END,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
-       a.attgenerated <> '', a.attidentity = 'a'
+       a.attgenerated <> '', a.attidentity = 'a',
+       (SELECT format('%%I.%%I', n.nspname, c.collname)
+        FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+        WHERE c.oid = a.attcollation AND a.attcollation <> t.typcollation)
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END

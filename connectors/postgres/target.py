@@ -74,8 +74,8 @@ class Target:
     schema: str
     name: str
     staging_schema: str
-    types: tuple[str, ...]
-    """Of the columns that are written."""
+    definitions: tuple[str, ...]
+    """The types of the columns that are written, with their collations."""
     columns: tuple[str, ...]
     identity: bool
     plain: bool
@@ -159,7 +159,7 @@ class Target:
         from psycopg import sql
 
         own = [(_ROW, "bigint"), *([(_DELETE, "boolean")] if self.deletes else [])]
-        given: Any = [*own, *zip(self.columns, self.types, strict=True)]
+        given: Any = [*own, *zip(self.columns, self.definitions, strict=True)]
         return sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in given
         )
@@ -282,7 +282,7 @@ def checked_target(connection: Connection, settings: SinkSettings) -> Target:
         table.schema,
         table.name,
         staging,
-        tuple(each.type for each in found if each is not None),
+        tuple(each.definition for each in found if each is not None),
         settings.columns,
         any(each.identity for each in found if each is not None),
         settings.plain,

@@ -157,6 +157,24 @@ def test_the_last_row_of_a_key_counts(
     assert found == [(1, "second"), (3, "again"), (4, "kept")]
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("collation", ['"C"', "ignoring_case"])
+def test_keys_are_compared_as_the_table_compares_them(
+    database: PostgresServer, new_table: NewTable, guarantee: Any, collation: str
+) -> None:
+    database.execute(
+        "CREATE COLLATION IF NOT EXISTS ignoring_case "
+        "(provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    )
+    table = new_table(f"id text COLLATE {collation} PRIMARY KEY, name text")
+    database.execute(f"INSERT INTO {table} VALUES ('b', 'old')")
+    sink = postgres_sink(database.dsn, table, mode="upsert", key="id", op="op", guarantee=guarantee)
+    rows = batch(op=["insert", "insert", "delete"], id=["a", "A", "b"], name=["1", "2", "3"])
+    run(written(sink, rows))
+    found = database.execute(f"SELECT name FROM {table} ORDER BY name")
+    assert found == ([("1",), ("2",)] if collation == '"C"' else [("2",)])
+
+
 def test_many_rows_travel_in_several_transactions(
     database: PostgresServer, new_table: NewTable
 ) -> None:
