@@ -177,10 +177,18 @@ class JobsServer:
                     raise JobError("another coordinator has taken this address")
                 headers = {**HEADERS, "Content-Type": answer.headers.get("Content-Type", "")}
                 response = web.StreamResponse(status=answer.status, headers=headers)
-                await response.prepare(request)
+                try:
+                    await response.prepare(request)
+                except ConnectionError:
+                    return response
                 async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
+                    try:
+                        await response.write(chunk)
+                    except ConnectionError:
+                        # The browser has left. Others use the same client.
+                        return response
+                with contextlib.suppress(ConnectionError):
+                    await response.write_eof()
         except (JobError, ConnectionError) as error:
             if self._clients.get(key) is client:
                 del self._clients[key]
