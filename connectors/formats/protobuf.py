@@ -34,6 +34,7 @@ from .schema_registry import (
     RegistryError,
     SchemaCache,
     SchemaRegistry,
+    UnknownSchema,
     decode_by_id,
     decode_in_groups,
     header_of,
@@ -207,7 +208,10 @@ def _by_index(
         raise ValueError(f"it is of type {registered.kind}, not of Protobuf")
     if found is None and file_of(registered.text) is None:
         # The registry of Confluent has texts, and compiles them on request.
-        registered = client.schema(registered.id, "?format=serialized")
+        try:
+            registered = client.schema(registered.id, "?format=serialized")
+        except UnknownSchema:
+            raise ValueError("the registry has it as a text only: give descriptor=") from None
     readers: dict[tuple[int, ...], Callable[[Sequence[bytes], int], Decoded] | str] = {}
 
     def reader_of(indexes: tuple[int, ...]) -> Callable[[Sequence[bytes], int], Decoded] | str:

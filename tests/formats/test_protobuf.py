@@ -399,6 +399,16 @@ def test_a_registry_that_compiles_on_request(stub: RegistryStub) -> None:
     assert rows_of(decode([message])) == [{"p_int64": 7}]
 
 
+def test_a_registry_that_does_not_compile_makes_bad_records(stub: RegistryStub) -> None:
+    """It may answer that there is no such thing."""
+    id = stub.add("t-value", TEXT, "PROTOBUF")
+    stub.trouble = lambda path: (404, b"{}") if "format=serialized" in path else None
+    message = header_of(id) + encode_indexes([1]) + Order(p_int64=7).SerializeToString()
+    decode = decoder(stub, pa.schema([("p_int64", pa.int64())]), None, False)
+    ((_, reason),) = decode([message]).bad
+    assert "give descriptor=" in reason
+
+
 def test_a_sink_writes_the_header(stub: RegistryStub) -> None:
     schema = pa.schema([("p_int64", pa.int64())])
     batch = pa.record_batch([[7]], schema=schema)
