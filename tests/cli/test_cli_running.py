@@ -213,7 +213,10 @@ def test_what_was_dropped_is_in_the_list(cli) -> None:
     run = cli.start("run", cli.write("late.py", LATE.replace("*PAUSE", 'Pause("1h")')), *IN_PROCESS)
     run.wait_for(SENTENCE)
     (job,) = json.loads(cli("list", "--json").stdout)
-    assert job["dropped"] == [{"step": "counts", "kind": "late", "count": 2}]
+    (dropped,) = job["dropped"]
+    assert (dropped["step"], dropped["kind"], dropped["count"]) == ("counts", "late", 2)
+    assert dropped["text"] == "2 late records"
+    assert "allowed_lateness" in dropped["fix"]
     assert f"late: {SENTENCE}" in cli("list").stdout
     cli("cancel", "late")
     assert run.end()[1].splitlines()[-1].endswith("DROPPED 2 late records in counts")

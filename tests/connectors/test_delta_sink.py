@@ -23,6 +23,7 @@ from headgate.operators.sink import EpochOutput, GlobalCommit
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
 from headgate.tests.support.connector_cases import DeltaSinkCase
+from headgate.tests.support.skips import thorough_only
 
 CHECKS = [check for check in sink_checks() if check.applies_to(DeltaSinkCase)]
 
@@ -34,6 +35,8 @@ def rows_of(table: Path, *columns: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
 def test_it_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
+    if check.thorough:
+        thorough_only()
     asyncio.run(check.run(DeltaSinkCase()))
 
 

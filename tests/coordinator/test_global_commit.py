@@ -39,6 +39,7 @@ from headgate.tests.support.global_sink import (
     read_table,
     visible,
 )
+from headgate.tests.support.skips import thorough_only
 
 CHECKS = {check.name: check for check in sink_checks() if check.needs <= {Feature.EXACTLY_ONCE}}
 OPTIONS = {"restart-strategy.type": "none"}
@@ -63,6 +64,8 @@ class TableCase(Directory, SinkCase):
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=list(CHECKS))
 def test_it_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
+    if check.thorough:
+        thorough_only()
     asyncio.run(check.run(TableCase()))
 
 
