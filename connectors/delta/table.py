@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     partition: dict[str, str | None]
     """The values of the partition columns, as text."""
     stats: str
-    """What readers use to skip the file, as JSON."""
+    """The statistics by which readers skip the file, as JSON."""
     job: str = ""
     """The job whose run wrote the file; empty in committables of the first versions."""
     sink: str = ""
@@ -267,15 +267,12 @@ def commit_parts(
         StorageError: the table cannot be reached, is gone, or others write to it all the time.
         JobError: the files are gone.
     """
-    from deltalake import CommitProperties, Transaction
-    from deltalake.exceptions import CommitFailedError
-    from deltalake.transaction import AddAction
-
     parts = [
         (epoch.checkpoint_id, msgspec.msgpack.decode(data, type=Part))
         for epoch in epochs
         for data in epoch.committables
     ]
+    marks = {_mark(part, job, sink) for _, part in parts}
     for _ in range(COMMITS_MAX):
         table = open_table(address, options)
         if table is None:
@@ -284,49 +281,53 @@ def commit_parts(
                 fix="restore it, or create an empty one with the columns of the stream",
             )
         with _reaching(address):
-            newest = {
-                mark: table.transaction_version(mark) or 0
-                for mark in {_mark(part, job, sink) for _, part in parts}
-            }
-            due = [(id_, part) for id_, part in parts if id_ > newest[_mark(part, job, sink)]]
+            committed = {mark: table.transaction_version(mark) or 0 for mark in marks}
+            due = [(id_, part) for id_, part in parts if id_ > committed[_mark(part, job, sink)]]
             if not due:
                 return
             check(table)
             _check_there(address, options, [part for _, part in due])
+            newest: dict[str, int] = {}
             for id_, part in due:
                 mark = _mark(part, job, sink)
-                newest[mark] = max(newest[mark], id_)
-            marks = [
-                Transaction(mark, newest[mark])
-                for mark in sorted({_mark(part, job, sink) for _, part in due})
-            ]
-            # Whether any run of this sink has written here is asked for before a run without state.
-            marks.append(Transaction(application(job, sink, ""), max(newest.values())))
-            added = [
-                AddAction(
-                    part.path, part.size_bytes, part.partition, part.written_ms, True, part.stats
-                )
-                for _, part in due
-            ]
-            properties = CommitProperties(
-                custom_metadata={"headgate.job": job, "headgate.sink": sink},
-                max_commit_retries=0,
-                app_transactions=marks,
-            )
-            try:
-                table.create_write_transaction(
-                    added,
-                    "append",
-                    table.schema(),
-                    partition_by=list(table.metadata().partition_columns),
-                    commit_properties=properties,
-                )
+                newest[mark] = max(newest.get(mark, 0), id_)
+            # A run without state looks whether any run of this sink has written here.
+            newest[application(job, sink, "")] = max(newest.values())
+            if _add(table, [part for _, part in due], newest, job, sink):
                 return
-            except CommitFailedError:
-                continue  # another writer was faster
     raise StorageError(
         f"other writers of the Delta table were faster {COMMITS_MAX} times table=`{address}`"
     )
+
+
+def _add(
+    table: DeltaTable, parts: Sequence[Part], marks: Mapping[str, int], job: str, sink: str
+) -> bool:
+    """Add files and marks to the log of a table in one change; False: another writer was faster."""
+    from deltalake import CommitProperties, Transaction
+    from deltalake.exceptions import CommitFailedError
+    from deltalake.transaction import AddAction
+
+    try:
+        table.create_write_transaction(
+            [
+                AddAction(
+                    part.path, part.size_bytes, part.partition, part.written_ms, True, part.stats
+                )
+                for part in parts
+            ],
+            "append",
+            table.schema(),
+            partition_by=list(table.metadata().partition_columns),
+            commit_properties=CommitProperties(
+                custom_metadata={"headgate.job": job, "headgate.sink": sink},
+                max_commit_retries=0,  # the library would not look at the marks again
+                app_transactions=[Transaction(mark, id_) for mark, id_ in sorted(marks.items())],
+            ),
+        )
+    except CommitFailedError:
+        return False
+    return True
 
 
 def _check_there(address: str, options: Mapping[str, str], parts: Sequence[Part]) -> None:

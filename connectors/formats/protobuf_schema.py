@@ -36,7 +36,7 @@ _KINDS: Final = {
     8: "bool", 9: "string", 10: "message", 11: "message", 12: "bytes", 13: "uint32", 14: "enum",
     15: "sfixed32", 16: "sfixed64", 17: "sint32", 18: "sint64",
 }  # fmt: skip
-"""What the numbers of types in descriptors stand for."""
+"""The types that the numbers in descriptors stand for."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 DURATION: Final = "google.protobuf.Duration"
 _WRAPPERS: Final = re.compile(

@@ -368,7 +368,7 @@ def _message(answer: bytes) -> str:
 
 
 class SchemaCache(Generic[T]):
-    """What was made of schemas, by id: the last ones used, up to a limit.
+    """Keeps the objects made of schemas, by id: the last ones used, up to a limit.
 
     Args:
         client: asks the registry.

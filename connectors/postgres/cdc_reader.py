@@ -56,7 +56,7 @@ class CdcReader(SourceReader):
         self._rows = rows
         self._schema = schema
         self._position: Position | None = None
-        """Of the mailbox; it is kept when the split has ended."""
+        """The position that the mailbox has reached; it is kept when the split has ended."""
         self._ended = False
         self._cuts: dict[int, int] = {}
         self._shared = Shared()

@@ -70,7 +70,7 @@ class Closed(Exception):
 
 
 class Outlet(Protocol):
-    """What a stream is read for: the thread of a reader.
+    """The thread of a reader, for which a stream is read.
 
     Attributes:
         settings: of the source.

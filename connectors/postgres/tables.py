@@ -162,7 +162,7 @@ _INTEGERS: Final = frozenset(("int2", "int4", "int8", "numeric", "oid"))
 
 @dataclass(frozen=True)
 class _Fit:
-    """What columns of an Arrow type become.
+    """The columns that an Arrow type becomes.
 
     Attributes:
         applies: is it this type?

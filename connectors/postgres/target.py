@@ -51,7 +51,7 @@ class SinkSettings:
 
 
 class Move(Protocol):
-    """What a statement that moves rows depends on."""
+    """All that a statement that moves rows depends on."""
 
     @property
     def target(self) -> tuple[str, str]: ...
