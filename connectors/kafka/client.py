@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import SourceError, UsageError
 from ...operators.clock import SystemClock
@@ -15,6 +16,8 @@ ANSWER_S_MAX: Final = 15.0
 """The time in which a cluster has to answer the first request."""
 _LOOK_S: Final = 0.5
 """While it does not answer, errors are looked at this often."""
+_AGAIN_S: Final = 0.1
+"""The pause before a request is repeated that came too early."""
 _OURS: Final = {
     "acks": "guarantee=",
     "auto.offset.reset": "start=",
@@ -35,6 +38,7 @@ _OURS: Final = {
 }
 """Properties that headgate sets itself, with the argument that decides them."""
 _log = logging.getLogger("headgate.connectors.kafka")
+T = TypeVar("T")
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -123,6 +127,39 @@ def describe_topics(
             client.poll(_LOOK_S)  # the reason comes by the callback
             if errors.fatal or clock.monotonic() > deadline:
                 raise no_answer(bootstrap, errors, error.args[0].str()) from error
+
+
+def patiently(request: Callable[[], T]) -> T:
+    """Return a request's answer, and repeat it while the cluster chooses leaders and coordinators.
+
+    After a broker has started, it answers before it leads its partitions again. librdkafka reports
+    that to those who ask for offsets, and marks such errors as retriable only in a few clients.
+
+    Raises:
+        KafkaException: another reason, or the same one for `ANSWER_S_MAX`.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    passing = (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._TRANSPORT,
+    )
+    clock = SystemClock()
+    deadline = clock.monotonic() + ANSWER_S_MAX
+    while True:
+        try:
+            return request()
+        except KafkaException as error:
+            if error.args[0].code() not in passing or clock.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def no_answer(bootstrap: str, errors: ErrorListener, error: object) -> SourceError:

@@ -24,7 +24,7 @@ from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.source import SourceReader
 from ..bad_records import BadRecordHandler
 from ..formats.format import UndecodableError
-from .client import ErrorListener, make_consumer
+from .client import ErrorListener, make_consumer, patiently
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, decoded
 
 _BAD_BYTES: Final = 500
@@ -482,7 +482,8 @@ class KafkaReader(SourceReader):
         from confluent_kafka import TopicPartition
 
         topic, number = message.topic(), message.partition()
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=15)
+        place = TopicPartition(topic, number)
+        low, high = patiently(lambda: self._consumer.get_watermark_offsets(place, timeout=15))
         position = max(self._fetched(name), message.offset())
         if position > high or (position < low and self._settings.on_lost == "fail"):
             what = (

@@ -34,6 +34,7 @@ from .client import (
     make_consumer,
     no_answer,
     no_topic,
+    patiently,
 )
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, Start, Stop, decoded
 from .reader import KafkaReader
@@ -132,8 +133,9 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
         check_topic_rights(settings.bootstrap, settings.properties, topics, ("READ",))
         if settings.group is not None:
             check_group_right(settings.bootstrap, settings.properties, settings.group)
-        starts = _offsets(consumer, settings.start, places, at_start=True)
-        stops = {} if settings.stop is None else _offsets(consumer, settings.stop, places)
+        starts = patiently(lambda: _offsets(consumer, settings.start, places, at_start=True))
+        stop = settings.stop
+        stops = {} if stop is None else patiently(lambda: _offsets(consumer, stop, places))
     except KafkaException as error:
         raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
     return [

@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from headgate.connectors import kafka_source
+from headgate.connectors.kafka.client import make_consumer
 from headgate.errors import BadRecordError, SourceError, UsageError
 from headgate.operators.drops import DropKind
 from headgate.operators.elements import Batch
@@ -427,6 +429,53 @@ def test_errors_of_a_start_say_what_is_wrong(
     assert "refused" in str(dead.value)
     with pytest.raises(UsageError, match="properties of the Kafka client are wrong"):
         source(broker, topic, properties={"no.such.property": "1"}).splits(1)
+
+
+class ConsumerOfANewLeader:
+    """A consumer whose broker leads its partitions only after some requests, as after a start."""
+
+    def __init__(self, consumer: Any, refusals: int) -> None:
+        self._consumer = consumer
+        self.refusals = refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def get_watermark_offsets(self, *arguments: Any, **options: Any) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return self._consumer.get_watermark_offsets(*arguments, **options)
+
+
+def test_a_broker_that_does_not_lead_yet_is_asked_again(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    broker.produce(topic, rows(0, 3))
+    made: list[ConsumerOfANewLeader] = []
+
+    def make(*arguments: Any) -> Any:
+        made.append(ConsumerOfANewLeader(make_consumer(*arguments), 2))
+        return made[-1]
+
+    monkeypatch.setattr("headgate.connectors.kafka.source.make_consumer", make)
+    assert len(source(broker, topic).splits(1)) == 1
+    assert [each.refusals for each in made] == [0]
+
+
+def test_a_broker_that_never_leads_is_an_error(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+
+    def make(*arguments: Any) -> Any:
+        return ConsumerOfANewLeader(make_consumer(*arguments), 1_000_000)
+
+    monkeypatch.setattr("headgate.connectors.kafka.source.make_consumer", make)
+    monkeypatch.setattr("headgate.connectors.kafka.client.ANSWER_S_MAX", 0.3)
+    with pytest.raises(SourceError, match="cannot be used"):
+        source(broker, topic).splits(1)
 
 
 def test_a_topic_that_is_deleted_ends_the_attempt(broker: KafkaServer, new_topic: NewTopic) -> None:
