@@ -13,7 +13,7 @@ TEST_PROCESSES ?= 2
 KUBE_PROCESSES ?= 2
 
 # Some machines keep Python from writing bytecode. Then each of the processes that tests start compiles
-# everything anew, and pytest rewrites all assertions in each of its workers. Empty means: write it.
+# everything again, and pytest rewrites all assertions in each of its workers. Empty means: write it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo demo-spark demo-kafka test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean

@@ -1,7 +1,7 @@
 """The yardstick of keyed aggregation: count, sum and max per key in numpy, and nothing around it.
 
 A plain open-addressing table that holds the keys themselves (linear probing, at most half full, doubled by
-making it anew), dense slots, one array per aggregate updated with `ufunc.at`. Timestamps are believed to
+making it again), dense slots, one array per aggregate updated with `ufunc.at`. Timestamps are believed to
 ascend, keys to be integers without nulls and not the least one, sums to fit. No cut can be taken, no row
 can come late. It makes what the engine makes: the results of a window when it ends, or the updated row of
 each key a batch touched.

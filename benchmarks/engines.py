@@ -18,7 +18,7 @@ from queries import QUERIES, write_parquet
 HERE = Path(__file__).parent
 PARQUET_ROWS = 4_000_000
 PARQUET_READ_MAX = 16_000_000
-"""headgate reads the Parquet file several times, up to so many rows in all; Flink once."""
+"""headgate reads the Parquet file several times, up to this number of rows in all; Flink once."""
 CHECK_ROWS = 500_000
 LAMBDA_EVENTS = {"q1": 300_000, "q2": 300_000, "w": 60_000}
 """Records of a PyFlink run; the other queries need no Python function."""

@@ -103,7 +103,7 @@ FAST_ONE_IN: dict[str, int] = {
     "windows/test_clocked_windows.py": 3,
     "windows/test_cuts.py": 6,
 }
-"""Of the tests below these paths `make test` runs one in so many, beginning with the first; 0: none.
+"""Of the tests below each path `make test` runs one in N, beginning with the first; N=0 runs none.
 
 A path is a folder, a file or `file::function`, relative to `tests/`; the longest that fits counts.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/spark/state_read.py [--keys 5000000] [--rounds 5]
 
-A savepoint with one state of so many keys (int64 key, int64 value) is written first. Then both ways of
+A savepoint with one state of N keys (int64 key, int64 value) is written first. Then both ways of
 reading take turns, after one round that does not count; all columns of all rows go to Spark's sink `noop`.
 Prints JSON: the times of all rounds, the medians, and `ratio`: rows/s of format("headgate") to rows/s of
 Parquet. To be at least 0.5.

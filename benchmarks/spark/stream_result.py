@@ -2,7 +2,7 @@
 
     python benchmarks/spark/stream_result.py [--rows 10000000] [--rounds 5]
 
-In each round a job with a Spark source runs, whose query makes so many rows of three columns; then twice
+In each round a job with a Spark source runs, whose query makes N rows of three columns; then twice
 one that reads the files of its result with `parquet_source`; then the first once more. All look at every
 row and take checkpoints each second. A rate counts from the moment the job is RUNNING, when Spark is gone,
 to its end. One round does not count. Prints JSON: all rates, the medians, `ratio`: that of the Spark source

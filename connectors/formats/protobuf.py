@@ -165,7 +165,7 @@ def _registered_text(found: Any) -> str:
 
 
 def _reader(descriptor: Any, schema: pa.Schema) -> Callable[[Sequence[bytes], int], Decoded]:
-    """Return a function that decodes messages behind so many bytes of a header."""
+    """Return a function that decodes messages behind a header of this number of bytes."""
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 

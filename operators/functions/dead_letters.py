@@ -37,7 +37,7 @@ class OnError:
     Attributes:
         then: `fail` fails the job, `drop` counts the record and goes on, `side_output` sends it to the
             stream `.failed` as well.
-        retries: so many times the function is called again before, at once.
+        retries: the number of times that the function is called again at once before.
     """
 
     then: Action = "fail"

@@ -64,7 +64,7 @@ class WindowPart:
 
 
 class _SmallRows:
-    """Rows of small windows at the cut; made once, by whoever comes first."""
+    """Rows of small windows at the cut; made once, by the first caller."""
 
     def __init__(self, cut: TableCut) -> None:
         self._cut, self._made = cut, False

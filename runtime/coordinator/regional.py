@@ -118,7 +118,7 @@ class RegionalRestart:
         unknown = [
             head.name for head in heads if head.source is not None and head.name not in known
         ]
-        return f"source `{unknown[0]}` has to be cut into splits anew" if unknown else ""
+        return f"source `{unknown[0]}` has to be cut into splits again" if unknown else ""
 
     def begin(self, restart: RegionsToRestart) -> None:
         """Restart these regions, from the beginning."""

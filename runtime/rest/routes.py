@@ -237,7 +237,7 @@ ROUTES: Final = (
         query=(
             (
                 "wait_s",
-                f"Answer only once it has ended, or after so many seconds (0 to {WAIT_S_MAX}).",
+                f"Answer only once it has ended, or after this number of seconds (0 to {WAIT_S_MAX}).",
             ),
         ),
     ),

@@ -311,7 +311,7 @@ async def _until_left(reader: SourceReader, left: int) -> None:
 
 @CHECKS.check(Feature.CONFIRMS)
 async def confirms_completed_checkpoints_only(case: SourceCase) -> None:
-    """The outside is told of a position when a checkpoint with it is complete, and not before."""
+    """A position is confirmed to the outside once a checkpoint with it is complete, and not before."""
     with case.place() as place:
         case.put(place, case.records())
         source = case.source(place)

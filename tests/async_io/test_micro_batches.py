@@ -78,7 +78,7 @@ def test_rows_wait_for_so_long_only(bench: Any, world: Any) -> None:
     step.advance(1)
     assert rows_of(step) == [(1, 2), (2, 2)]
     step.push_columns(columns(3, 4)).advance(15).push_columns(columns(5, 6)).advance(15)
-    assert rows_of(step) == [(3, 3), (4, 3), (5, 3)]  # the clock began anew for what was left
+    assert rows_of(step) == [(3, 3), (4, 3), (5, 3)]  # the clock began again for the rest
     step.advance(5)
     assert rows_of(step) == [(6, 1)]
 

@@ -100,7 +100,7 @@ def test_every_record_once_and_in_its_place(
         for key in range(4):
             of_key = [record for record in found if record[0] == key]
             assert of_key == sorted(of_key)
-    if all(what != "restart" for what, _ in script):  # else marks begin anew, as sources do
+    if all(what != "restart" for what, _ in script):  # else marks begin again, as sources do
         assert passed == {record: place for place, part in enumerate(pushed) for record in part}
 
 

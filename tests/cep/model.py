@@ -1,6 +1,6 @@
 """The meaning of a pattern in the plainest form: each way to write it out flat is tried on all records.
 
-A pattern with quantifiers stands for all flat ones: so many records of this stage, then so many of that.
+A pattern with quantifiers stands for all flat ones: some number of records of one stage, then of the next.
 Of a flat one, each step says which record it wants and what must not come on the way to it.
 """
 

@@ -37,7 +37,7 @@ class Sample:
 def of_session(session: int) -> list[psutil.Process]:
     """The living processes of a session, regardless of their parents.
 
-    Ray's processes stay in the session of whoever started Ray, which survives the death of parents.
+    Ray's processes stay in the session of the process that started Ray, and sessions outlive parents.
     """
     found = []
     for pid in psutil.pids():

@@ -79,7 +79,7 @@ def test_a_store_is_told_the_checksums_that_it_knows(
 ) -> None:
     store = Store(answer)
     monkeypatch.setattr(s3_drafts, "s3_client", lambda options: store)
-    target = target_of(f"bucket-{len(answer)}", {})  # each store is told of once
+    target = target_of(f"bucket-{len(answer)}", {})  # each store is reported once
     with caplog.at_level(logging.INFO):
         target.commit([written(target, monkeypatch)])
     assert ("no checksum of a whole upload" in caplog.text) is not whole

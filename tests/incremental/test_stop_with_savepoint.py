@@ -29,7 +29,7 @@ def make_job(storage: str, sink: Any, rate: float | None) -> hg.Job:
 
 def test_event_time_stands_still(plain_lab: Any) -> None:
     """A watermark behind the savepoint would close windows: they would be in the output of the last
-    checkpoint, and again in that of whoever goes on from the savepoint."""
+    checkpoint, and again in that of the job that goes on from the savepoint."""
     sink, taken = collect(guarantee="exactly_once"), []
 
     async def script(job: Any) -> None:

@@ -146,8 +146,8 @@ def test_it_drains(lab: Any) -> None:
 
 
 def test_behind_the_savepoint_of_a_stop_nothing_goes_round(lab: Any) -> None:
-    """What went round then would be in the output of the last checkpoint, and again in that of whoever
-    goes on from the savepoint."""
+    """A record that went round then would be in the output of the last checkpoint, and again in that of
+    the job that goes on from the savepoint."""
     sink, taken = collect(guarantee="exactly_once"), []
 
     def make(storage: str, parallelism: int, every: str) -> hg.Job:

@@ -155,7 +155,7 @@ def test_a_damaged_copy_is_not_believed_and_another_is_looked_for(
         if disk.copy(worker, "file").exists():
             disk.damage(worker, "file")
     assert not reader.link(handle, target)
-    assert not target.exists(), "whoever fetches the file writes to this path, not into a copy"
+    assert not target.exists(), "a fetch of the file writes to this path, not into a copy"
     assert reader.read(handle_of("unknown", b"?")) is None
 
 

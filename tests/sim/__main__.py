@@ -46,7 +46,11 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--summary", type=Path, help="a page to write what was seen to")
-    parser.add_argument("--hunt", type=int, help="run so many, until one fails; say what it found")
+    parser.add_argument(
+        "--hunt",
+        type=int,
+        help="run up to this number of seeds, until one fails; say what it found",
+    )
     parser.add_argument("--kind", default="", help="of the job; default: by chance")
     chosen = parser.parse_args(arguments)
     if chosen.hunt is not None:

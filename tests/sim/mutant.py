@@ -122,7 +122,7 @@ def hunt(
         mutant: the bug.
         folder: an empty directory for the copy.
         first: seed to begin with.
-        seeds_max: give up behind so many.
+        seeds_max: the hunt gives up after this number of seeds.
         program: the module that runs seeds; it takes `--hunt` and `--first`.
         copied: all that it imports.
 

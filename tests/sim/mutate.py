@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("name", nargs="*", help="of mutants; default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--first", type=int, default=0, help="the seed to begin with")
-    parser.add_argument("--seeds", type=int, default=SEEDS_MAX, help="give up behind so many")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS_MAX, help="give up after this number of seeds"
+    )
     parser.add_argument("--write", type=Path, help="a page to write the table to")
     chosen = parser.parse_args(arguments)
     wanted = [each for each in all_mutants() if not chosen.name or each.name in chosen.name]

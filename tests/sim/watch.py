@@ -89,7 +89,7 @@ class Watch:
             if said is not None and _result(said) != _result(entry):
                 self._world.violated(f"a run ended twice: {_result(said)}, {_result(entry)}")
             self._ended = entry
-            self._run = ""  # whoever takes over now only tidies up
+            self._run = ""  # the next leader only tidies up
             self._failures_before = self.storage.failures
         else:
             self._completed(entry)

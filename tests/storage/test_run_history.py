@@ -134,7 +134,7 @@ def test_as_many_are_kept_as_the_option_says(lab: Lab) -> None:
         lab.do(log.trim(0))
         ends = [end.run for end in lab.read().ends]
         assert ends == [f"run-{each}" for each in range(max(0, number - 3), number + 1)]
-        starts = number + 1  # and so many generation records, which stay for ever
+        starts = number + 1  # and as many generation records, which stay for ever
         sizes.append(len(lab.objects["clicks"]) - 2 * starts)
     assert sizes[-1] == sizes[4], "what is beyond the bound is deleted"
 

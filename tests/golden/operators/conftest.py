@@ -57,7 +57,7 @@ def golden(
             rows: of `x`.
             reads: the sources there are.
             ordered: rows with the same first column must come in this order, too.
-            last_of: of rows with so many equal columns in front the last one counts.
+            last_of: of rows that agree in this number of leading columns the last one counts.
             sides: side outputs of `x` and their rows.
             of_side: what is compared of a row of a side output.
             timed: the event time of all sources, if it is not what the input declares.
