@@ -308,6 +308,18 @@ class DueRows:
         return _ordered(*map(np.concatenate, zip(*due, strict=True)))
 
 
+def by_hash(hashes: Hashes) -> Iterator[tuple[Index, Hashes]]:
+    """Yield rows with these hashes, and their hashes, in parts. All rows of one hash are in one part."""
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    low = 0
+    while low < len(order):
+        last = hashes[min(low + RESTORE_ROWS, len(order)) - 1]
+        high = int(np.searchsorted(hashes, last, "right"))
+        yield order[low:high], hashes[low:high]
+        low = high
+
+
 def is_in_portion(portion: Pairs, times: Times, hashes: Hashes) -> Mask:
     """Return which rows are due with this portion of `DueRows.due`; each row is in one at most."""
     firsts, lasts = ((portion[0][at], portion[1][at]) for at in (0, -1))

@@ -25,6 +25,7 @@ from ...operators.partitioning import HashColumns
 from ...operators.schema import SchemaLike, into_schema, record_class, same_columns
 from ...operators.suggestions import suggest
 from ...operators.windows.clocked_windows import ClockedWindows
+from ...operators.windows.counts.operator import CountAggregate
 from ...operators.windows.kinds import (
     WINDOW_FIELDS,
     CountWindow,
@@ -35,7 +36,6 @@ from ...operators.windows.kinds import (
     Window,
 )
 from ...operators.windows.late import late_sides
-from ...operators.windows.panes.counts import CountAggregate
 from ...operators.windows.panes.global_windows import GlobalAggregate
 from ...operators.windows.panes.operator import PaneAggregate
 from ...operators.windows.sessions.gaps import bound_gap

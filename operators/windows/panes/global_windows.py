@@ -18,9 +18,16 @@ from ....state.slots.epochs import TableEpoch
 from ....state.slots.key_index import KeyHasher
 from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ....state.values import Index
-from ...aggregation.aggregate_tables import CutPart, aggregate_info, restored_rows, table_cut
+from ...aggregation.aggregate_tables import (
+    CutPart,
+    aggregate_info,
+    files_of_another_backend,
+    restored_rows,
+    table_cut,
+)
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from ...aggregation.spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 from ...time_progress import KeyGroupTable
@@ -98,14 +105,24 @@ class GlobalAggregate(Operator):
         self._window, self._plan, self._step = window, plan, step
         self._seen = WATERMARK_MIN
         self._ended = False
+        self._space: AggregateSpace | None = None
+        self._spilling: SpillingGroup | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
-        self._group = KeyedGroup(self._plan, self._hasher, self._epoch)
+        self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
         self._early = EarlyResults(self._window.early, context, self._show)
+        if lies_on_disk(self._plan, context) and not self._window.early:
+            self._space = AggregateSpace(self._plan, context, _WHOLE)
+            self._spilling = SpillingGroup(self._space)
+
+    @property
+    def _group(self) -> KeyedGroup:
+        """The group to which rows are added now; on disk it changes with each `settle`."""
+        return self._in_memory if self._spilling is None else self._spilling.group
 
     def process(self, batch: Batch, input_index: int) -> None:
         data = columns_of(batch, self._step)
@@ -116,6 +133,8 @@ class GlobalAggregate(Operator):
         rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
         slots = self._group.add(rows, None)
         self._early.note(np.zeros(1, np.intp) if slots is None else slots, data.num_rows)
+        if self._spilling is not None:
+            self._spilling.settle()
 
     def on_watermark(self, timestamp: int) -> None:
         """Emit all results at the end of time."""
@@ -133,25 +152,34 @@ class GlobalAggregate(Operator):
             self._ended = True
             self._early.stop()
             self._show(np.arange(self._group.state.size))
+            if self._spilling is not None and self._space is not None:
+                for rows in self._spilling.table.rows_on_disk():
+                    self._emit(self._space.keys_of(rows), self._space.results(rows))
 
     def _show(self, slots: Index) -> None:
         for low in range(0, len(slots), EMIT_ROWS_MAX):
             part = slots[low : low + EMIT_ROWS_MAX]
             keys = self._group.keys.take(part) if self._plan.keys else []
-            data = pa.RecordBatch.from_arrays(
-                [*keys, *self._group.state.results(part)], schema=self._plan.result_schema
-            )
-            known = self._seen > WATERMARK_MIN
-            self.output.emit(ColumnBatch(data, np.full(len(part), self._seen) if known else None))
+            self._emit(keys, self._group.state.results(part))
+
+    def _emit(self, keys: list[pa.Array], results: list[pa.Array]) -> None:
+        data = pa.RecordBatch.from_arrays([*keys, *results], schema=self._plan.result_schema)
+        known = self._seen > WATERMARK_MIN
+        batch = ColumnBatch(data, np.full(len(data), self._seen) if known else None)
+        for low in range(0, len(batch), EMIT_ROWS_MAX):
+            self.output.emit(batch.slice(low, min(EMIT_ROWS_MAX, len(batch) - low)))
 
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
-        """Snapshot table `whole` (one row per key) and `time` (per key group)."""
+        """Snapshot table `whole` (one row per key), or its runs, and `time` (per key group)."""
+        time = _TIME.cut(self.context.key_groups, self._seen)
+        if self._spilling is not None:
+            files = {_WHOLE: self._spilling.snapshot()}
+            return StateSnapshot(tables={_TIME.name: time}, files=files)
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
         whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
-        time = _TIME.cut(self.context.key_groups, self._seen)
         return StateSnapshot(tables={_WHOLE: whole, _TIME.name: time})
 
     def states(self) -> Sequence[StateInfo]:
@@ -163,17 +191,35 @@ class GlobalAggregate(Operator):
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         """Restore the aggregates; new ones start empty."""
+        if self._spilling is None:
+            self._restore(state)
+            return None
+        # Files are read from end to end, which takes time for state larger than memory.
+        return self.context.run_in_thread(lambda: self._restore(state))
+
+    def _restore(self, state: RestoredState) -> None:
         self._epoch.restored()
         times = _TIME.restored(state)
         if times is not None:
             self._seen = int(times.column("seen").to_numpy().max())
+        if files := state.files.get(_WHOLE):
+            if self._spilling is None:
+                raise files_of_another_backend(_WHOLE, self._step)
+            self._spilling.restore_files(files)
         table = state.tables.get(_WHOLE)
-        if table is not None and table.num_rows:
-            rows = restored_rows(self._plan, table, state.states.get(_WHOLE), self._step)
-            self._group.load(self._plan, self._hasher, rows)
-        return None
+        if table is None or not table.num_rows:
+            return
+        rows = restored_rows(self._plan, table, state.states.get(_WHOLE), self._step)
+        if self._spilling is not None:
+            self._spilling.restore_table(rows)
+        else:
+            self._in_memory.load(self._plan, self._hasher, rows)
 
     def close(self) -> None:
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()
+        if self._spilling is not None:
+            self._spilling.close()
+        if self._space is not None:
+            self._space.close()

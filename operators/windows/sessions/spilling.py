@@ -37,7 +37,7 @@ from ....state.snapshot import FilesCut, RestoredFiles
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.spilling_group import AggregateSpace
 from ...base import OperatorContext
-from ...spilling_space import RESTORE_ROWS, DueRows, ExpiryBound, Pairs, is_in_portion
+from ...spilling_space import DueRows, ExpiryBound, Pairs, by_hash, is_in_portion
 from ..kinds import WINDOW_FIELDS
 from ..windowed_aggregate import Fired
 from .intervals import Index, Times
@@ -171,20 +171,12 @@ class SpillingSessions:
 
     def load(self, keys: list[pa.Array], starts: Times, ends: Times, state: pa.Table) -> None:
         """Restore sessions of keys that have none here."""
-        hashes = self._space.key_hasher.identify(keys)[0]
-        order = np.argsort(hashes, kind="stable")
-        hashes = hashes[order]
-        low = 0
-        while low < len(order):
-            last = hashes[min(low + RESTORE_ROWS, len(order)) - 1]
-            high = int(np.searchsorted(hashes, last, "right"))
-            rows = order[low:high]
-            self._table.delta.claim(hashes[low:high])
+        for rows, hashes in by_hash(self._space.key_hasher.identify(keys)[0]):
+            self._table.delta.claim(hashes)
             indices = pa.array(rows)
             part = [key.take(indices) for key in keys]
             self._load(part, starts[rows], ends[rows], state.take(indices))
             self.settle()
-            low = high
 
     def _load(self, keys: list[pa.Array], starts: Times, ends: Times, state: pa.Table) -> None:
         sessions = self.sessions
