@@ -24,6 +24,8 @@ class ForwardingSource(Source):
         self.needs_storage = source.needs_storage
         self.has_history = source.has_history
         self.discovers = source.discovers
+        self.discover_every_ms = source.discover_every_ms
+        self.splits_end = source.splits_end
         self.extras = source.extras
 
     def around(self, source: Source) -> Source:

@@ -291,6 +291,11 @@ def hybrid_source(
 def _check_live(live: Source) -> None:
     if live.has_history:
         raise UsageError("a hybrid source cannot be the live source of another one")
+    if live.splits_end:
+        raise UsageError(
+            f"a hybrid source does not look for further files live=`{live.describe()}`",
+            fix="read the directory alone: with discover_every it begins with the files that are there",
+        )
     if live.needs_storage:
         raise UsageError(
             f"a source that keeps data in the job's storage cannot be the live one "

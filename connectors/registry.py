@@ -139,6 +139,11 @@ _GENERATED = {
 _FILES = {
     "rate": Field(NumberKind(), "rows per second over all subtasks; absent: no limit"),
     "path": Field(TextKind(), "a file, a directory or a glob; local or s3://", required=True),
+    "discoverEvery": Field(
+        duration(),
+        "how often to look for new files, each of which is read once; absent: only the files that are "
+        "there at the start are read",
+    ),
     "batchRows": _BATCH_ROWS,
     "position": Field(
         TextKind(),

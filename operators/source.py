@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 import pyarrow as pa
 import xxhash
 
-from ..errors import UsageError
+from ..errors import SourceError, UsageError
 from .base import OperatorContext
 from .elements import Batch
 
@@ -35,6 +35,14 @@ else:
 
 REJECTED = "rejected"
 """The side output of records that could not be read."""
+
+
+class SplitsLeftOutError(SourceError):
+    """`Source.discover` found splits, and left out others that it could not make."""
+
+    def __init__(self, message: str, found: list[bytes], *, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.found = found
 
 
 class SourceReader:
@@ -216,6 +224,9 @@ class Source(Generic[Record_co]):
             places between the records, so that results do not depend on the pace of the job.
         discovers: True if splits may appear while the job runs: it has `discover` and `split_key`. A
             subtask without splits then waits for some, unless the source is `bounded`.
+        discover_every_ms: how often it looks for splits; None: as often as the job's option says.
+        splits_end: True if splits end while others appear. A checkpoint without the keys of all splits
+            that there were is then refused, because those that had ended would be read again.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -227,6 +238,8 @@ class Source(Generic[Record_co]):
     has_history: bool = False
     at_rest: bool = False
     discovers: bool = False
+    discover_every_ms: int | None = None
+    splits_end: bool = False
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:
@@ -282,7 +295,8 @@ class Source(Generic[Record_co]):
         out by mistake, as a listing may be incomplete, is found by a later call.
 
         The call must end by itself within a bounded time. Raising is not a failure of the job: it is
-        logged, and the next call follows after the interval.
+        logged, and the next call follows after the interval. `SplitsLeftOutError` has the splits that
+        are read nevertheless.
 
         Args:
             known: the splits that the last call returned, by key; empty in a new coordinator. Those that

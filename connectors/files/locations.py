@@ -148,6 +148,10 @@ def _s3_client(service: S3Service) -> Any:
     )
 
 
+_UNFINISHED = re.compile(r"\.tmp$|\.inprogress")
+"""Names that many programs give to files until these are complete."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileVersion:
     """A file as it was found. If any of this changes, positions in the file mean nothing any more."""
@@ -158,11 +162,18 @@ class FileVersion:
     """The ETag on S3, otherwise the time of the last change in ns."""
 
 
-def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
+def find_files(
+    address: str, options: Mapping[str, str], *, may_grow: bool = False
+) -> list[FileVersion]:
     """Return the sorted files of a path, a directory (recursively) or a glob (`*`, `?`, `[ab]`, `**`).
 
     Names that begin with `.` or `_` inside a directory are not data: they belong to programs that are
     writing.
+
+    Args:
+        address: the path.
+        options: of the storage.
+        may_grow: further files may come: see `growing_files`, which says what this changes.
 
     Raises:
         UsageError: there is no such file.
@@ -171,13 +182,13 @@ def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
     location = parse_location(address)
     store = filesystem(location.scheme, options)
     try:
-        found = _matches(store, location)
+        found = growing_files(address, options) if may_grow else _matches(store, location)
         # On S3 each version costs a request.
         with ThreadPoolExecutor(REQUESTS_MAX, "headgate-listing") as threads:
             versions = list(threads.map(lambda info: version_of(store, info), found))
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
-    if not found:
+    if not found and not may_grow:
         raise UsageError(
             f"no file found path=`{address}`",
             fix="check the path; a directory is read with all files below it whose names do not begin "
@@ -187,6 +198,34 @@ def find_files(address: str, options: Mapping[str, str]) -> list[FileVersion]:
         FileVersion(info.path, info.size, version)
         for info, version in zip(found, versions, strict=True)
     ]
+
+
+def growing_files(address: str, options: Mapping[str, str]) -> list[pafs.FileInfo]:
+    """Return the files of a directory or glob into which other programs write, sorted.
+
+    Files that are still being written are left out: names that end in `.tmp` or contain `.inprogress`,
+    and files without a byte. There may be none.
+
+    Raises:
+        UsageError: the directory does not exist.
+        StorageError: the file system failed.
+    """
+    location = parse_location(address)
+    store = filesystem(location.scheme, options)
+    base = re.split(r"[*?\[]", location.path, maxsplit=1)[0]
+    if base != location.path:
+        base = base.rpartition("/")[0]
+    try:
+        local = location.scheme == "file"  # a directory of S3 exists only while something is in it
+        if local and store.get_file_info(base or "/").type == pafs.FileType.NotFound:
+            raise UsageError(
+                f"there is no such directory path=`{base}`",
+                fix="create it; it may be empty when the job starts",
+            )
+        found = _matches(store, location)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+    return [info for info in found if info.size and not _UNFINISHED.search(info.base_name)]
 
 
 def _matches(store: pafs.FileSystem, location: Location) -> list[pafs.FileInfo]:

@@ -2,6 +2,10 @@
 
 Parquet is split by row groups, text by byte ranges of whole lines; the position of the next record is
 exact, to the byte or row. Files are read ahead by two blocks in an I/O thread; `poll` never blocks.
+
+A source with `discover_every` also reads files that come later. The parts of such a file are one split
+until a subtask takes it, and the split's key is the path. So a file has one reader and is read once,
+whatever happens to its size or to `split_bytes` afterwards.
 """
 
 from __future__ import annotations
@@ -18,12 +22,19 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from ...errors import UsageError
+from ...errors import HeadgateError, UsageError
 from ...operators.base import OperatorContext
+from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
-from ...operators.source import Record, Record_co, Source, SourceReader
+from ...operators.source import (
+    Record,
+    Record_co,
+    Source,
+    SourceReader,
+    SplitsLeftOutError,
+)
 from ...operators.suggestions import suggest
 from ..bad_records import BadRecordHandler, BadRecordPolicy, OnBadRecord, parse_policy
 from ..rows import check_count
@@ -76,6 +87,23 @@ class TextOptions(msgspec.Struct, frozen=True):
     null_values: tuple[str, ...] = ("",)
 
 
+class FoundFile(msgspec.Struct, frozen=True):
+    """A file that was found while the job runs, with all of its parts; one split."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+    version: str
+    parts: list[FileSplit]
+
+
+class _AnySplit(msgspec.Struct, frozen=True):
+    """The fields of a `FileSplit` or a `FoundFile` that tell the two apart."""
+
+    path: str
+    parts: list[FileSplit] | None = None
+
+
 class FileSource(Source[Record_co]):
     """Files of one format, each record read exactly once."""
 
@@ -95,7 +123,12 @@ class FileSource(Source[Record_co]):
         text: TextOptions,
         storage_options: Mapping[str, str],
         row_type: type[Any] | None,
+        discover_every_ms: int | None = None,
     ) -> None:
+        if discover_every_ms is not None:
+            self.bounded = self.at_rest = False
+            self.discovers = self.splits_end = True
+            self.discover_every_ms = discover_every_ms
         self.path = path
         self.format = format
         self.schema: pa.Schema = schema
@@ -118,12 +151,59 @@ class FileSource(Source[Record_co]):
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per row group, or per `split_bytes` of text, at any parallelism."""
-        files = locations.find_files(self.path, self.storage_options)
+        files = locations.find_files(self.path, self.storage_options, may_grow=self.discovers)
         store = self._store(self.storage_options)
-        cut = self._row_groups if self.format == "parquet" else self._byte_ranges
         with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-splits") as threads:
-            parts = threads.map(lambda file: cut(store, file), files)
+            parts = threads.map(lambda file: self._cut(store, file), files)
             return [msgspec.msgpack.encode(split) for splits in parts for split in splits]
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        """Return a split for each file. One that has changed stays what it was when it was found."""
+        store = self._store(self.storage_options)
+        problems: list[str] = []
+
+        def look(info: pafs.FileInfo) -> bytes | None:
+            before = known.get(info.path)
+            try:
+                return self._found(store, info, before)
+            except HeadgateError as error:
+                problems.append(str(error))
+            except (OSError, pa.ArrowException) as error:
+                problems.append(str(storage_error(info.path, error)))
+            return before
+
+        infos = locations.growing_files(self.path, self.storage_options)
+        with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-splits") as threads:
+            found = [split for split in threads.map(look, infos) if split is not None]
+        if problems:
+            more = f"; and {len(problems) - 1} more files" if len(problems) > 1 else ""
+            raise SplitsLeftOutError(f"not read: {min(problems)}{more}", found)
+        return found
+
+    def _found(self, store: pafs.FileSystem, info: pafs.FileInfo, before: bytes | None) -> bytes:
+        """Return the split of a file, which is `before` if it was known.
+
+        Raises:
+            HeadgateError: it cannot be cut, or has changed since.
+        """
+        if before is not None:
+            old = msgspec.msgpack.decode(before, type=FoundFile)
+            same = (info.size, info.mtime_ns) == (old.size_bytes, old.modified_ns)
+            if same or locations.version_of(store, info) == old.version:
+                return before
+            raise UsageError(
+                f"a file changed after it was found, and no file is read twice file=`{info.path}`",
+                fix="write new data to a file of another name",
+            )
+        file = locations.FileVersion(info.path, info.size, locations.version_of(store, info))
+        parts = self._cut(store, file)
+        return msgspec.msgpack.encode(
+            FoundFile(file.path, file.size_bytes, info.mtime_ns, file.version, parts)
+        )
+
+    def split_key(self, split: bytes) -> str:
+        """Return the path of the file, of which the split is a part or the whole."""
+        return msgspec.msgpack.decode(split, type=_AnySplit).path
 
     def latest(self, splits: Sequence[bytes], column: str) -> int | None:
         return latest_in_files(self.with_columns([column]), splits, self.storage_options)
@@ -151,6 +231,11 @@ class FileSource(Source[Record_co]):
 
     def check_as_table(self) -> None:
         """See `operators.joins.static_table.TableFiles`."""
+        if not self.bounded:
+            raise UsageError(
+                "a static table is read once, so further files are not looked for",
+                fix="leave discover_every out",
+            )
         if self.on_bad_record is not OnBadRecord.FAIL:
             raise UsageError(
                 "a static table is read in full or not at all "
@@ -179,6 +264,11 @@ class FileSource(Source[Record_co]):
 
     def _store(self, options: Mapping[str, str]) -> pafs.FileSystem:
         return locations.filesystem(locations.parse_location(self.path).scheme, options)
+
+    def _cut(self, store: pafs.FileSystem, file: locations.FileVersion) -> list[FileSplit]:
+        if self.format == "parquet":
+            return self._row_groups(store, file)
+        return self._byte_ranges(store, file)
 
     def _row_groups(self, store: pafs.FileSystem, file: locations.FileVersion) -> list[FileSplit]:
         schema, row_counts = parquet_footer(store, file.path)
@@ -253,7 +343,7 @@ class FileReader(SourceReader):
         self._bad = BadRecordHandler(self._source.on_bad_record, context, reject, "the file")
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        added = [msgspec.msgpack.decode(split, type=FileSplit) for split in splits]
+        added = [part for split in splits for part in _parts(split)]
         # After a change of parallelism splits arrive in any order, in which records would come late.
         added.sort(key=lambda split: (split.path, split.row_group or 0, split.position))
         self._splits.extend(added)
@@ -397,6 +487,12 @@ class FileReader(SourceReader):
         self._bad.handle(len(bad), first, rejected)
 
 
+def _parts(split: bytes) -> list[FileSplit]:
+    """Return the splits that a reader reads one by one."""
+    parts = msgspec.msgpack.decode(split, type=_AnySplit).parts
+    return [msgspec.msgpack.decode(split, type=FileSplit)] if parts is None else parts
+
+
 def _bytes_left(split: FileSplit) -> int:
     if is_compressed(split.path):
         return split.size_bytes
@@ -414,6 +510,7 @@ class ParquetOptions(TypedDict, total=False):
     """The keyword arguments of all sources of files, which `files_source` documents."""
 
     batch_rows: int
+    discover_every: Duration | None
     on_bad_record: BadRecordPolicy
     storage_options: Mapping[str, str] | None
 
@@ -449,6 +546,7 @@ def files_source(
     *,
     format: FileFormat,
     schema: SchemaLike | None = None,
+    discover_every: Duration | None = None,
     on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = BATCH_ROWS,
     split_bytes: str | int = SPLIT_BYTES,
@@ -457,7 +555,7 @@ def files_source(
     null_values: Sequence[str] = ("",),
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
-    """Return a bounded source of files.
+    """Return a source of files, which is bounded unless it has `discover_every`.
 
     CSV and JSON hold one record per line: values must not contain line breaks. Empty lines are skipped.
     Files that end in `.gz` are read as one split. Files must not change while a job reads them.
@@ -468,6 +566,8 @@ def files_source(
         schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
             the files are skipped. It is needed for csv and json; for parquet the default is that of the
             first file, which is then read at once.
+        discover_every: how often to look for new files, such as "10s"; each is read once, and the source
+            never ends. None: only the files that are there at the start are read.
         on_bad_record: the treatment of unreadable records: `fail`, `drop` (counted in
             `headgate_source_record_errors_total`), or `side_output` (`rejected`).
         batch_rows: rows per batch.
@@ -485,7 +585,15 @@ def files_source(
     """
     text = TextOptions(delimiter, header, tuple(null_values))
     return _source_of(
-        format, path, schema, on_bad_record, batch_rows, storage_options, split_bytes, text
+        format,
+        path,
+        schema,
+        discover_every,
+        on_bad_record,
+        batch_rows,
+        storage_options,
+        split_bytes,
+        text,
     )
 
 
@@ -501,6 +609,7 @@ def csv_source(
     path: PathLike,
     schema: SchemaLike,
     *,
+    discover_every: Duration | None = None,
     on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = BATCH_ROWS,
     split_bytes: str | int = SPLIT_BYTES,
@@ -512,7 +621,15 @@ def csv_source(
     """`files_source` for CSV."""
     text = TextOptions(delimiter, header, tuple(null_values))
     return _source_of(
-        "csv", path, schema, on_bad_record, batch_rows, storage_options, split_bytes, text
+        "csv",
+        path,
+        schema,
+        discover_every,
+        on_bad_record,
+        batch_rows,
+        storage_options,
+        split_bytes,
+        text,
     )
 
 
@@ -528,13 +645,23 @@ def json_source(
     path: PathLike,
     schema: SchemaLike,
     *,
+    discover_every: Duration | None = None,
     on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = BATCH_ROWS,
     split_bytes: str | int = SPLIT_BYTES,
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
     """`files_source` for JSON lines."""
-    return _source_of("json", path, schema, on_bad_record, batch_rows, storage_options, split_bytes)
+    return _source_of(
+        "json",
+        path,
+        schema,
+        discover_every,
+        on_bad_record,
+        batch_rows,
+        storage_options,
+        split_bytes,
+    )
 
 
 @overload
@@ -549,18 +676,22 @@ def parquet_source(
     path: PathLike,
     schema: SchemaLike | None = None,
     *,
+    discover_every: Duration | None = None,
     on_bad_record: BadRecordPolicy = "fail",
     batch_rows: int = BATCH_ROWS,
     storage_options: Mapping[str, str] | None = None,
 ) -> FileSource:
     """`files_source` for Parquet."""
-    return _source_of("parquet", path, schema, on_bad_record, batch_rows, storage_options)
+    return _source_of(
+        "parquet", path, schema, discover_every, on_bad_record, batch_rows, storage_options
+    )
 
 
 def _source_of(
     format: FileFormat,
     path: PathLike,
     schema: SchemaLike | None,
+    discover_every: Duration | None,
     on_bad_record: BadRecordPolicy,
     batch_rows: int,
     storage_options: Mapping[str, str] | None,
@@ -585,13 +716,17 @@ def _source_of(
         )
     locations.parse_location(path)
     options = locations.check_storage_options(storage_options)
+    every_ms = None
+    if discover_every is not None:
+        every_ms = parse_duration(discover_every, "discover_every")
+        check_count("discover_every", every_ms, 1)
     if schema is None:
         if format != "parquet":
             raise UsageError(
                 f"{format} files carry no types: the source needs a schema path=`{path}`",
                 fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
             )
-        first = locations.find_files(path, options)[0]
+        first = _first_file(path, options, may_grow=every_ms is not None)
         store = locations.filesystem(locations.parse_location(path).scheme, options)
         schema = parquet_footer(store, first.path)[0].remove_metadata()
     arrow = to_schema(schema)
@@ -606,7 +741,18 @@ def _source_of(
         text,
         options,
         record_class(schema),
+        every_ms,
     )
+
+
+def _first_file(path: str, options: Mapping[str, str], *, may_grow: bool) -> locations.FileVersion:
+    found = locations.find_files(path, options, may_grow=may_grow)
+    if not found:
+        raise UsageError(
+            f"there is no file yet whose columns could be read path=`{path}`",
+            fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
+        )
+    return found[0]
 
 
 def parquet_footer(store: pafs.FileSystem, path: str) -> tuple[pa.Schema, list[int]]:

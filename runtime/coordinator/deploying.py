@@ -28,7 +28,7 @@ from ..savepoint.store import opened
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
 from .context import JobContext
-from .discovery import going_on, ledger_start
+from .discovery import check_keys_kept, going_on, ledger_start
 from .environment import JobEnvironment
 from .events import (
     AttemptFailed,
@@ -321,6 +321,7 @@ async def _assignments_from(
             if begun is None:
                 assert manifest is not None  # otherwise the source has just been cut
                 begun = await split_items(manifest, vertex.head.name, SPLITS, read)
+                check_keys_kept(vertex, manifest, begun)
             ledger = ledger_start(job.env, vertex, begun)
         for index in range(vertex.parallelism):
             subtask = SubtaskId(vertex.id, index)

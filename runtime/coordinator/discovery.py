@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import TypeAlias, final
 
-from ...errors import HeadgateError, InternalError, SourceError
-from ...operators.source import Source
+from ...errors import HeadgateError, InternalError, SourceError, StateError
+from ...operators.source import Source, SplitsLeftOutError
 from ..control.messages import Messages, SplitsOffered
 from ..options.execution import DISCOVERED_SPLITS_MAX, DISCOVERY_INTERVAL, DISCOVERY_TIMEOUT
 from ..plan import PhysicalPlan, Vertex
+from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failures import as_headgate_error
-from ..protocol.split_discovery import LedgerStart
+from ..protocol.split_discovery import KNOWN_SPLITS, LedgerStart
 from .environment import JobEnvironment
 
 _log = logging.getLogger("headgate.job")
+_Looked: TypeAlias = tuple[dict[str, bytes], str]
+"""The splits that a look has found, by key, and why others were left out; empty: none were."""
+_NOT_LOOKED_UP = "new splits cannot be looked up, the job goes on with those it has"
 _NAMED_MAX = 5
 """The most new splits that a message names."""
 
@@ -31,9 +35,7 @@ def going_on(env: JobEnvironment, plan: PhysicalPlan) -> frozenset[int]:
     source that was bounded, or looked for no splits, may have become one that does.
     """
     found: set[int] = set()
-    todo = [vertex for vertex in plan.vertices if _discovers(vertex)]
-    if not todo or not env.options.get(DISCOVERY_INTERVAL):
-        return frozenset()
+    todo = [vertex for vertex in plan.vertices if _looks(env, vertex) is not None]
     while todo:
         vertex = todo.pop()
         if vertex.id not in found:
@@ -42,9 +44,45 @@ def going_on(env: JobEnvironment, plan: PhysicalPlan) -> frozenset[int]:
     return frozenset(found)
 
 
-def _discovers(vertex: Vertex) -> bool:
+def _interval_ms(env: JobEnvironment, source: Source) -> int:
+    """Return how often splits of a source are looked for; 0: never."""
+    own_ms = source.discover_every_ms
+    return env.options.get(DISCOVERY_INTERVAL) if own_ms is None else own_ms
+
+
+def _looks(env: JobEnvironment, vertex: Vertex) -> Source | None:
+    """Return the source at the head of a vertex if splits of it are looked for."""
     source = vertex.head.source
-    return source is not None and source.discovers and not source.bounded
+    if source is None or not source.discovers or source.bounded or not _interval_ms(env, source):
+        return None
+    return source
+
+
+def check_keys_kept(vertex: Vertex, manifest: Manifest, begun: Sequence[bytes]) -> None:
+    """Check that a checkpoint says which splits had ended, for a source that has to know.
+
+    Args:
+        vertex: its source is the head.
+        manifest: of the checkpoint.
+        begun: the splits that had not ended.
+
+    Raises:
+        StateError: it does not, because the source looked for no splits then.
+    """
+    source, name = vertex.head.source, vertex.head.name
+    if source is None or source.bounded or not source.splits_end:
+        return
+    subtasks = [each for op in manifest.operators if op.name == name for each in op.subtasks]
+    handles = [handle for each in subtasks for snap in each.snapshots for handle in snap.handles]
+    has_read = bool(begun) or any(each.finished for each in subtasks)
+    if has_read and not any(handle.state == KNOWN_SPLITS for handle in handles):
+        raise StateError(
+            f"source `{name}` looked for no further files at checkpoint {manifest.checkpoint_id}, which "
+            "therefore does not say which files had been read already: they would be read again",
+            where=str(vertex.head.origin),
+            fix="leave discover_every out, and give a second source with it only the new files, by a "
+            "path of its own; or give the source another name, so that it begins with all files",
+        )
 
 
 def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) -> LedgerStart:
@@ -65,10 +103,10 @@ def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) ->
     except Exception as error:
         what = f"source `{vertex.head.name}` cannot name its splits"
         raise as_headgate_error(error, what, str(vertex.head.origin)) from error
-    return LedgerStart(known, vertex.parallelism, enabled=env.options.get(DISCOVERY_INTERVAL) > 0)
+    return LedgerStart(known, vertex.parallelism, enabled=_interval_ms(env, source) > 0)
 
 
-def _heard(call: asyncio.Task[dict[str, bytes]]) -> None:
+def _heard(call: asyncio.Task[_Looked]) -> None:
     """Retrieve the error of a call that may have no waiter any more, so that asyncio does not warn of
     it.
     """
@@ -86,7 +124,7 @@ class SplitDiscovery:
         """The splits of the last look, by source and key."""
         self._problems: dict[str, str] = {}
         """The problem with the last look, by source."""
-        self._calls: dict[str, asyncio.Task[dict[str, bytes]]] = {}
+        self._calls: dict[str, asyncio.Task[_Looked]] = {}
         """The last call of each source; it may still be running although its look was stopped."""
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted: list[asyncio.Event] = []
@@ -99,11 +137,8 @@ class SplitDiscovery:
             plan: what runs.
             send: sends a message to all workers, for all attempts that are current.
         """
-        if not self._env.options.get(DISCOVERY_INTERVAL):
-            return
         for vertex in plan.vertices:
-            source = vertex.head.source
-            if source is not None and _discovers(vertex):
+            if (source := _looks(self._env, vertex)) is not None:
                 wanted = asyncio.Event()
                 self._wanted.append(wanted)
                 look = self._look_again_and_again(vertex, source, send, wanted)
@@ -129,7 +164,7 @@ class SplitDiscovery:
         send: Callable[[Messages], None],
         wanted: asyncio.Event,
     ) -> None:
-        interval_s = self._env.options.get(DISCOVERY_INTERVAL) / 1000
+        interval_s = _interval_ms(self._env, source) / 1000
         while True:
             wanted.clear()
             found = await self._look(vertex.head.name, source)
@@ -148,10 +183,13 @@ class SplitDiscovery:
         most = self._env.options.get(DISCOVERED_SPLITS_MAX)
         timeout_s = self._env.options.get(DISCOVERY_TIMEOUT) / 1000
 
-        def call() -> dict[str, bytes]:
-            configured = source.configure(self._env.options.effective())
-            splits = configured.discover(dict(before or {}))
-            return {configured.split_key(split): split for split in splits}
+        def call() -> _Looked:
+            configured, left_out = source.configure(self._env.options.effective()), ""
+            try:
+                splits = configured.discover(dict(before or {}))
+            except SplitsLeftOutError as error:
+                splits, left_out = error.found, str(error)
+            return {configured.split_key(split): split for split in splits}, left_out
 
         try:
             if name in self._calls:
@@ -163,17 +201,20 @@ class SplitDiscovery:
             calling.add_done_callback(_heard)
             done, _ = await asyncio.wait({calling}, timeout=timeout_s)
             if not done:
-                self._problem(name, f"this takes longer than {timeout_s:g} s")
-            found = await asyncio.shield(calling)
+                self._problem(name, f"{_NOT_LOOKED_UP}: this takes longer than {timeout_s:g} s")
+            found, left_out = await asyncio.shield(calling)
             if len(found) > most:
                 raise SourceError(
                     f"there are {len(found):,} splits, and {most:,} are allowed",
                     fix=f"raise {DISCOVERED_SPLITS_MAX.key}",
                 )
         except Exception as error:  # whatever a source raises, the splits that are known are read
-            self._problem(name, f"{type(error).__name__}: {error}")
+            self._problem(name, f"{_NOT_LOOKED_UP}: {type(error).__name__}: {error}")
             return {}
-        self._problems.pop(name, None)
+        if left_out:
+            self._problem(name, left_out)
+        else:
+            self._problems.pop(name, None)
         self._found[name] = found
         if before is not None:
             self._announce(name, [key for key in found if key not in before])
@@ -183,9 +224,7 @@ class SplitDiscovery:
         """Warn, once for each problem."""
         if self._problems.get(name) != text:
             self._problems[name] = text
-            said = (
-                f"{name}: new splits cannot be looked up, the job goes on with those it has: {text}"
-            )
+            said = f"{name}: {text}"
             _log.warning("%s", said)
             self._env.publish("source", said, source=name)
 

@@ -65,7 +65,7 @@ DISCOVERY_INTERVAL = Option[int](
     Duration(),
     60_000,
     "How often sources whose splits can become more, such as the partitions of Kafka, look for new ones; "
-    "0: never.",
+    "0: never. Sources of files have `discover_every` instead.",
 )
 DISCOVERY_TIMEOUT = Option[int](
     "headgate.source.discovery-timeout",
