@@ -11,6 +11,8 @@ from .formats.avro import avro_format
 from .formats.json import json_format
 from .formats.protobuf import protobuf_format
 from .formats.schema_registry import schema_registry
+from .functions.sink import function_sink
+from .functions.write_ahead import Epoch, write_ahead_sink
 from .generator import (
     choice,
     constant,
@@ -30,12 +32,13 @@ from .nexmark import nexmark
 from .position_column import with_position
 from .postgres.cdc_source import postgres_cdc_source
 from .postgres.sink import postgres_sink
-from .sinks import blackhole, function_sink, print_sink
+from .sinks import blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
 
 __all__ = [
     "Crash",
+    "Epoch",
     "KafkaSecurity",
     "Pause",
     "avro_format",
@@ -74,6 +77,7 @@ __all__ = [
     "spark_source",
     "throttle",
     "with_position",
+    "write_ahead_sink",
 ]
 
 

@@ -484,13 +484,14 @@ OPERATOR_METRICS: Final = (
         "async_records_in_flight",
         "gauge",
         "Records that were taken and whose results have not been sent. They are part of the state. "
-        "`map_async` and asynchronous micro-batches only.",
+        "`map_async` and asynchronous micro-batches only. Of a `function_sink` beside its subtask: records "
+        "whose calls have not succeeded.",
     ),
     _operator(
         "async_call_seconds",
         "histogram",
-        "How long calls took that ended in time, all their attempts included. `map_async` and asynchronous "
-        "micro-batches only.",
+        "How long calls took that ended in time, all their attempts included. `map_async`, asynchronous "
+        "micro-batches and a `function_sink` beside its subtask only.",
     ),
     _operator(
         "async_records_timed_out",

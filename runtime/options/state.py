@@ -135,7 +135,8 @@ COMMITTER_RETRIES = Option[int](
     Integer(unit="retries"),
     10,
     "How often a commit for all writers of a sink is tried again, after pauses of 1 s to 1 min, while its "
-    "target does not answer. Then the attempt fails. Until it succeeds, no further checkpoint completes.",
+    "target does not answer; and a call of a `write_ahead_sink` that raised. Then the attempt fails. Until "
+    "it succeeds, no further checkpoint completes.",
 )
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",

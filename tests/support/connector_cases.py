@@ -6,6 +6,7 @@ import asyncio
 import csv
 import itertools
 import json
+import os
 import tempfile
 import threading
 import time
@@ -19,15 +20,18 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from headgate.connectors import (
+    Epoch,
     collect,
     delta_sink,
     files_sink,
     files_source,
     from_list,
+    function_sink,
     kafka_sink,
     kafka_source,
     postgres_cdc_source,
     postgres_sink,
+    write_ahead_sink,
 )
 from headgate.connectors.kafka.transactions import TransactionClient
 from headgate.connectors.postgres.sink import PostgresSink
@@ -212,6 +216,43 @@ class CollectSink(Directory, SinkCase):
 
     def visible(self, place: Path) -> list[Any]:
         return list(collect(path=str(place / "rows"), guarantee="exactly_once").rows)
+
+
+class WriteAhead(Rows, Directory, SinkCase):
+    """A function that writes a file for each call, under the identity of its records."""
+
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE})
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        def write(records: list[Any], epoch: Epoch) -> None:
+            draft = place / f".{epoch.id}-{os.getpid()}-{threading.get_ident()}"
+            draft.write_text(json.dumps([[each.id, each.name] for each in records]))
+            draft.rename(place / f"{epoch.id}.json")
+
+        return write_ahead_sink(write, guarantee=guarantee, rows=1)
+
+    def visible(self, place: Path) -> list[Any]:
+        files = [json.loads(file.read_text()) for file in sorted(place.glob("[!.]*.json"))]
+        return [{"id": id_, "name": name} for records in files for id_, name in records]
+
+
+class AsyncFunction(Rows, Directory, SinkCase):
+    """An `async def` function of some records at a time."""
+
+    features = frozenset({Feature.AT_LEAST_ONCE})
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        async def write(records: list[Any]) -> None:
+            await asyncio.sleep(0)
+            with (place / "lines").open("a") as file:
+                file.writelines(json.dumps([each.id, each.name]) + "\n" for each in records)
+
+        return function_sink(write, guarantee=guarantee, rows=3, max_in_flight=2)
+
+    def visible(self, place: Path) -> list[Any]:
+        file = place / "lines"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [dict(zip(["id", "name"], json.loads(line), strict=True)) for line in lines]
 
 
 # -- Kafka --------------------------------------------------------------------------------------------
@@ -503,6 +544,8 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "json_sink": JsonSink,
     "parquet_sink": ParquetSink,
     "collect": CollectSink,
+    "function_sink": AsyncFunction,
+    "write_ahead_sink": WriteAhead,
 }
 DELTA: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase}
 POSTGRES: dict[str, type[Case]] = {

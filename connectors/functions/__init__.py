@@ -1,0 +1,1 @@
+"""Sinks that call a function of the user."""
