@@ -32,6 +32,7 @@ from .nexmark import nexmark
 from .position_column import with_position
 from .postgres.cdc_source import postgres_cdc_source
 from .postgres.sink import postgres_sink
+from .postgres.table_source import postgres_source
 from .sinks import blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -68,6 +69,7 @@ __all__ = [
     "pattern",
     "postgres_cdc_source",
     "postgres_sink",
+    "postgres_source",
     "print_sink",
     "protobuf_format",
     "random_float",

@@ -51,6 +51,7 @@ from .position_column import with_position
 from .postgres import cdc_model
 from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
+from .postgres.table_source import postgres_source
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import throttle
@@ -421,6 +422,40 @@ def _postgres_cdc(*, dsn: str, table: str, **arguments: Any) -> Source:
     return postgres_cdc_source(dsn, table, **arguments)
 
 
+def _postgres(*, dsn: str, **arguments: Any) -> Source:
+    return postgres_source(dsn, **arguments)
+
+
+_RELATION = {
+    "table": Field(TextKind(), "the table or view as SQL names it: `orders`, `shop.orders`"),
+    "query": Field(TextKind(), "instead of a table: a SELECT"),
+}
+SOURCES["postgres"] = SourceConnector(
+    Section(
+        "postgres",
+        {
+            **_DATABASE,
+            **_RELATION,
+            "key": Field(
+                ListOf(TextKind()), "the columns that identify a row; those of the primary key"
+            ),
+            "splits": Field(IntegerKind(1), "parts that are read at the same time; 16 of a table"),
+            "incrementalBy": Field(
+                TextKind(),
+                "a column that grows: rows beyond those that were read are read for ever",
+            ),
+            "lag": Field(
+                duration(),
+                "with incrementalBy: rows are read this much later, as transactions commit late; 5s",
+            ),
+            "every": Field(duration(), "with incrementalBy: how often new rows are asked for; 1s"),
+            "batchRows": _BATCH_ROWS,
+            "buffer": Field(size(), "most bytes of a subtask that wait to be processed; 32mb"),
+            "rate": _FILES["rate"],
+        },
+    ),
+    _files(_postgres),
+)
 SOURCES["postgresCdc"] = SourceConnector(
     Section(
         "postgresCdc",

@@ -12,10 +12,7 @@ and is left out of the stream. So reading may be interrupted: the rest is read i
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -26,22 +23,20 @@ import pyarrow as pa
 from ...errors import SourceError, StateError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
-from ...operators.elements import Batch, ColumnBatch, Positions
-from ...operators.source import SourceReader
 from .cdc_model import TEXTS, CdcSettings, Position, Segment, decoded
-from .cdc_stream import IDLE_S, ROW_BYTES, Closed, Piece, Shared, Streaming, about
-from .client import Connection, cannot_use, connect, is_lost, reason_of
+from .cdc_stream import IDLE_S, Streaming, about
+from .client import Connection, connect
+from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
 from .replication import Stream, check_slot, lsn_of, lsn_text, slot_state
 from .tables import find_table
-from .values import from_texts, parse_rows
+from .values import copied_lines, from_texts, parse_rows
 
-_AWAY_PAUSE_S: Final = 0.5
 _IN_USE_S_MAX: Final = 120.0
 """The reader before this one has this time to leave the slot; the server notices within a minute."""
 _log = logging.getLogger("headgate.connectors.postgres")
 
 
-class CdcReader(SourceReader):
+class CdcReader(PieceReader[Position]):
     """Reads the changes of a table."""
 
     def __init__(self, settings: CdcSettings, rows: pa.Schema, schema: pa.Schema) -> None:
@@ -52,6 +47,7 @@ class CdcReader(SourceReader):
             rows: all columns of the table that the user wants.
             schema: the columns to return.
         """
+        super().__init__()
         self._settings = settings
         self._rows = rows
         self._schema = schema
@@ -59,14 +55,7 @@ class CdcReader(SourceReader):
         """The position that the mailbox has reached; it is kept when the split has ended."""
         self._ended = False
         self._cuts: dict[int, int] = {}
-        self._shared = Shared()
-        self._lost = 0
         self._worker: _Worker | None = None
-
-    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
-        self._arrived = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         for split in splits:  # there is one at most
@@ -89,58 +78,11 @@ class CdcReader(SourceReader):
                 self._shared,
                 self._wake,
             )
-            threading.Thread(
-                target=self._worker.run, name=f"postgres {position.slot}", daemon=True
-            ).start()
+            self._start(self._worker, position.slot)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-            self._loop.call_soon_threadsafe(self._arrived.set)
-
-    def poll(self) -> Batch | None:
-        while True:
-            self._arrived.clear()
-            piece = self._next_piece()
-            if piece is None:
-                return None
-            slot = piece.position.slot
-            self._position = piece.position
-            if piece.ended:
-                self._ended = True
-                self.context.splits.ended(slot)
-            if piece.batch is not None and piece.batch.num_rows:
-                self.context.splits.reading(slot)
-                places = Positions(self.context.operator_name, slot, piece.offsets)
-                return ColumnBatch(piece.batch, positions=places)
-
-    def _next_piece(self) -> Piece | None:
-        """Take the first piece, or only its first rows."""
-        shared, wanted = self._shared, self.rows_wanted
-        with shared.changed:
-            if not shared.pieces:
-                if shared.error is not None:
-                    raise shared.error
-                return None
-            piece = shared.pieces[0]
-            if wanted and piece.batch is not None and piece.batch.num_rows > wanted:
-                first = Piece(
-                    piece.batch.slice(0, wanted),
-                    piece.inside,
-                    piece.inside(wanted),
-                    piece.offsets[:wanted],
-                )
-                inside = piece.inside
-                piece.batch = piece.batch.slice(wanted)
-                piece.offsets = piece.offsets[wanted:]
-                piece.inside = lambda count: inside(wanted + count)
-                return first
-            shared.pieces.popleft()
-            shared.waiting_bytes -= piece.size_bytes
-            shared.changed.notify_all()
-            return piece
-
-    async def wait(self) -> None:
-        await self._arrived.wait()
+    def _took(self, piece: Piece[Position]) -> None:
+        self._position = piece.position
+        self._ended = self._ended or piece.ended
 
     @property
     def finished(self) -> bool:
@@ -177,14 +119,8 @@ class CdcReader(SourceReader):
             times = [piece.ready_ms for piece in self._shared.pieces if piece.ready_ms >= 0]
         return max(0.0, (self.context.clock.now_ms() - min(times)) / 1000) if times else 0.0
 
-    def close(self) -> None:
-        """Stop the thread, which closes its connections: that may take longer than the subtask can wait."""
-        with self._shared.changed:
-            self._shared.closed = True
-            self._shared.changed.notify_all()
 
-
-class _Worker:
+class _Worker(Worker[Position]):
     """The thread: it reads the table, then the stream, and goes on when the server comes back."""
 
     def __init__(
@@ -194,9 +130,10 @@ class _Worker:
         schema: pa.Schema,
         position: Position,
         context: OperatorContext,
-        shared: Shared,
+        shared: Shared[Position],
         wake: Callable[[], None],
     ) -> None:
+        super().__init__(settings.address, settings.buffer_bytes, shared, wake)
         self.settings = settings
         self.rows = rows
         self.schema = schema
@@ -205,65 +142,18 @@ class _Worker:
         self.clock = context.clock
         self._application = f"headgate-{context.job_name}-{context.operator_name}"
         self._drops = context.drops
-        self.shared = shared
-        self._wake = wake
         self.end = 0
         """The end of the server's log, as far as it is known."""
         self.ended = False
 
-    def run(self) -> None:
-        """Read until the reader is closed; a server that is away is waited for."""
-        try:
-            while True:
-                try:
-                    if self._position.reading_table:
-                        self._read_table()
-                    self._read_stream()
-                except Exception as error:
-                    self._raise_unless_away(error)
-        except Closed:
-            pass
-        except BaseException as error:
-            with self.shared.changed:
-                self.shared.error = error
-            self._wake()
+    def read(self) -> None:
+        """Read the table, unless that was done, and then the stream until the reader is closed."""
+        if self._position.reading_table:
+            self._read_table()
+        self._read_stream()
 
-    def _raise_unless_away(self, error: Exception) -> None:
-        """Wait a moment if the server is away; else raise."""
-        import psycopg
-
-        cause = error if isinstance(error, psycopg.Error) else error.__cause__
-        if cause is None or not is_lost(cause):
-            if isinstance(error, psycopg.Error):
-                raise cannot_use(self.settings.address, error) from error
-            raise error
-        _log.warning("changes are read on as soon as the server is back: %s", reason_of(cause))
-        self._pause(_AWAY_PAUSE_S)
-
-    def _pause(self, seconds: float) -> None:
-        """Wait for this time, or raise when the reader is closed."""
-        with self.shared.changed:
-            if self.shared.changed.wait_for(lambda: self.shared.closed, seconds):
-                raise Closed
-
-    def hand_over(self, piece: Piece, serve: Callable[[], None] = lambda: None) -> None:
-        """Give a piece to the mailbox, once it has room."""
-        shared = self.shared
-        while True:
-            with shared.changed:
-                closed = shared.closed
-                if not closed and (
-                    shared.waiting_bytes < self.settings.buffer_bytes or not piece.size_bytes
-                ):
-                    shared.pieces.append(piece)
-                    shared.waiting_bytes += piece.size_bytes
-                    self._position = piece.position
-                    break
-                shared.changed.wait(1)
-            serve()
-            if closed:
-                raise Closed
-        self._wake()
+    def _handed_over(self, piece: Piece[Position]) -> None:
+        self._position = piece.position
 
     # -- the table ----------------------------------------------------------------------------------
 
@@ -286,7 +176,7 @@ class _Worker:
             connection.close()
         done = msgspec.structs.replace(self._position, segments=position.segments)
         done.reading_table, done.last = False, None
-        self.hand_over(Piece(None, lambda _: done, done, np.empty(0, np.int64)))
+        self.hand_over(no_rows(done.slot, done))
 
     def _begin_snapshot(self, connection: Connection, horizon: int) -> tuple[str, int]:
         """Begin a transaction that sees everything from before the slot; return what it sees, and when."""
@@ -305,7 +195,7 @@ class _Worker:
                 _log.warning(
                     "the table is read as soon as transactions end that began before the slot"
                 )
-            self._pause(0.1)
+            self.pause(0.1)
 
     def _table_rows(self, connection: Connection, position: Position) -> Iterator[list[bytes]]:
         """Return the rows behind `last`, in blocks of lines of CSV; the key comes first."""
@@ -330,17 +220,9 @@ class _Worker:
                 sql.SQL(", ").join(key), sql.SQL(", ").join(after)
             )
         statement += sql.SQL(" ORDER BY {}) TO STDOUT (FORMAT csv)").format(sql.SQL(", ").join(key))
-        lines: list[bytes] = []
-        size = 0
-        with connection.cursor().copy(statement) as copy:
-            for line in copy:
-                lines.append(bytes(line))
-                size += len(line)
-                if len(lines) >= self.settings.batch_rows or size >= self.settings.buffer_bytes:
-                    yield lines
-                    lines, size = [], 0
-        if lines:
-            yield lines
+        return copied_lines(
+            connection, statement, self.settings.batch_rows, self.settings.buffer_bytes
+        )
 
     def wanted(self) -> list[str]:
         """Return the columns of the table that are read."""
@@ -369,7 +251,7 @@ class _Worker:
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         size = batch.nbytes + ROW_BYTES
         none = np.full(count, -1, np.int64)
-        self.hand_over(Piece(batch, inside, inside(count), none, size))
+        self.hand_over(Piece(position.slot, batch, inside, inside(count), none, size))
 
     # -- the stream ---------------------------------------------------------------------------------
 
@@ -447,4 +329,4 @@ class _Worker:
                     fix="each source needs a slot of its own; SELECT * FROM pg_stat_replication shows who "
                     "reads",
                 )
-            self._pause(IDLE_S)
+            self.pause(IDLE_S)

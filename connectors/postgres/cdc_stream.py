@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import SourceError
@@ -18,6 +14,7 @@ from ...operators.clock import Clock
 from .cdc_model import METADATA, CdcSettings, Position, Segments
 from .client import refusals
 from .pgoutput import UNCHANGED, Begin, Change, Commit, Relation, Row, Truncate, decode
+from .pieces import ROW_BYTES, Closed, Piece, Shared, no_rows
 from .replication import Stream, lsn_text
 from .values import from_texts
 
@@ -26,47 +23,6 @@ IDLE_S: Final = 0.05
 _REPORT_S: Final = 5.0
 """The server is told at least this often that the reader lives, and asked how far it is."""
 _PIECE_BYTES: Final = 4 << 20
-ROW_BYTES: Final = 200
-"""About what a row takes beside its values, until it is a part of a batch."""
-
-
-@dataclass(slots=True)
-class Piece:
-    """Consecutive rows, decoded.
-
-    Attributes:
-        batch: the rows; None if there are none.
-        inside: returns the position behind its first n rows.
-        position: behind all of them.
-        offsets: of the rows, for dead letters: where their transactions commit.
-        ready_ms: when the first of them was committed, in ms since 1970; -1: it is not known.
-        ended: nothing follows.
-    """
-
-    batch: pa.RecordBatch | None
-    inside: Callable[[int], Position]
-    position: Position
-    offsets: npt.NDArray[np.int64]
-    size_bytes: int = 0
-    ready_ms: int = -1
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class Shared:
-    """The state that the thread and the mailbox share; `changed` guards it."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    pieces: deque[Piece] = field(default_factory=deque)
-    waiting_bytes: int = 0
-    confirm: int = 0
-    """The place in the log up to which completed checkpoints have read."""
-    error: BaseException | None = None
-    closed: bool = False
-
-
-class Closed(Exception):
-    """The reader was closed."""
 
 
 class Outlet(Protocol):
@@ -84,7 +40,7 @@ class Outlet(Protocol):
     rows: pa.Schema
     schema: pa.Schema
     clock: Clock
-    shared: Shared
+    shared: Shared[Position]
     end: int
     ended: bool
 
@@ -92,7 +48,7 @@ class Outlet(Protocol):
         """Return the columns of the table that are read."""
         ...
 
-    def hand_over(self, piece: Piece, serve: Callable[[], None]) -> None:
+    def hand_over(self, piece: Piece[Position], serve: Callable[[], None]) -> None:
         """Give a piece to the mailbox, once it has room; call `serve` now and then until it has."""
         ...
 
@@ -225,8 +181,7 @@ class Streaming:
         position = self._now()
         self._worker.ended = ended
         self._position = position
-        piece = Piece(None, lambda _: position, position, np.empty(0, np.int64), ended=ended)
-        self._worker.hand_over(piece, self._serve)
+        self._worker.hand_over(no_rows(position.slot, position, ended=ended), self._serve)
 
     def _now(self) -> Position:
         """Return the position behind the last row."""
@@ -401,7 +356,7 @@ class Streaming:
         batch = self._batch()
         offsets = np.fromiter((each.commit_lsn for each in begins), np.int64, len(begins))
         ready_ms = begins[0].time_us // 1000
-        piece = Piece(batch, inside, position, offsets, self._size, ready_ms)
+        piece = Piece(position.slot, batch, inside, position, offsets, self._size, ready_ms)
         self._position = position
         self._clear()
         self._worker.hand_over(piece, self._serve)

@@ -29,6 +29,7 @@ class Column:
         generated: the server computes it.
         identity: the server numbers it, and takes another value only if told so.
         collation: as SQL names it; None: that of its type.
+        not_null: every row has a value.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Column:
     generated: bool
     identity: bool
     collation: str | None
+    not_null: bool
 
     @property
     def definition(self) -> str:
@@ -56,6 +58,8 @@ class Table:
         columns: in order.
         keys: the columns of each unique index, the primary key first.
         replica_identity: `d` (the primary key), `n` (nothing), `f` (the whole row) or `i` (an index).
+        kind: `r` (a table), `p` (a partitioned one), `f` (a foreign one), `v` (a view), `m` (a materialized
+            one); `q`: a query, which has no name.
     """
 
     oid: int
@@ -65,11 +69,12 @@ class Table:
     keys: tuple[tuple[str, ...], ...]
     replica_identity: str
     has_primary_key: bool
+    kind: str
 
     @property
     def full_name(self) -> str:
         """Its name for messages."""
-        return f"{self.schema}.{self.name}"
+        return "the query" if self.kind == "q" else f"{self.schema}.{self.name}"
 
     def column(self, name: str) -> Column | None:
         return next((each for each in self.columns if each.name == name), None)
@@ -87,7 +92,8 @@ SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        a.attgenerated <> '', a.attidentity = 'a',
        (SELECT format('%%I.%%I', n.nspname, c.collname)
         FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
-        WHERE c.oid = a.attcollation AND a.attcollation <> t.typcollation)
+        WHERE c.oid = a.attcollation AND a.attcollation <> t.typcollation),
+       a.attnotnull
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
@@ -130,7 +136,7 @@ def find_table(connection: Connection, name: str, address: Address) -> Table | N
     indexes = connection.execute(_KEYS, [oid]).fetchall()
     keys = tuple(tuple(index[1]) for index in indexes)
     primary = any(index[0] for index in indexes)
-    return Table(oid, schema, relation, columns, keys, identity, primary)
+    return Table(oid, schema, relation, columns, keys, identity, primary, kind)
 
 
 def no_table(connection: Connection, name: str, address: Address, fix: str = "") -> UsageError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ import pyarrow.csv as pa_csv
 
 from ...errors import DataError, UsageError
 from ...operators.suggestions import suggest
+from .client import Connection
 from .tables import Column, Table, is_nested, is_text, takes
 
 _TYPES: Final = {
@@ -111,6 +112,23 @@ def _from_time(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 def _from_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     values = [None if text is None else msgspec.json.decode(text) for text in texts.to_pylist()]
     return pa.array(values, kind)
+
+
+def copied_lines(
+    connection: Connection, statement: Any, rows_max: int, bytes_max: int
+) -> Iterator[list[bytes]]:
+    """Return the rows that a statement `COPY ... TO STDOUT` sends as CSV, in blocks of one line each."""
+    lines: list[bytes] = []
+    size = 0
+    with connection.cursor().copy(statement) as copy:
+        for line in copy:
+            lines.append(bytes(line))
+            size += len(line)
+            if len(lines) >= rows_max or size >= bytes_max:
+                yield lines
+                lines, size = [], 0
+    if lines:
+        yield lines
 
 
 def parse_rows(lines: Sequence[bytes], names: Sequence[str]) -> pa.RecordBatch:

@@ -31,6 +31,7 @@ from headgate.connectors import (
     kafka_source,
     postgres_cdc_source,
     postgres_sink,
+    postgres_source,
     write_ahead_sink,
 )
 from headgate.connectors.kafka.transactions import TransactionClient
@@ -408,6 +409,38 @@ class DatabaseTable:
         return self.database.dsn.replace("postgres@", f"ann:{PASSWORD}@")
 
 
+class PostgresTableSource(Rows, DatabaseTable, SourceCase):
+    """The rows of a table; a live source polls for new ones."""
+
+    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES})
+    secrets = (PASSWORD,)
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        for record in records:
+            name = "NULL" if record["name"] is None else f"'{record['name']}'"
+            self.database.execute(f"INSERT INTO {place} VALUES ({record['id']}, {name})")
+
+    def source(self, place: str, **options: Any) -> Source:
+        return postgres_source(self.database.dsn, place, batch_rows=1, **options)
+
+    def live(self, place: str) -> Source:
+        return self.source(place, incremental_by="id", lag="0ms", every="10ms")
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        dsn = self.database.dsn
+        nowhere = dsn.replace(str(self.database.port), "1")
+
+        def wrong(dsn: str, table: str, **options: Any) -> Source:
+            return postgres_source(dsn, table, schema=SCHEMA, **options)
+
+        return {
+            "a table that does not exist": (wrong(dsn, "no_such_table"), "no_such_table"),
+            "no server": (wrong(nowhere, place), "127.0.0.1:1"),
+            "a wrong password": (wrong(self.wrong_password, place), "password"),
+            "a column that does not exist": (wrong(dsn, place, key="idd"), "idd"),
+        }
+
+
 class PostgresCdcSource(Rows, DatabaseTable, SourceCase):
     """Changes of a table, from a slot that is made with it."""
 
@@ -549,6 +582,7 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
 }
 DELTA: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase}
 POSTGRES: dict[str, type[Case]] = {
+    "postgres_source": PostgresTableSource,
     "postgres_cdc_source": PostgresCdcSource,
     "postgres_sink": PostgresSinkCase,
 }

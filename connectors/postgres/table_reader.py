@@ -1,0 +1,306 @@
+"""Reads the rows of a table or a query in the order of a key, so that a position is the key of a row.
+
+A thread copies the rows of its splits, one split after the other. The rows behind a position are those with
+greater keys: whatever happens to other rows, a row that keeps its key is neither doubled nor passed over.
+
+A source that polls reads in the same way, in the order of its growing column and then of the key, again and
+again. It stops at a *bound*: the highest value that it saw some time ago (`lag`), because transactions that
+commit late may still add rows below the highest value that it sees now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import DataError, StateError
+from ...operators.base import OperatorContext
+from .client import Connection, connect
+from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
+from .relation import Relation
+from .values import copied_lines, from_texts, parse_rows, schema_of
+
+_BLOCK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The arguments of `postgres_source`, which documents them."""
+
+    relation: Relation
+    key: tuple[str, ...]
+    splits: int | None
+    incremental_by: str | None
+    lag_s: float
+    every_s: float
+    batch_rows: int
+    buffer_bytes: int
+
+
+class TableSplit(msgspec.Struct):
+    """A range of keys, and how far it was read.
+
+    Attributes:
+        name: of the split.
+        table: schema and name; empty: it is a query.
+        key: the columns by which rows are ordered; those of a source that polls begin with the growing
+            one.
+        key_types: theirs, as the server writes them.
+        last: the key behind which reading goes on; None: from the first row.
+        upto: the last key of the split; None: the greatest there is.
+        polls: reading never ends.
+        rows: how many rows were returned.
+    """
+
+    name: str
+    table: list[str]
+    key: list[str]
+    key_types: list[str]
+    last: list[str] | None = None
+    upto: list[str] | None = None
+    polls: bool = False
+    rows: int = 0
+
+
+def decoded(split: bytes, settings: TableSettings) -> TableSplit:
+    """Return the bytes of a split as one.
+
+    Raises:
+        StateError: it is the split of another source.
+    """
+    again = "give the source another name, so that it begins from the start; or start the job fresh"
+    try:
+        found = msgspec.msgpack.decode(split, type=TableSplit)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            "the restored positions are not those of a PostgreSQL table: it was another source before",
+            fix=again,
+        ) from error
+    by = settings.incremental_by
+    if found.polls != (by is not None) or (by is not None and found.key[0] != by):
+        raise StateError(
+            f"the restored positions are of rows in another order table=`{settings.relation}` "
+            f"order=`{', '.join(found.key)}` incremental_by=`{by}`",
+            fix=again,
+        )
+    return found
+
+
+class TableReader(PieceReader[TableSplit]):
+    """Reads some splits of a table."""
+
+    def __init__(self, settings: TableSettings, rows: pa.Schema) -> None:
+        """Make a reader.
+
+        Args:
+            settings: of the source.
+            rows: the columns to return.
+        """
+        super().__init__()
+        self._settings = settings
+        self._rows = rows
+        self._splits: dict[str, TableSplit] = {}
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        found = [decoded(split, self._settings) for split in splits]
+        self._splits |= {each.name: each for each in found}
+        for each in found:
+            self.context.splits.opened(each.name)
+        if found:
+            worker = _Worker(
+                self._settings, self._rows, found, self.context, self._shared, self._wake
+            )
+            self._start(worker, str(self._settings.relation))
+
+    def _took(self, piece: Piece[TableSplit]) -> None:
+        self._splits[piece.split] = piece.position
+        if piece.ended:
+            del self._splits[piece.split]
+
+    @property
+    def finished(self) -> bool:
+        return not self._splits
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(each) for each in self._splits.values()]
+
+
+class _Worker(Worker[TableSplit]):
+    """The thread of a reader: it reads its splits one after the other."""
+
+    def __init__(
+        self,
+        settings: TableSettings,
+        rows: pa.Schema,
+        splits: Sequence[TableSplit],
+        context: OperatorContext,
+        shared: Shared[TableSplit],
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(settings.relation.address, settings.buffer_bytes, shared, wake)
+        self._settings = settings
+        self._rows = rows
+        self._left = deque(splits)
+        """The splits that are not finished, behind the rows that were handed over."""
+        self._clock = context.clock
+        self._application = f"headgate-{context.job_name}-{context.operator_name}"
+
+    def read(self) -> None:
+        settings = self._settings
+        with (
+            connect(settings.relation.address, self._application) as connection,
+            settings.relation.looking(),
+        ):
+            connection.execute("SET default_transaction_read_only = on")
+            self._check(connection)
+            while self._left:
+                if self._left[0].polls:
+                    self._poll(connection)
+                self._read_range(connection, self._left[0].upto)
+                split = self._left[0]
+                self.hand_over(no_rows(split.name, split, ended=True))
+
+    def _check(self, connection: Connection) -> None:
+        """Check that the table is the one of the positions, and has the columns.
+
+        Raises:
+            StateError: it is another one.
+        """
+        found = self._settings.relation.describe(connection)
+        schema_of(found, self._rows)
+        table = self._left[0].table
+        if table != ([found.schema, found.name] if found.kind != "q" else []):
+            raise StateError(
+                f"the restored positions are those of another table table=`{found.full_name}` "
+                f"was=`{'.'.join(table) or 'a query'}`",
+                fix="give the source another name, so that it begins from the start; or start the job "
+                "fresh",
+            )
+
+    def _handed_over(self, piece: Piece[TableSplit]) -> None:
+        self._left[0] = piece.position
+        if piece.ended:
+            self._left.popleft()
+
+    def _poll(self, connection: Connection) -> None:
+        """Read new rows again and again, until the reader is closed."""
+        settings, clock = self._settings, self._clock
+        seen: deque[tuple[float, str]] = deque()
+        """The highest values, and when they were seen."""
+        read = None
+        while True:
+            highest = self._highest(connection)
+            if highest is not None and (not seen or seen[-1][1] != highest):
+                seen.append((clock.monotonic(), highest))
+            bound = None
+            while seen and clock.monotonic() - seen[0][0] >= settings.lag_s:
+                bound = seen[0][1]
+                if len(seen) == 1:
+                    break
+                seen.popleft()
+            if bound is not None and bound != read:
+                self._read_range(connection, [bound])
+                read = bound
+            self.pause(settings.every_s)
+
+    def _highest(self, connection: Connection) -> str | None:
+        """Return the highest value of the growing column; None: there are no rows."""
+        from psycopg import sql
+
+        split = self._left[0]
+        column = sql.Identifier(split.key[0])
+        statement = sql.SQL(
+            "SELECT highest.{0}::text FROM "
+            "(SELECT {0} FROM {1} WHERE {0} IS NOT NULL ORDER BY {0} DESC LIMIT 1) AS highest"
+        ).format(column, self._settings.relation.rows(split.table))
+        found = connection.execute(statement).fetchone()
+        return None if found is None else str(found[0])
+
+    def _read_range(self, connection: Connection, upto: list[str] | None) -> None:
+        """Read the rest of a split up to a key, or up to all keys that begin with this."""
+        statement = copy_statement(self._settings, self._left[0], self._rows.names, upto)
+        for lines in copied_lines(connection, statement, self._settings.batch_rows, _BLOCK_BYTES):
+            self._hand_over_rows(lines)
+
+    def _hand_over_rows(self, lines: list[bytes]) -> None:
+        split = self._left[0]
+        width = len(split.key)
+        texts = parse_rows(lines, [str(place) for place in range(width + len(self._rows))])
+        keys, count = texts.columns[:width], texts.num_rows
+        self._check_keys(keys, split)
+        columns = [
+            from_texts(each.name, column, each.type)
+            for each, column in zip(self._rows, texts.columns[width:], strict=True)
+        ]
+
+        def inside(count: int) -> TableSplit:
+            last = [column[count - 1].as_py() for column in keys]
+            return msgspec.structs.replace(split, last=last, rows=split.rows + count)
+
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._rows)
+        numbers = np.arange(split.rows, split.rows + count, dtype=np.int64)
+        size = batch.nbytes + ROW_BYTES
+        self.hand_over(Piece(split.name, batch, inside, inside(count), numbers, size))
+
+    def _check_keys(self, keys: Sequence[pa.Array], split: TableSplit) -> None:
+        """Check that each row has a key of its own, by which its place is known.
+
+        Raises:
+            DataError: one has none, or that of the row before.
+        """
+        order, relation = ", ".join(split.key), self._settings.relation
+        missing = next((n for n, each in zip(split.key, keys, strict=True) if each.null_count), "")
+        if missing:
+            raise DataError(
+                f"a row has no value in a column of its key column=`{missing}` table=`{relation}`",
+                fix=f"leave such rows out by a query: ... WHERE {missing} IS NOT NULL",
+            )
+        same = reduce(pc.and_, [pc.equal(each[1:], each[:-1]) for each in keys])
+        first = [each[0].as_py() for each in keys]
+        if first == split.last or pc.any(same, min_count=0).as_py():
+            at = 0 if first == split.last else pc.index(same, True).as_py()
+            found = ", ".join(str(each[at].as_py()) for each in keys)
+            raise DataError(
+                f"two rows have the same key, so reading could not go on between them key=`{order}` "
+                f"values=`{found}` table=`{relation}`",
+                fix="key= needs columns that identify a row",
+            )
+
+
+def copy_statement(
+    settings: TableSettings, split: TableSplit, columns: Sequence[str], upto: list[str] | None
+) -> Any:
+    """Return the statement that reads the rest of a split: the key, and then these columns."""
+    from psycopg import sql
+
+    names = [sql.Identifier(name) for name in split.key]
+    kinds: list[Any] = list(split.key_types)
+
+    def compared(operator: Any, values: Sequence[str]) -> Any:
+        given = [
+            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
+            for value, kind in zip(values, kinds, strict=False)
+        ]
+        return sql.SQL("({}) {} ({})").format(
+            sql.SQL(", ").join(names[: len(values)]), sql.SQL(operator), sql.SQL(", ").join(given)
+        )
+
+    conditions = [
+        *([] if split.last is None else [compared(">", split.last)]),
+        *([] if upto is None else [compared("<=", upto)]),
+    ]
+    return sql.SQL("COPY (SELECT {} FROM {}{}{} ORDER BY {}) TO STDOUT (FORMAT csv)").format(
+        sql.SQL(", ").join([*names, *map(sql.Identifier, columns)]),
+        settings.relation.rows(split.table),
+        sql.SQL(" WHERE " if conditions else ""),
+        sql.SQL(" AND ").join(conditions),
+        sql.SQL(", ").join(names),
+    )
