@@ -41,6 +41,7 @@ help:
 	@echo "make bench-recovery   from kill -9 of a worker to output again (eight minutes; ARGS='--keys 100000 --kills 3': two)"
 	@echo "make bench-regions   restart of one region out of four, beside that of the whole job (two minutes)"
 	@echo "make bench-spark   what a Spark query made, streamed; state read into Spark (ten minutes)"
+	@echo "make docs    build the documentation site into build/site, and check its links"
 	@echo "make check   lint and types"
 
 # $(call install,EXTRA): headgate with one of its extras, into $(VENV).
@@ -153,6 +154,10 @@ types: $(STAMP)
 	@echo "==> types"
 	@mkdir -p .cache/src && ln -sfn ../.. .cache/src/headgate
 	@MYPYPATH=.cache/src $(BIN)/mypy -p headgate
+
+docs: $(STAMP)
+	@echo "==> the documentation site"
+	@$(BIN)/python .ci/site/build.py
 
 check: lint types
 

@@ -221,8 +221,12 @@ def test_sigterm_gives_the_grace_period_and_then_all_processes_are_killed(
     cluster.apply(claim, stays, namespace=namespace)
     cluster.wait(namespace, "condition=Ready", "pod/stays")
     process = psutil.Process(cluster.pid(namespace, "stays"))
-    everything = [process, *process.children(recursive=True)]
-    assert len(everything) >= 2
+    deadline = time.monotonic() + WAIT_S_MAX
+    # The shell's child begins after its trap is set.
+    while not (children := process.children(recursive=True)):
+        assert time.monotonic() < deadline, "the shell started nothing"
+        time.sleep(0.05)
+    everything = [process, *children]
     # The period is long enough for the container to answer, and is then shortened to its end.
     delete = ("delete", "pod", "stays", "-n", namespace)
     cluster.kubectl(*delete, "--grace-period=600", "--wait=false")

@@ -198,7 +198,17 @@ class Cluster:
             "kind": "Namespace",
             "metadata": {"name": name, "labels": enforced},
         }
-        self.kubectl("create", "-f", "-", stdin=json.dumps(made))
+        deadline = time.monotonic() + control_plane.START_S_MAX
+        while True:
+            try:
+                self.kubectl("create", "-f", "-", stdin=json.dumps(made))
+                break
+            except (
+                CommandError
+            ) as error:  # one of this name, of an earlier file, may still be going
+                if "is being deleted" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
         # Without its service account no pod is admitted.
         self.wait(name, "create", "serviceaccount/default")
         yield name
