@@ -1,32 +1,26 @@
 """A Delta table: the types of its columns, whether a stream fits it, and the commit of a checkpoint.
 
 The log of a Delta table has a place for *transactions* of applications: a name and a number that are
-written in the same atomic change as the files. The name is that of the run of the job, and the number that
-of the checkpoint. A commit first looks what the table has, and leaves out what is there. It is written only
-if no other writer was faster; otherwise it looks again. So it may be repeated by anybody at any time.
+written in the same atomic change as the files. They are the marks by which commits know what the table has
+(`connectors/tables/commits.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from ...errors import JobError, PlanError, StorageError, UsageError
-from ...operators.clock import SystemClock
-from ...operators.sink import EpochOutput
+from ...errors import StorageError, UsageError
 from ..s3_config import s3_service
+from ..tables.types import stored_type
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_OLD_MS: Final = 3_600_000
-"""Files that are committed later than this are looked for before, as `VACUUM` may have deleted them."""
-COMMITS_MAX: Final = 50
-"""The number of times in a row that other writers of the table may be faster."""
 _SAFE_FEATURES: Final = frozenset(
     {
         *("appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata"),
@@ -42,12 +36,6 @@ _OTHERS: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
-    pa.float16(): pa.float32(),
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-    pa.date64(): pa.date32(),
 }
 
 
@@ -71,44 +59,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 def delta_type(type_: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type by which a Delta table holds all values of a type; None: there is none."""
-    if type_ in _SAME:
-        return type_
-    if type_ in _OTHERS:
-        return _OTHERS[type_]
-    if pa.types.is_timestamp(type_) and type_.unit != "ns":
-        return pa.timestamp("us", None if type_.tz is None else "UTC")
-    if pa.types.is_decimal128(type_):
-        return type_
-    if pa.types.is_dictionary(type_):
-        return delta_type(type_.value_type)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        inner = delta_type(type_.value_type)
-        return None if inner is None else pa.list_(pa.field("element", inner))
-    if pa.types.is_map(type_):
-        key, item = delta_type(type_.key_type), delta_type(type_.item_type)
-        return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_struct(type_):
-        fields = [(field.name, delta_type(field.type)) for field in type_]
-        return None if any(each is None for _, each in fields) else pa.struct(fields)
-    return None
-
-
-def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a table for a stream.
-
-    Raises:
-        PlanError: there is no type for a column.
-    """
-    fields = []
-    for field in schema:
-        made = delta_type(field.type)
-        if made is None:
-            raise PlanError(
-                f"Delta has no type for this column column=`{field.name}` type=`{field.type}`",
-                fix="cast it, such as a timestamp to microseconds, or select it out",
-            )
-        fields.append(pa.field(field.name, made))
-    return pa.schema(fields)
+    return stored_type(type_, lambda each: each if each in _SAME else _OTHERS.get(each))
 
 
 def object_store_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -231,127 +182,96 @@ def _check_rules(table: DeltaTable, address: str) -> None:
         )
 
 
-def application(job: str, sink: str, run: str) -> str:
-    """Return the name under which a run records its checkpoints in the log of a table."""
-    return f"headgate/{job}/{sink}/{run}"
+class DeltaVersion:
+    """The newest version of a table, for one commit (`tables.commits.TableVersion`)."""
 
+    def __init__(
+        self,
+        address: str,
+        options: Mapping[str, str],
+        schema: pa.Schema,
+        partition_by: Sequence[str],
+    ) -> None:
+        """Read it.
 
-def _mark(part: Part, job: str, sink: str) -> str:
-    """Return the name under which the run that wrote a file has recorded its checkpoints.
+        Args:
+            address: of the table.
+            options: how the library reaches it.
+            schema: the columns of the files.
+            partition_by: the columns whose values separate them.
 
-    A job of another name may have been started with a savepoint that holds the file. Then the run that
-    wrote it has perhaps committed it, under the name of its own job.
-    """
-    return application(part.job or job, part.sink or sink, part.run)
-
-
-def commit_parts(
-    address: str,
-    options: Mapping[str, str],
-    job: str,
-    sink: str,
-    epochs: Sequence[EpochOutput],
-    check: Callable[[DeltaTable], None],
-) -> None:
-    """Add the files of some checkpoints to the log of a table, unless it has them. May be repeated.
-
-    Args:
-        address: of the table.
-        options: how the library reaches it.
-        job: the name of the job.
-        sink: the name of the sink's step.
-        epochs: the files.
-        check: raises an error if the table does not take the files any more.
-
-    Raises:
-        StorageError: the table cannot be reached, is gone, or others write to it all the time.
-        JobError: the files are gone.
-    """
-    parts = [
-        (epoch.checkpoint_id, msgspec.msgpack.decode(data, type=Part))
-        for epoch in epochs
-        for data in epoch.committables
-    ]
-    marks = {_mark(part, job, sink) for _, part in parts}
-    for _ in range(COMMITS_MAX):
+        Raises:
+            StorageError: the table cannot be reached, or is gone.
+        """
         table = open_table(address, options)
         if table is None:
             raise StorageError(
                 f"the Delta table is gone table=`{address}`",
                 fix="restore it, or create an empty one with the columns of the stream",
             )
-        with _reaching(address):
-            committed = {mark: table.transaction_version(mark) or 0 for mark in marks}
-            due = [(id_, part) for id_, part in parts if id_ > committed[_mark(part, job, sink)]]
-            if not due:
-                return
-            check(table)
-            _check_there(address, options, [part for _, part in due])
-            newest: dict[str, int] = {}
-            for id_, part in due:
-                mark = _mark(part, job, sink)
-                newest[mark] = max(newest.get(mark, 0), id_)
-            # A run without state looks whether any run of this sink has written here.
-            newest[application(job, sink, "")] = max(newest.values())
-            if _add(table, [part for _, part in due], newest, job, sink):
-                return
-    raise StorageError(
-        f"other writers of the Delta table were faster {COMMITS_MAX} times table=`{address}`"
-    )
+        self._table = table
+        self._address = address
+        self._options = options
+        self._schema = schema
+        self._partition_by = partition_by
 
+    def committed(self, mark: str) -> int | None:
+        """See `TableVersion`."""
+        with _reaching(self._address):
+            found: int | None = self._table.transaction_version(mark)
+        return found
 
-def _add(
-    table: DeltaTable, parts: Sequence[Part], marks: Mapping[str, int], job: str, sink: str
-) -> bool:
-    """Add files and marks to the log of a table in one change; False: another writer was faster."""
-    from deltalake import CommitProperties, Transaction
-    from deltalake.exceptions import CommitFailedError
-    from deltalake.transaction import AddAction
+    def check(self, parts: Sequence[Part]) -> None:
+        """See `TableVersion`."""
+        check_fits(self._table, self._address, self._schema, self._partition_by)
 
-    try:
-        table.create_write_transaction(
-            [
-                AddAction(
-                    part.path, part.size_bytes, part.partition, part.written_ms, True, part.stats
+    def missing(self, paths: Sequence[str]) -> list[str]:
+        """See `TableVersion`."""
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import FileType, PyFileSystem
+
+        with _reaching(self._address):
+            files: Any = PyFileSystem(DeltaStorageHandler(self._address, dict(self._options)))
+            found = files.get_file_info(list(paths))
+        return [each.path for each in found if each.type is FileType.NotFound]
+
+    def add(
+        self, parts: Sequence[Part], marks: Mapping[str, int], properties: Mapping[str, str]
+    ) -> bool:
+        """See `TableVersion`."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction
+
+        table = self._table
+        with _reaching(self._address):
+            try:
+                table.create_write_transaction(
+                    [
+                        AddAction(
+                            part.path,
+                            part.size_bytes,
+                            part.partition,
+                            part.written_ms,
+                            True,
+                            part.stats,
+                        )
+                        for part in parts
+                    ],
+                    "append",
+                    table.schema(),
+                    partition_by=list(table.metadata().partition_columns),
+                    commit_properties=CommitProperties(
+                        custom_metadata=dict(properties),
+                        max_commit_retries=0,  # the library would not look at the marks again
+                        app_transactions=[
+                            Transaction(mark, id_) for mark, id_ in sorted(marks.items())
+                        ],
+                    ),
                 )
-                for part in parts
-            ],
-            "append",
-            table.schema(),
-            partition_by=list(table.metadata().partition_columns),
-            commit_properties=CommitProperties(
-                custom_metadata={"headgate.job": job, "headgate.sink": sink},
-                max_commit_retries=0,  # the library would not look at the marks again
-                app_transactions=[Transaction(mark, id_) for mark, id_ in sorted(marks.items())],
-            ),
-        )
-    except CommitFailedError:
-        return False
-    return True
-
-
-def _check_there(address: str, options: Mapping[str, str], parts: Sequence[Part]) -> None:
-    """Check that old files are there: with one that is not, nobody could read the table any more.
-
-    Raises:
-        JobError: one is not.
-    """
-    from deltalake.fs import DeltaStorageHandler
-    from pyarrow.fs import FileType, PyFileSystem
-
-    now_ms = SystemClock().now_ms()
-    old = [part.path for part in parts if part.written_ms < now_ms - _OLD_MS]
-    if not old:
-        return
-    files: Any = PyFileSystem(DeltaStorageHandler(address, dict(options)))
-    gone = [each.path for each in files.get_file_info(old) if each.type is FileType.NotFound]
-    if gone:
-        raise JobError(
-            f"files of a checkpoint are not in the directory of the table any more table=`{address}` "
-            f"files=`{len(gone)}` first=`{gone[0]}`",
-            fix="`VACUUM` deletes files that are not in the log when they are a week old: restore an older "
-            "checkpoint, or give the sink another name and allow non-restored state",
-        )
+            except CommitFailedError:
+                return False
+        return True
 
 
 def stats_of(metadata: Any, rows: int) -> str:

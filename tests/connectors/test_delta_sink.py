@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import headgate as hg
 from headgate.connectors import delta_sink, from_list
-from headgate.connectors.delta.table import Part, commit_parts, delta_type
+from headgate.connectors.delta.table import DeltaVersion, Part, delta_type
 from headgate.errors import HeadgateError, JobError, PlanError, UsageError
 from headgate.operators.sink import EpochOutput, GlobalCommit
 from headgate.state.snapshot import CommitPermit
@@ -190,7 +190,7 @@ def test_other_partitions_and_rules_for_writers_are_refused(tmp_path: Path) -> N
 
 def test_a_table_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(HeadgateError, match="the Delta table is gone"):
-        commit_parts(str(tmp_path / "none"), {}, "job", "sink", [], lambda _: None)
+        DeltaVersion(str(tmp_path / "none"), {}, pa.schema([]), ())
 
 
 def part_in(table: Path, name: str, numbers: list[int]) -> Part:
