@@ -25,6 +25,7 @@ from .generator import (
     sequence,
 )
 from .hybrid import hybrid_source
+from .iceberg.sink import iceberg_sink
 from .kafka.security import KafkaSecurity
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
@@ -57,6 +58,7 @@ __all__ = [
     "function_sink",
     "generator",
     "hybrid_source",
+    "iceberg_sink",
     "json_format",
     "json_sink",
     "json_source",

@@ -41,6 +41,8 @@ from .functions.sink import FORMS, FunctionSink, function_sink
 from .functions.write_ahead import WriteAheadSink, write_ahead_sink
 from .generator import generator
 from .hybrid import hybrid_source
+from .iceberg.catalog import KINDS
+from .iceberg.sink import IcebergSink, iceberg_sink
 from .kafka.model import METADATA
 from .kafka.security import MECHANISMS, KafkaSecurity
 from .kafka.sink import FORMATS as KAFKA_FORMATS
@@ -527,6 +529,17 @@ _OUTPUT_FILES = {
 }
 
 
+_OUTPUT_TABLE = {
+    "rollBytes": _OUTPUT_FILES["rollBytes"],
+    "buffer": Field(size(), "most bytes of rows of a subtask that wait to be written; 64mb"),
+    "ifExists": Field(
+        ChoiceKind((IfExists.ERROR.value, IfExists.APPEND.value)),
+        "a run starts without state, and the table has rows of earlier runs; error",
+    ),
+    "storageOptions": _STORAGE_OPTIONS,
+}
+
+
 def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
     return postgres_sink(dsn, table, **arguments)
 
@@ -565,6 +578,10 @@ _RETRY = Field(
 
 def _delta_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
     return delta_sink(**_arguments(values))  # it has only one guarantee
+
+
+def _iceberg_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
+    return iceberg_sink(**_arguments(values))  # it has only one guarantee
 
 
 SINKS: dict[str, SinkConnector] = {
@@ -669,19 +686,33 @@ SINKS: dict[str, SinkConnector] = {
                 "partitionBy": Field(
                     ListOf(TextKind()), "columns by whose values files are separated"
                 ),
-                "rollBytes": _OUTPUT_FILES["rollBytes"],
-                "buffer": Field(
-                    size(), "most bytes of rows of a subtask that wait to be written; 64mb"
-                ),
-                "ifExists": Field(
-                    ChoiceKind((IfExists.ERROR.value, IfExists.APPEND.value)),
-                    "a run starts without state, and the table has rows of earlier runs; error",
-                ),
-                "storageOptions": _STORAGE_OPTIONS,
+                **_OUTPUT_TABLE,
             },
         ),
         _delta_sink,
         DeltaSink.guarantees,
+        guarantee_required=False,
+    ),
+    "iceberg": SinkConnector(
+        Section(
+            "iceberg",
+            {
+                "table": Field(TextKind(), "its name, `namespace.table`", required=True),
+                "catalog": Field(
+                    Items(AnyText(), may_be_empty=False),
+                    f"properties that pyiceberg knows: `type` ({' or '.join(KINDS)}), `uri`, "
+                    "`warehouse`, `token`; `env:NAME` and `file:/path` are read on each machine",
+                    required=True,
+                ),
+                "partitionBy": Field(
+                    ListOf(TextKind()),
+                    "columns, `day(c)`, `bucket(16, c)` and the like; of a table that is created",
+                ),
+                **_OUTPUT_TABLE,
+            },
+        ),
+        _iceberg_sink,
+        IcebergSink.guarantees,
         guarantee_required=False,
     ),
     "postgres": SinkConnector(

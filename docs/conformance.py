@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
-from headgate.tests.support.connector_cases import DELTA, FILES_AND_MEMORY, KAFKA, POSTGRES
+from headgate.tests.support.connector_cases import FILES_AND_MEMORY, KAFKA, POSTGRES, TABLES
 
-CASES: dict[str, type[Any]] = FILES_AND_MEMORY | KAFKA | POSTGRES | DELTA
+CASES: dict[str, type[Any]] = FILES_AND_MEMORY | KAFKA | POSTGRES | TABLES
 
 
 def table(kind: str, checks: list[Check[Any]], cases: dict[str, type[Any]]) -> str:

@@ -9,6 +9,7 @@ from ..errors import PlanError
 
 _PACKAGES: Final = {
     "delta": ("deltalake",),
+    "iceberg": ("pyiceberg", "pyiceberg_core", "sqlalchemy"),
     "kafka": ("confluent_kafka", "kafka"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),

@@ -215,7 +215,7 @@ class DeltaVersion:
         self._schema = schema
         self._partition_by = partition_by
 
-    def committed(self, mark: str) -> int | None:
+    def committed(self, mark: str, parts: Sequence[Part]) -> int | None:
         """See `TableVersion`."""
         with _reaching(self._address):
             found: int | None = self._table.transaction_version(mark)

@@ -56,8 +56,16 @@ Q = TypeVar("Q", bound=TablePart, contravariant=True)
 class TableVersion(Protocol[Q]):
     """The newest version of a table, as one commit has found it."""
 
-    def committed(self, mark: str) -> int | None:
-        """Return the newest checkpoint that is recorded under a mark; None: there is none."""
+    def committed(self, mark: str, parts: Sequence[Q]) -> int | None:
+        """Return the newest checkpoint that is recorded under a mark; None: there is none.
+
+        Args:
+            mark: see `mark_of`.
+            parts: the files that are to be added under it.
+
+        Raises:
+            JobError: the table has forgotten it.
+        """
         ...
 
     def check(self, parts: Sequence[Q]) -> None:
@@ -121,9 +129,12 @@ def commit_parts(
         # that wrote it has perhaps committed it, under the name of its own job.
         return mark_of(part.job or job, part.sink or sink, part.run)
 
+    own: dict[str, list[P]] = {}
+    for _, part in parts:
+        own.setdefault(mark(part), []).append(part)
     for _ in range(COMMITS_MAX):
         version = open_version()
-        committed = {each: version.committed(each) or 0 for each in {mark(p) for _, p in parts}}
+        committed = {each: version.committed(each, files) or 0 for each, files in own.items()}
         due = [(id_, part) for id_, part in parts if id_ > committed[mark(part)]]
         if not due:
             return

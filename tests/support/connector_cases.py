@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,7 @@ from headgate.connectors import (
     files_source,
     from_list,
     function_sink,
+    iceberg_sink,
     kafka_sink,
     kafka_source,
     postgres_cdc_source,
@@ -49,6 +50,9 @@ from headgate.testing.connectors import (
 )
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 NOWHERE = "127.0.0.1:1"
@@ -568,6 +572,42 @@ class DeltaSinkCase(Rows, Directory, SinkCase):
         return {"another type": (delta_sink(place / "other"), "another type column=`id`")}
 
 
+class IcebergSinkCase(Rows, Directory, SinkCase):
+    """Appends to an Iceberg table whose catalog is a SQLite database."""
+
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES})
+    secrets = (PASSWORD,)
+
+    def catalog(self, place: Path) -> dict[str, str]:
+        uri = f"sqlite:///{place}/catalog.db"
+        return {"uri": uri, "warehouse": f"file://{place}/tables", "token": PASSWORD}
+
+    def table(self, place: Path, name: str, schema: pa.Schema) -> Table:
+        from pyiceberg.catalog import load_catalog
+
+        with load_catalog("default", **self.catalog(place)) as catalog:
+            catalog.create_namespace_if_not_exists("cases")
+            return catalog.create_table_if_not_exists(f"cases.{name}", schema)
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        self.table(place, "table", SCHEMA)
+        return iceberg_sink("cases.table", catalog=self.catalog(place))
+
+    def visible(self, place: Path) -> list[Any]:
+        return list(self.table(place, "table", SCHEMA).scan().to_arrow().to_pylist())
+
+    def mistakes(self, place: Path) -> Mapping[str, tuple[Sink, str]]:
+        other = pa.schema([("id", pa.string()), ("name", pa.string())])
+        self.table(place, "other", other)
+        catalog = self.catalog(place)
+        wrong = iceberg_sink("cases.other", catalog=catalog)
+        nowhere = {"uri": f"http://{NOWHERE}", "token": PASSWORD}
+        return {
+            "another type": (wrong, "another type column=`id`"),
+            "no catalog": (iceberg_sink("cases.other", catalog=nowhere), NOWHERE),
+        }
+
+
 FILES_AND_MEMORY: dict[str, type[Case]] = {
     "csv_source": CsvSource,
     "json_source": JsonSource,
@@ -580,7 +620,7 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "function_sink": AsyncFunction,
     "write_ahead_sink": WriteAhead,
 }
-DELTA: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase}
+TABLES: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase, "iceberg_sink": IcebergSinkCase}
 POSTGRES: dict[str, type[Case]] = {
     "postgres_source": PostgresTableSource,
     "postgres_cdc_source": PostgresCdcSource,

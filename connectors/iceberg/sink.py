@@ -1,0 +1,267 @@
+"""An Iceberg table as a sink: all subtasks write files, and the coordinator commits each checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import DataError, UsageError
+from ...operators.sink import (
+    GlobalCommit,
+    Guarantee,
+    IfExists,
+    IfExistsLike,
+    OutputFile,
+    Sink,
+    SinkRun,
+    SinkWriter,
+)
+from ..tables.commits import commit_parts, mark_of
+from ..tables.sink import (
+    BUFFER,
+    ROLL_BYTES,
+    TableSettings,
+    parts_of,
+    refuse_overwrite,
+    table_arguments,
+    table_columns,
+)
+from ..tables.types import stored_schema
+from ..tables.writer import COPIED_BYTES, Key, LocalFile, TableWriter, copy_durably, split_by
+from .catalog import IcebergCatalog, load_table, with_whole_paths
+from .partitions import Partition, PartitionValues, parse_partition
+from .table import (
+    IcebergVersion,
+    Part,
+    Statistics,
+    check_fits,
+    create_table,
+    existing,
+    iceberg_type,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+_CREDENTIALS_MS: Final = 300_000
+"""The age at which what a REST catalog says about access to files is asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSettings(TableSettings):
+    """The settings of a sink.
+
+    Attributes:
+        catalog: has the table.
+        table: its name, `namespace.table`.
+        partitions: `partition_by`, once the sink is bound to a stream.
+    """
+
+    catalog: IcebergCatalog
+    table: str
+    partitions: tuple[Partition, ...] = ()
+
+
+class IcebergSink(Sink):
+    """One table, to which rows are appended."""
+
+    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
+    guarantee = Guarantee.EXACTLY_ONCE
+    needs_columns = True
+    commits_globally = True
+    extras = ("iceberg",)
+
+    def __init__(self, settings: IcebergSettings, if_exists: IfExists) -> None:
+        self.settings = settings
+        self.if_exists = if_exists
+        self.place = settings.table
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        columns = stored_schema(table_columns(schema), iceberg_type, "Iceberg")
+        partitions = tuple(parse_partition(each, columns) for each in self.settings.partition_by)
+        self.settings = replace(self.settings, columns=columns, partitions=partitions)
+
+    def writer(self) -> SinkWriter:
+        return IcebergWriter(self.settings)
+
+    def check_output(self, run: SinkRun) -> None:
+        settings = self.settings
+        refuse_overwrite(run, self.if_exists, "Iceberg", settings.table)
+        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+            table = load_table(catalog, settings.table)
+            if table is not None:
+                check_fits(table, settings.table, settings.schema, settings.partitions)
+
+    def list_output(self, run: SinkRun) -> list[OutputFile]:
+        """Return the table and its newest snapshot, if an earlier run of this sink has written to it."""
+        settings = self.settings
+        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+            table = load_table(catalog, settings.table)
+            if table is None or mark_of(run.job, run.sink, "") not in table.properties:
+                return []
+            return [OutputFile(settings.table, str(table.metadata.current_snapshot_id))]
+
+    def begin_output(self, run: SinkRun) -> None:
+        """Create the table, unless there is one."""
+        settings = self.settings
+        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+            create_table(catalog, settings.table, settings.schema, settings.partitions)
+
+    def commit_globally(self, commit: GlobalCommit) -> None:
+        settings = self.settings
+        with settings.catalog.opened({**commit.options, **settings.storage_options}) as catalog:
+
+            def version() -> IcebergVersion:
+                return IcebergVersion(catalog, settings.table, settings.schema, settings.partitions)
+
+            parts = parts_of(commit.epochs, Part)
+            commit_parts(version, settings.table, commit.job, commit.sink, parts)
+
+    def describe(self) -> str:
+        return f"iceberg({self.settings.table})"
+
+
+class IcebergWriter(TableWriter):
+    """Writes the files of one subtask, by the columns and partitions of the table at its start."""
+
+    def __init__(self, settings: IcebergSettings) -> None:
+        super().__init__(settings.roll_bytes, settings.buffer_bytes)
+        self._settings = settings
+
+    def prepare(self) -> None:
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            parquet_path_to_id_mapping,
+            schema_to_pyarrow,
+        )
+
+        settings = self._settings
+        with settings.catalog.opened(self._options) as catalog:
+            table = existing(catalog, settings.table)
+        check_fits(table, settings.table, settings.schema, settings.partitions)
+        schema = table.schema()
+        given = set(settings.schema.names)
+        own = schema.select(*(each.name for each in schema.fields if each.name in given))
+        self._stored = schema_to_pyarrow(own)  # with the numbers by which readers know the columns
+        self._required = [each.name for each in own.fields if each.required]
+        self._values = PartitionValues(schema, table.spec())
+        self._spec = table.metadata.default_spec_id
+        self._uuid = str(table.metadata.table_uuid)
+        self._since = table.metadata.current_snapshot_id
+        self._locations = table.location_provider()
+        self._io = table.io
+        self._plan = compute_statistics_plan(own, table.properties)
+        self._numbers = parquet_path_to_id_mapping(own)
+        self._loaded_ms = self.context.clock.now_ms()
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {**self.context.options, **self._settings.storage_options}
+
+    def stored(self) -> pa.Schema:
+        return self._stored
+
+    def split(self, rows: pa.RecordBatch) -> list[tuple[Key, pa.RecordBatch]]:
+        for name in self._required:
+            if rows.column(name).null_count:
+                raise DataError(
+                    "a required column of the table has a null "
+                    f"table=`{self._settings.table}` column=`{name}`",
+                    fix="filter such rows out, or make the column optional in the table",
+                )
+        rows = rows.select(self._stored.names).cast(self._stored)
+        return split_by(self._values.of_rows(rows), rows)
+
+    def move(self, file: LocalFile) -> bytes:
+        from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata
+
+        name = "/".join(filter(None, (self._values.path(file.key), file.name)))
+        path = self._locations.new_data_location(name)
+        found = data_file_statistics_from_parquet_metadata(
+            pq.read_metadata(file.local), self._plan, self._numbers
+        ).to_serialized_dict()
+        part = Part(
+            run=self.context.run_id,
+            job=self.context.job_name,
+            sink=self.context.operator_name,
+            path=path,
+            size_bytes=file.local.stat().st_size,
+            rows=found.pop("record_count"),
+            written_ms=self.context.clock.now_ms(),
+            table=self._uuid,
+            spec=self._spec,
+            partition=self._values.encoded(file.key),
+            since=self._since,
+            statistics=Statistics(**found),
+        )
+        self._upload(file.local, path)
+        return msgspec.msgpack.encode(part)
+
+    def _upload(self, local: Path, path: str) -> None:
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        scheme, _, place = PyArrowFileIO.parse_location(path)
+        if scheme == "file":
+            copy_durably(local, Path(place))
+            return
+        with local.open("rb") as source, self._files().new_output(path).create(True) as output:
+            shutil.copyfileobj(source, output, COPIED_BYTES)
+
+    def _files(self) -> FileIO:
+        """Return how files of the table are reached. A catalog may hand out credentials that expire."""
+        now_ms = self.context.clock.now_ms()
+        if self._settings.catalog.kind == "rest" and now_ms > self._loaded_ms + _CREDENTIALS_MS:
+            with self._settings.catalog.opened(self._options) as catalog:
+                self._io = existing(catalog, self._settings.table).io
+            self._loaded_ms = now_ms
+        return self._io
+
+
+def iceberg_sink(
+    table: str,
+    *,
+    catalog: Mapping[str, str],
+    partition_by: str | Sequence[str] = (),
+    roll_bytes: str | int = ROLL_BYTES,
+    buffer: str | int = BUFFER,
+    if_exists: IfExistsLike = "error",
+    storage_options: Mapping[str, str] | None = None,
+) -> IcebergSink:
+    """Return a sink that appends to an Iceberg table, exactly once.
+
+    It needs `pip install 'headgate[iceberg]'`. The table is created if there is none. The rows of each
+    checkpoint of all subtasks appear together, as one snapshot.
+
+    Args:
+        table: its name, `namespace.table`.
+        catalog: the properties of the catalog as pyiceberg knows them: `type` (`rest` or `sql`), `uri`,
+            `warehouse`, `token` and others. `env:NAME` and `file:/path` are read on each machine.
+        partition_by: partitions of a table that is created: columns, `year(c)`, `month(c)`, `day(c)`,
+            `hour(c)`, `bucket(16, c)`, `truncate(4, c)`. A table that is there has its own, which must be
+            these; empty: whatever it has.
+        roll_bytes: the size at which a file ends; one ends at each checkpoint as well.
+        buffer: the most bytes of rows that wait in memory to be written, per subtask.
+        if_exists: what happens if a run starts without state, and the table has rows of an earlier run of
+            this sink: `error`, or `append`.
+        storage_options: `s3.*` options, if they differ from the job's.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the table fits is found out when the job starts.
+    """
+    if not isinstance(table, str) or not all(table.split(".")) or "." not in table:
+        raise UsageError(
+            f"not the name of a table table=`{table}`", fix='a namespace and a name: "shop.orders"'
+        )
+    given, policy = table_arguments(
+        "Iceberg", partition_by, roll_bytes, buffer, if_exists, storage_options
+    )
+    known = IcebergCatalog(with_whole_paths(catalog))
+    settings = IcebergSettings(catalog=known, table=table, **given)
+    return IcebergSink(settings, policy)
