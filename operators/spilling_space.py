@@ -161,7 +161,7 @@ class SpillingSpace:
         self.directory = context.local_directory() / name
         self.directory.mkdir()
         numbers = itertools.count(1)
-        self.new_id = lambda: f"{name}-{context.file_token}-{next(numbers)}"
+        self.new_id: Callable[[], str] = lambda: f"{name}-{context.file_token}-{next(numbers)}"
         self.settings = replace(RunSettings(), mapped_bytes=self.share())
         self.pool = FilePool(
             self.directory, self.settings.pool_bytes, self.settings.pool_file_bytes_min

@@ -23,7 +23,7 @@ from ..aggregation.keyed_aggregate import columns_of
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import clamped
-from ..windows.panes.grid import Grid
+from ..windows.panes.grid import Grid, windows_with
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .matching import Runs
@@ -210,16 +210,11 @@ class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
     def _due(self, before: int | None) -> list[int]:
         """Return windows with rows that have not fired up to window `before`, and now do."""
         assert self._fired is not None
-        due: set[int] = set()
         if before == self._fired:
             return []
         panes = {pane for rows in self._sides for pane in rows.panes}
-        for pane in panes.union(*(disk.panes for disk in self._disk)):
-            first, last = self._grid.windows_of(pane)
-            if before is not None:
-                first = max(first, before + 1)
-            due.update(range(first, min(last, self._fired) + 1))
-        return [window for window in sorted(due) if self._grid.is_real(window)]
+        panes = panes.union(*(disk.panes for disk in self._disk))
+        return windows_with(self._grid, panes, None if before is None else before + 1, self._fired)
 
     @property
     def _grid_of_windows(self) -> Grid:

@@ -14,10 +14,9 @@ import pytest
 
 from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan
-from headgate.operators.elements import ColumnBatch
 from headgate.operators.windows.counts import table as count_table
 from headgate.operators.windows.counts.operator import CountAggregate
-from headgate.operators.windows.kinds import CountWindow, GlobalWindow
+from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.tests.support import spilled_windows
 from headgate.tests.support.spilled_windows import (
@@ -26,6 +25,7 @@ from headgate.tests.support.spilled_windows import (
     ROCKSDB,
     ROOMY,
     SCHEMA,
+    UnorderedOutput,
     batch,
     check_against_memory,
     check_files_fit,
@@ -47,19 +47,11 @@ def plan(keys: tuple[str, ...]) -> AggregatePlan:
     return AggregatePlan(keys, AGGREGATES, SCHEMA)
 
 
-class Output(spilled_windows.Output):
-    """Results have the times of records, which are in no order."""
-
-    def emit(self, batch: ColumnBatch) -> None:
-        super().emit(batch)
-        self.ends = []
-
-
 class Counts(spilled_windows.Side):
     """The subtasks of count windows."""
 
     states = ("counts",)
-    output = Output
+    output = UnorderedOutput
     window = WINDOWS["sliding"]
 
     def new_operator(self) -> CountAggregate:
@@ -94,11 +86,12 @@ class Globals(spilled_windows.Side):
     """The subtasks of a global window."""
 
     states = ("whole",)
-    output = Output
+    output = UnorderedOutput
     results_min = 90
+    early = Early()
 
     def new_operator(self) -> GlobalAggregate:
-        return GlobalAggregate(GlobalWindow(), plan(self.keys))
+        return GlobalAggregate(GlobalWindow(self.early), plan(self.keys))
 
     @classmethod
     def told_apart(cls, table: pa.Table) -> pa.Table:
@@ -133,8 +126,19 @@ def test_results_and_snapshots_are_those_of_memory(
     assert (spilled > 2) == (options is not ROOMY)
 
 
-@pytest.mark.parametrize("keys", KEYS)
-def test_global_windows_are_those_of_memory(tmp_path: Path, keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("keys", "early"),
+    [
+        (("name",), Early()),
+        (("number",), Early(rows=37)),
+        (("name", "number"), Early(rows=700)),
+        (("name",), Early(every_ms=70)),
+    ],
+)
+def test_global_windows_are_those_of_memory(
+    tmp_path: Path, keys: tuple[str, ...], early: Early, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Globals, "early", early)
     assert check_against_memory(Globals, tmp_path, keys, len(keys), ROCKSDB) > 2
 
 

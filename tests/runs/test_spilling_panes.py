@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,20 @@ import pytest
 
 from headgate.operators.aggregation.aggregates import AggregatePlan, sum
 from headgate.operators.elements import WATERMARK_MAX
-from headgate.operators.windows.kinds import WINDOW_FIELDS, CumulativeWindow, Early, SlidingWindow
+from headgate.operators.windows.kinds import (
+    WINDOW_FIELDS,
+    CumulativeWindow,
+    Early,
+    SlidingWindow,
+    TumblingWindow,
+)
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.tests.support import spilled_windows
 from headgate.tests.support.spilled_windows import (
     KEYS,
     ROCKSDB,
     ROOMY,
+    UnorderedOutput,
     check_against_memory,
     check_files_fit,
     check_restored_in_a_thread,
@@ -26,6 +35,7 @@ from headgate.tests.support.spilled_windows import (
 
 MIDDLE = {**ROCKSDB, "taskmanager.memory.managed.size": "500kb"}
 """Panes begin in memory, and move to disk after some batches."""
+LESS = {**ROCKSDB, "taskmanager.memory.managed.size": "150kb"}
 WINDOWS = {
     "sliding": SlidingWindow(100, 20, 7, 150),
     "paired": SlidingWindow(100, 30, 0, 60),
@@ -85,13 +95,39 @@ def test_a_column_may_have_the_name_of_the_pane(tmp_path: Path) -> None:
     side.close()
 
 
-def test_early_results_stay_in_memory(tmp_path: Path) -> None:
-    """They are of keys that have changed since the last ones, which are in memory."""
+SOON = {
+    "sliding": SlidingWindow(100, 20, 7, 150, early=Early(rows=37)),
+    "paired": SlidingWindow(100, 30, 0, 60, early=Early(every_ms=30)),
+    "tumbling": TumblingWindow(50, 0, 20, early=Early(rows=700)),
+    "cumulative": CumulativeWindow(120, 20, 7, 150, early=Early(every_ms=90)),
+}
 
-    class Soon(Side):
-        def new_operator(self) -> PaneAggregate:
-            return PaneAggregate(SlidingWindow(100, 50, early=Early(rows=5)), plan(self.keys))
 
-    side = Soon(tmp_path, ("name",), 1, **ROCKSDB)
-    assert side.operators[0]._disk is None
-    side.close()
+class Soon(Side):
+    """The subtasks of windows with early results."""
+
+    output = UnorderedOutput
+    window = SOON["sliding"]
+
+
+SOON_CASES = [
+    ("sliding", ("name",), ROCKSDB),
+    ("paired", ("number",), ROCKSDB),
+    ("tumbling", ("name",), LESS),
+    ("cumulative", ("name", "number"), ROCKSDB),
+]
+if os.environ.get("HEADGATE_THOROUGH"):
+    SOON_CASES = list(itertools.product(SOON, KEYS, (ROCKSDB, LESS, ROOMY)))
+
+
+@pytest.mark.parametrize(("window", "keys", "options"), SOON_CASES)
+def test_early_results_are_those_of_memory(
+    tmp_path: Path,
+    window: str,
+    keys: tuple[str, ...],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Soon, "window", SOON[window])
+    spilled = check_against_memory(Soon, tmp_path, keys, len(window), options)
+    assert (spilled > 2) == (options is not ROOMY)

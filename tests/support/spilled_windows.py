@@ -21,7 +21,7 @@ from headgate.operators.windows.late import LATE
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredFiles, RestoredState
-from headgate.tests.support.operators import operator_context
+from headgate.tests.support.operators import ManualClock, operator_context
 
 MAX_PARALLELISM = 16
 SCHEMA = pa.schema(
@@ -72,6 +72,14 @@ class Output:
         return sorted(found)
 
 
+class UnorderedOutput(Output):
+    """Rows whose times are in no order, such as those of early results."""
+
+    def emit(self, batch: ColumnBatch) -> None:
+        super().emit(batch)
+        self.ends = []
+
+
 class Side:
     """The subtasks of one operator, which a subclass makes."""
 
@@ -86,7 +94,7 @@ class Side:
 
     def __init__(self, directory: Path, keys: tuple[str, ...], parallelism: int, **options: str):
         self.keys, self.parallelism, self.disk = keys, parallelism, bool(options)
-        self.operators, self.outputs = [], []
+        self.operators, self.outputs, self.timers = [], [], ManualClock()
         self.calls: list[Callable[[], None]] | None = None  # None: they run at once
         for index in range(parallelism):
             operator, attempt = self.new_operator(), next(attempts)
@@ -101,6 +109,7 @@ class Side:
                     MAX_PARALLELISM,
                     attempt=attempt,
                     run_in_thread=self.threads,
+                    timers=self.timers,
                     options=options,
                     local_directory=lambda own=own: own,
                 )
@@ -244,6 +253,7 @@ def check_against_memory(
         if step == "batch":
             for side in (disk, memory):
                 side.process(*what)
+                side.timers.advance(20)
         elif step == "watermark":
             for side in (disk, memory):
                 side.watermark(what)

@@ -1,19 +1,17 @@
-"""Global windows: aggregates over all records of each key, emitted now and then; and early results.
+"""Global windows: aggregates over all records of each key, emitted now and then.
 
-Windows emit early results before they close, at an interval or after a number of rows. Results of a
-global window are emitted for changed keys as `Early` says, and at the end of the stream. They have
-the greatest event time that the subtask has seen.
+Results are emitted for changed keys as `Early` says, and at the end of the stream. They have the
+greatest event time that the subtask has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from ....state.slots.arrays import SlotArray
 from ....state.slots.epochs import TableEpoch
 from ....state.slots.key_index import KeyHasher
 from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
@@ -31,67 +29,9 @@ from ...aggregation.spilling_group import AggregateSpace, SpillingGroup, lies_on
 from ...base import Operator, OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 from ...time_progress import KeyGroupTable
-from ..kinds import Early, GlobalWindow
+from ..kinds import GlobalWindow
 from ..windowed_aggregate import EMIT_ROWS_MAX
-
-
-class EarlyResults:
-    """Tracks the cells that changed since results were last emitted, and calls `show` with them in time.
-
-    Changes before a restore are not known any more: those results are emitted at the next change,
-    and at the end.
-    """
-
-    def __init__(
-        self, early: Early, context: OperatorContext, show: Callable[[Index], None]
-    ) -> None:
-        self._early, self._context, self._show = early, context, show
-        self._changed = SlotArray(np.bool_)  # by cell
-        self._size = 0
-        self._rows = 0
-        self._cancel: Callable[[], None] | None = None
-
-    def note(self, cells: Index, rows: int) -> None:
-        """Note that rows were added to these cells; may emit results."""
-        if not self._early:
-            return
-        self._size = max(self._size, int(cells.max()) + 1)
-        self._changed.reserve(self._size)
-        self._changed.data[cells] = True
-        self._rows += rows
-        if self._early.rows and self._rows >= self._early.rows:
-            self._now()
-        elif self._early.every_ms and self._cancel is None:
-            self._cancel = self._context.timers.call_later(self._early.every_ms, self._tick)
-
-    def _tick(self) -> None:
-        self._cancel = None
-        self._now()
-
-    def _now(self) -> None:
-        cells = np.flatnonzero(self._changed.data[: self._size])
-        self._changed.reset(self._size)
-        self._rows = 0
-        if cells.size:
-            self._show(cells)
-
-    def moved(self, cells: Index) -> None:
-        """Renumber the cells: cell i is what was cell `cells[i]`."""
-        if not self._early:
-            return
-        self._changed.reserve(int(cells.max()) + 1 if cells.size else 0)
-        changed = self._changed.data.take(cells)
-        self._changed.reset(self._size)
-        self._changed.reserve(len(cells))
-        self._changed.data[: len(cells)] = changed
-        self._size = len(cells)
-
-    def stop(self) -> None:
-        """Emit no more early results."""
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
-
+from .early import ChangedCells, ChangedRows, EarlyResults
 
 _WHOLE: Final = "whole"
 _TIME: Final = KeyGroupTable.of_times("time", "window", "seen")
@@ -107,6 +47,7 @@ class GlobalAggregate(Operator):
         self._ended = False
         self._space: AggregateSpace | None = None
         self._spilling: SpillingGroup | None = None
+        self._on_disk: ChangedRows | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -114,10 +55,12 @@ class GlobalAggregate(Operator):
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
         self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
-        self._early = EarlyResults(self._window.early, context, self._show)
-        if lies_on_disk(self._plan, context) and not self._window.early:
+        self._early = EarlyResults(self._window.early, context, self._show_changed)
+        self._changed = ChangedCells()
+        if lies_on_disk(self._plan, context):
             self._space = AggregateSpace(self._plan, context, _WHOLE)
             self._spilling = SpillingGroup(self._space)
+            self._on_disk = ChangedRows(self._spilling.table, self._space)
 
     @property
     def _group(self) -> KeyedGroup:
@@ -132,9 +75,14 @@ class GlobalAggregate(Operator):
             self._seen = max(self._seen, int(batch.timestamps.max()))
         rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
         slots = self._group.add(rows, None)
-        self._early.note(np.zeros(1, np.intp) if slots is None else slots, data.num_rows)
-        if self._spilling is not None:
+        if self._window.early:
+            changed = self._changed if self._on_disk is None else self._on_disk
+            changed.note(np.zeros(1, np.intp) if slots is None else slots)
+            self._early.note(data.num_rows)
+        if self._spilling is not None and self._on_disk is not None:
+            delta = self._spilling.table.delta
             self._spilling.settle()
+            self._on_disk.after_write(delta)
 
     def on_watermark(self, timestamp: int) -> None:
         """Emit all results at the end of time."""
@@ -156,6 +104,13 @@ class GlobalAggregate(Operator):
                 for rows in self._spilling.table.rows_on_disk():
                     self._emit(self._space.keys_of(rows), self._space.results(rows))
 
+    def _show_changed(self) -> None:
+        if self._on_disk is None or self._space is None:
+            self._show(self._changed.take())
+            return
+        for rows in self._on_disk.take():
+            self._emit(self._space.keys_of(rows), self._space.results(rows))
+
     def _show(self, slots: Index) -> None:
         for low in range(0, len(slots), EMIT_ROWS_MAX):
             part = slots[low : low + EMIT_ROWS_MAX]
@@ -174,8 +129,10 @@ class GlobalAggregate(Operator):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `whole` (one row per key), or its runs, and `time` (per key group)."""
         time = _TIME.cut(self.context.key_groups, self._seen)
-        if self._spilling is not None:
+        if self._spilling is not None and self._on_disk is not None:
+            delta = self._spilling.table.delta
             files = {_WHOLE: self._spilling.snapshot()}
+            self._on_disk.after_write(delta)
             return StateSnapshot(tables={_TIME.name: time}, files=files)
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
@@ -219,6 +176,8 @@ class GlobalAggregate(Operator):
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()
+        if self._on_disk is not None:
+            self._on_disk.close()
         if self._spilling is not None:
             self._spilling.close()
         if self._space is not None:

@@ -11,7 +11,7 @@ zone. A *place* is an integer that grows with time; windows have their sizes and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -339,6 +339,16 @@ class CumulativeGrid:
 
     def _first(self, pane: int) -> int:
         return pane // self.steps * self.steps
+
+
+def windows_with(grid: Grid, panes: Iterable[int], low: int | None, high: int | None) -> list[int]:
+    """Return the windows from `low` to `high` that have any of these panes, ascending; None: any."""
+    windows: set[int] = set()
+    for pane in panes:
+        first, last = grid.windows_of(pane)
+        first = first if low is None else max(first, low)
+        windows.update(range(first, (last if high is None else min(last, high)) + 1))
+    return [window for window in sorted(windows) if grid.is_real(window)]
 
 
 Part: TypeAlias = tuple[int, slice | npt.NDArray[np.intp]]

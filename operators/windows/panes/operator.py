@@ -36,7 +36,8 @@ from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
-from .global_windows import EarlyResults
+from .early import ChangedCells, EarlyResults
+from .grid import windows_with
 from .spilling import SpillingPanes
 from .table import NO_PANE, CellKeys, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
@@ -69,9 +70,10 @@ class PaneAggregate(WindowedAggregate):
         super().open(context)
         self._table = PaneTable(self._plan, self._hasher, self._epoch)
         self._early = EarlyResults(self._window.early, context, self._emit_early)
-        self._table.on_moved += [self._renew_totals, self._early.moved]
+        self._changed = ChangedCells()
+        self._table.on_moved += [self._renew_totals, self._changed.moved]
         self._renew_totals()
-        if lies_on_disk(self._plan, context) and not self._window.early:
+        if lies_on_disk(self._plan, context):
             self._disk = SpillingPanes(self._plan, context, _PANES, self._grid)
 
     @property
@@ -84,7 +86,7 @@ class PaneAggregate(WindowedAggregate):
         """Move the panes to disk if they take too much memory."""
         disk = self._disk
         if disk is not None and not disk.active and self._table.nbytes > disk.room:
-            disk.take_over(self._table)
+            disk.take_over(self._table, self._changed.take())
             self._table = PaneTable(self._plan, self._hasher, self._epoch)
             self._renew_totals()
 
@@ -118,7 +120,7 @@ class PaneAggregate(WindowedAggregate):
         behind = parts[0][0] <= max(totals.last, self._last_pane_due(self.latest))
         if not behind:
             table.add(rows, cells)
-            self._early.note(cells, rows.size)
+            self._note_changed(cells, rows.size)
             return
         touched = np.unique(cells)
         panes = table.cell_panes.data[touched]
@@ -128,7 +130,13 @@ class PaneAggregate(WindowedAggregate):
         table.add(rows, cells)
         totals.after_add(table.cell_keys.data[inside], inside)
         self._fire_again(touched)
-        self._early.note(cells, rows.size)
+        self._note_changed(cells, rows.size)
+
+    def _note_changed(self, cells: Index, rows: int) -> None:
+        """Note what changed, if there are early results; may emit them."""
+        if self._window.early:
+            (self._changed if self._spilling is None else self._spilling.changed).note(cells)
+            self._early.note(rows)
 
     def _add_spilling(
         self, spilling: SpillingPanes, rows: KeyedRows, times: Index, earliest: int
@@ -136,6 +144,7 @@ class PaneAggregate(WindowedAggregate):
         cells = spilling.add(rows, self._grid.panes_of(times))
         if self._grid.pane_of(earliest) <= self._last_pane_due(self.latest):
             self._fire_again(np.unique(cells))
+        self._note_changed(cells, rows.size)
         spilling.settle()
 
     def _last_pane_due(self, watermark: int) -> int:
@@ -208,7 +217,7 @@ class PaneAggregate(WindowedAggregate):
 
     def _keys_of_cells(self, cells: Index) -> list[pa.Array]:
         if self._spilling is not None:
-            return self._spilling.key_columns(cells)
+            return self._spilling.keys_and_panes(cells)[0]
         return self._table.key_columns(self._table.cell_keys.data[cells])
 
     def _results_again(self, cells: Index, watermark: int, expired: int) -> Iterable[Fired]:
@@ -225,34 +234,44 @@ class PaneAggregate(WindowedAggregate):
             return ()
         if self._spilling is None:
             return self._results_of(cells, last + 1, due)
-        bounds, found = self._grid.bounds, self._spilling.results_of(cells, last + 1, due)
-        return (
-            Fired.of_window(*bounds(window), len(values[0]), keys, values)
-            for window, keys, values in found
+        return self._results_on_disk(
+            self._spilling, *self._spilling.keys_and_panes(cells), last + 1, due
         )
 
-    def _emit_early(self, cells: Index) -> None:
-        """Emit early results of what changed in these cells (each once)."""
-        cells = cells[self._table.cell_panes.data[cells] > self._table.expired]
+    def _results_on_disk(
+        self,
+        spilling: SpillingPanes,
+        keys: list[pa.Array],
+        panes: Index,
+        low: int,
+        high: int | None,
+    ) -> Iterator[Fired]:
+        for window, columns, values in spilling.results_of(keys, panes, low, high):
+            yield Fired.of_window(*self._grid.bounds(window), len(values[0]), columns, values)
+
+    def _emit_early(self) -> None:
+        """Emit early results of what has changed since the last ones."""
         first = self._first_to_fire(self._progress.watermark)
-        self._emit(map(self._not_fired, self._results_of(cells, first, None)))
+        if self._spilling is None:
+            cells = self._changed.take()
+            cells = cells[self._table.cell_panes.data[cells] > self._table.expired]
+            self._emit(map(self._not_fired, self._results_of(cells, first, None)))
+            return
+        for keys, panes in self._spilling.take_changed():
+            found = self._results_on_disk(self._spilling, keys, panes, first, None)
+            self._emit(map(self._not_fired, found))
 
     def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
         """Yield results of windows `low` to `high`, for the keys that these cells of the window have."""
         table, grid = self._table, self._grid
         panes = table.cell_panes.data[cells]
-        windows: set[int] = set()
-        for pane in np.unique(panes).tolist():
-            first, last = grid.windows_of(pane)
-            windows.update(range(max(first, low), (last if high is None else min(last, high)) + 1))
+        windows = windows_with(grid, np.unique(panes).tolist(), low, high)
         if not windows:
             return
         keys, which = np.unique(table.cell_keys.data[cells], return_inverse=True)
         totals = self._new_totals(_some_keys(table, keys))
-        for window in sorted(windows):
+        for window in windows:
             first, last = grid.panes_in(window)
-            if not grid.is_real(window):
-                continue
             totals.move(first, last, len(keys))
             touched = np.zeros(len(keys), np.bool_)
             touched[which[(panes >= first) & (panes <= last)]] = True

@@ -29,7 +29,8 @@ from ...aggregation.keyed_aggregate import KeyedRows
 from ...aggregation.spilling_group import AggregateSpace, SpillingGroup
 from ...base import OperatorContext
 from ...spilling_space import RESTORE_ROWS, ExpiryBound
-from .grid import Grid, Numbers
+from .early import ChangedRows
+from .grid import Grid, Numbers, windows_with
 from .table import PaneTable, state_table
 
 META_VERSION: Final = 1
@@ -58,6 +59,7 @@ class SpillingPanes:
     Attributes:
         active: the panes are here, and no longer in a `PaneTable`.
         expiry: the number up to which panes have expired.
+        changed: the cells of which early results are due.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class SpillingPanes:
         self.expiry = ExpiryBound(self._pane, context.max_parallelism)
         self._space = AggregateSpace(plan, context, name, field, expired=self.expiry)
         self._cells = SpillingGroup(self._space)
+        self.changed = ChangedRows(self._cells.table, self._space)
         self._numbers: list[int] = []  # ascending
 
     def _panes_of(self, records: Records) -> npt.NDArray[np.int64]:
@@ -84,8 +87,8 @@ class SpillingPanes:
         """The bytes that panes in memory may take."""
         return self._space.room
 
-    def take_over(self, table: PaneTable) -> None:
-        """Move the panes from memory to here."""
+    def take_over(self, table: PaneTable, changed: Index) -> None:
+        """Move the panes from memory to here; early results of the cells `changed` are due."""
         self.active = True
         self.expiry.move(table.expired)
         for number in table.numbers():
@@ -93,6 +96,10 @@ class SpillingPanes:
             keys, cells = pane.members()
             panes = np.full(len(keys), number, np.int64)
             self.load(table.key_columns(keys), panes, state_table(self._plan, table.state, cells))
+        if changed.size:
+            panes = pa.array(table.cell_panes.data[changed])
+            columns = [*table.keys.take(table.cell_keys.data[changed]), panes]
+            self.changed.add(*self._space.identify(columns))
 
     def add(self, rows: KeyedRows, panes: Numbers) -> Index:
         """Add rows to these panes. Return their cells, which are valid until `settle`."""
@@ -114,11 +121,25 @@ class SpillingPanes:
         Raises:
             StorageError: a flush or a merge failed, now or earlier.
         """
+        delta = self._cells.table.delta
         self._cells.settle()
+        self.changed.after_write(delta)
 
-    def key_columns(self, cells: Index) -> list[pa.Array]:
-        """Return the keys of some cells."""
-        return self._cells.group.keys.take(cells)[:-1]
+    def keys_and_panes(self, cells: Index) -> tuple[list[pa.Array], Index]:
+        """Return the keys of some cells, and their panes."""
+        *columns, panes = self._cells.group.keys.take(cells)
+        return columns, plain_column(panes).to_numpy()
+
+    def take_changed(self) -> Iterator[tuple[list[pa.Array], Index]]:
+        """Yield keys and panes of the cells of which early results are due; each is due once.
+
+        All panes of a key are in one piece. No rows may be added meanwhile.
+        """
+        for rows in self.changed.take():
+            panes = plain_column(rows.column(self._pane)).to_numpy()
+            keys = self._space.keys_of(rows)
+            kept = ~self.expiry.has_expired(self._space.key_hasher.identify(keys)[0], panes)
+            yield [key.filter(pa.array(kept)) for key in keys], panes[kept]
 
     def next_from(self, first: int) -> int | None:
         """Return the number of the first pane from `first` on that may have rows."""
@@ -167,21 +188,16 @@ class SpillingPanes:
         return order[firsts], values
 
     def results_of(
-        self, cells: Index, low: int, high: int
+        self, columns: list[pa.Array], panes: Index, low: int, high: int | None
     ) -> Iterator[tuple[int, list[pa.Array], list[pa.Array]]]:
-        """Yield windows `low` to `high` with the keys that these cells of the window have, and totals."""
-        *columns, numbers = self._cells.group.keys.take(cells)
-        panes = plain_column(numbers).to_numpy()
-        windows: set[int] = set()
-        for pane in np.unique(panes).tolist():
-            first, last = self._grid.windows_of(pane)
-            windows.update(range(max(first, low), min(last, high) + 1))
+        """Yield windows `low` to `high` with the keys that have these panes of the window, and totals."""
+        windows = windows_with(self._grid, np.unique(panes).tolist(), low, high)
+        if not windows:
+            return
         index, which = self._space.key_index(columns)
         found: dict[int, tuple[Index, pa.Table]] = {}
-        for window in sorted(windows):
+        for window in windows:
             first, last = self._grid.panes_in(window)
-            if not self._grid.is_real(window):
-                continue
             touched = np.unique(which[(panes >= first) & (panes <= last)])
             parts: list[tuple[Index, pa.Table]] = []
             for pane in self._numbers[bisect_left(self._numbers, first) :]:
@@ -215,7 +231,9 @@ class SpillingPanes:
     def snapshot(self, bounds: Bounds) -> FilesCut:
         """Return a cut of all panes; `bounds` are the columns that canonical tables have of each."""
         numbers = list(self._numbers)
+        delta = self._cells.table.delta
         cut = self._cells.table.snapshot(expired=self.expiry.now())
+        self.changed.after_write(delta)
 
         def collect() -> CollectedFiles:
             collected = cut.collect()
@@ -260,5 +278,6 @@ class SpillingPanes:
 
     def close(self) -> None:
         """Release files, memory and threads. Does not raise."""
+        self.changed.close()
         self._cells.close()
         self._space.close()
