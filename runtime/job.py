@@ -17,7 +17,7 @@ from ..api.written_job import WrittenJob, definition_of
 from ..errors import HeadgateError, InternalError, JobError, UsageError
 from .control.interrupts import Interrupts
 from .control.job_client import WARNINGS, EventListener, PublishedEvent
-from .explain import describe_node, explain_plan
+from .explain import describe_node, explain_plan, mermaid_plan
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
 from .runnable_job import RunnableJob, cause_of
@@ -199,6 +199,14 @@ class Job(WrittenJob):
         head = f"Job {self.name}: parallelism {self.parallelism}, {stores}"
         steps = [f"  {describe_node(node)}" for node in definition.graph.nodes]
         return "\n".join([head, *(steps or ["  no steps yet"])])
+
+    def _repr_markdown_(self) -> str:
+        """The plan as a flowchart, which notebooks draw; as text while the job cannot run yet."""
+        try:
+            spec = runnable(self).spec()
+        except UsageError as error:
+            return f"```\n{self!r}\n\nit cannot run yet: {error}\n```"
+        return f"```mermaid\n{mermaid_plan(spec)}\n```"
 
 
 def runnable(job: Job) -> RunnableJob:

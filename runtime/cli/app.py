@@ -11,7 +11,7 @@ from .checkpoints import checkpoint_app, checkpoints, savepoint_app
 from .listing import history, list_jobs
 from .load import Settings, Storage, TokenFile, where
 from .run import run
-from .verbs import cancel, explain, options, rescale, stop, validate
+from .verbs import cancel, explain, options, rescale, stop, top, validate
 
 app = typer.Typer(
     name="headgate",
@@ -44,6 +44,7 @@ app.command("run")(run)
 app.command("validate")(validate)
 app.command("explain")(explain)
 app.command("list")(list_jobs)
+app.command("top")(top)
 app.command("stop")(stop)
 app.command("cancel")(cancel)
 app.add_typer(checkpoint_app, name="checkpoint")

@@ -95,6 +95,19 @@ def cancel(
     typer.echo(f"job {job} cancelled; {last}")
 
 
+def top(
+    job: JobName,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Show a running job as a live table, until it ends. Ctrl-C leaves; the job goes on."""
+    from .top import follow
+
+    raise typer.Exit(follow(job, where(storage, cluster, token_file, settings)))
+
+
 def rescale(
     job: JobName,
     parallelism: Annotated[

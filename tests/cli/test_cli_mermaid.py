@@ -7,6 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+import headgate as hg
+from headgate.connectors import collect, from_list
 from headgate.runtime.cli.app import app
 
 JOB = """
@@ -35,3 +37,15 @@ def test_the_plan_is_drawn_with_every_step_and_exchange(tmp_path: Path) -> None:
     assert any('-- "late" -->' in line for line in lines)
     opened = sum(line.startswith("  subgraph ") for line in lines)
     assert opened == lines.count("  end") > 1
+
+
+def test_a_notebook_draws_the_plan() -> None:
+    job = hg.Job("drawn")
+    rows = job.read(from_list([], schema={"k": "string"}), name="rows")
+    unfinished = job._repr_markdown_()
+    assert unfinished.startswith("```\nJob drawn:")
+    assert "it cannot run yet" in unfinished
+    rows.write(collect(guarantee="none"), name="out")
+    drawn = job._repr_markdown_()
+    assert drawn.startswith("```mermaid\nflowchart LR\n")
+    assert "rows" in drawn

@@ -1,0 +1,83 @@
+"""`headgate top`: a running job as a live table, until it ends or the user has seen enough."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ...errors import JobError
+from ..control.job_client import Connect, PublishedEvent, watch
+from ..finding import connect_to_job
+from .console import FAILED, OK, report
+from .run import make_reporter
+
+if TYPE_CHECKING:
+    from ..finding import Where
+    from ..protocol.job_result import JobOutcome
+    from .progress import Reporter
+
+RETURN_S_MAX: Final = 240.0
+"""How long a successor of a coordinator that went away is looked for; as the default of
+`headgate.coordinator.return-timeout`."""
+_LOOK_S: Final = 1.0
+_LINE_EVERY_S: Final = 1.0
+
+
+def follow(name: str, place: Where) -> int:
+    """Show the job until it ends, and return the exit code. With Ctrl-C the job goes on.
+
+    Raises:
+        JobNotFound: no such job runs there.
+        JobError: it cannot be asked from here.
+    """
+    reporter = make_reporter(name, _LINE_EVERY_S)
+    try:
+        with reporter:
+            outcome = asyncio.run(_follow(partial(connect_to_job, name, place), reporter))
+    except KeyboardInterrupt:
+        return OK
+    if outcome is None:
+        raise JobError(
+            f"the coordinator of job {name} went away, and none has taken over",
+            fix=f"headgate list shows the jobs that run; headgate history {name} how this one fared",
+        )
+    reporter.note(f"job {name} ended: {outcome.status}")
+    return OK if outcome.error is None else max(FAILED, report(outcome.error))
+
+
+async def _follow(connect: Connect, reporter: Reporter) -> JobOutcome | None:
+    """Pass events on until the job ends; return None if its coordinator went away for good."""
+    client = await connect()
+    while True:
+        try:
+            outcome = await watch(client, _SinceNow(reporter))
+        finally:
+            await client.close()
+        if outcome is not None:
+            return outcome
+        reporter.note("the coordinator went away; looking for the one that takes over")
+        deadline = time.monotonic() + RETURN_S_MAX
+        while True:
+            try:
+                client = await connect()
+                break
+            except JobError:
+                if time.monotonic() > deadline:
+                    return None
+            await asyncio.sleep(_LOOK_S)
+
+
+class _SinceNow:
+    """Leaves out what happened before: the events that a coordinator remembers have no time."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._now = False
+
+    def __call__(self, event: PublishedEvent) -> None:
+        """Pass on progress, and with the first one everything."""
+        self._now = self._now or event.kind == "progress"
+        if self._now or event.kind == "status":
+            self._reporter.event(event)
