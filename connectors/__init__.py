@@ -36,7 +36,7 @@ from .postgres.sink import postgres_sink
 from .postgres.table_source import postgres_source
 from .sinks import blackhole, print_sink
 from .spark.source import spark_source
-from .throttle import throttle
+from .throttle import stop_after_idle, throttle
 
 __all__ = [
     "Crash",
@@ -79,6 +79,7 @@ __all__ = [
     "schema_registry",
     "sequence",
     "spark_source",
+    "stop_after_idle",
     "throttle",
     "with_position",
     "write_ahead_sink",

@@ -26,6 +26,7 @@ class ForwardingSource(Source):
         self.discovers = source.discovers
         self.discover_every_ms = source.discover_every_ms
         self.splits_end = source.splits_end
+        self.stop_after_idle_ms = source.stop_after_idle_ms
         self.extras = source.extras
 
     def around(self, source: Source) -> Source:
@@ -79,6 +80,7 @@ class ForwardingReader(SourceReader):
         batch = self._reader.poll()
         # A hybrid source has one reader for its history, and then another.
         self.can_pause_splits = self._reader.can_pause_splits
+        self.held_back = self._reader.held_back
         return batch
 
     async def wait(self) -> None:

@@ -291,6 +291,11 @@ def hybrid_source(
 def _check_live(live: Source) -> None:
     if live.has_history:
         raise UsageError("a hybrid source cannot be the live source of another one")
+    if live.stop_after_idle_ms is not None:
+        raise UsageError(
+            f"a part of a hybrid source cannot end when it is idle live=`{live.describe()}`",
+            fix="put stop_after_idle around the hybrid source",
+        )
     if live.splits_end:
         raise UsageError(
             f"a hybrid source does not look for further files live=`{live.describe()}`",

@@ -56,7 +56,7 @@ from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
-from .throttle import throttle
+from .throttle import stop_after_idle, throttle
 
 # --- hybrid ----------------------------------------------------------------------------------------
 
@@ -505,6 +505,24 @@ SOURCES["postgresCdc"] = SourceConnector(
     _files(_postgres_cdc),
 )
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
+
+
+def _may_stop(connector: SourceConnector) -> SourceConnector:
+    """Return the connector with the field `stopAfterIdle`."""
+    fields = connector.fields
+
+    def make(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+        rest = {name: value for name, value in values.items() if name != "stopAfterIdle"}
+        source = connector.make(rest, spec)
+        idle = values.get("stopAfterIdle")
+        return source if idle is None else stop_after_idle(source, idle)
+
+    stop = Field(duration(), "the source ends when no record has come for this long; absent: never")
+    section = Section(fields.what, {**fields.fields, "stopAfterIdle": stop})
+    return replace(connector, fields=section, make=make)
+
+
+SOURCES = {name: _may_stop(each) for name, each in SOURCES.items()}
 
 
 def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None], Sink]:

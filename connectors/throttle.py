@@ -1,4 +1,6 @@
-"""Slows any source down to a rate: for demos, replays, and to protect downstream systems."""
+"""Limits of any source: a rate, for demos, replays and to protect downstream systems, and an end when no
+records come any more.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from collections.abc import Callable
 
 from ..errors import UsageError
 from ..operators.base import OperatorContext
+from ..operators.durations import Duration, format_duration, parse_duration
 from ..operators.elements import Batch
 from ..operators.source import Record, Source, SourceReader
 from .forwarding import ForwardingReader, ForwardingSource
-from .rows import check_rate
+from .rows import check_count, check_rate
 
 _CATCH_UP_S = 1.0
 """After a delay a source may run ahead of its rate by this much, so that jitter costs no records."""
@@ -74,6 +77,7 @@ class _ThrottledReader(ForwardingReader):
 
     def poll(self) -> Batch | None:
         if self._due_s() > 0:
+            self.held_back = True
             return None
         batch = super().poll()
         if batch is not None:
@@ -86,3 +90,36 @@ class _ThrottledReader(ForwardingReader):
             await asyncio.sleep(due_s)
         else:
             await super().wait()
+
+
+def stop_after_idle(source: Source[Record], idle: Duration) -> Source[Record]:
+    """Return `source` with an end: it ends when no record has come for `idle`, such as "5m".
+
+    All subtasks of the source end together, as soon as each of them has had nothing to read for that
+    long. The time counts from the start of the job, and again after a failure. It does not count while
+    records are held back: by `throttle`, by back pressure, or because splits wait for others.
+
+    Raises:
+        UsageError: `idle` is not a duration above 0.
+    """
+    if not isinstance(source, Source):
+        raise UsageError(f"stop_after_idle takes a source, got `{type(source).__name__}`")
+    idle_ms = parse_duration(idle, "idle")
+    check_count("idle", idle_ms, 1)
+    return _StoppedAfterIdle(source, idle_ms)
+
+
+class _StoppedAfterIdle(ForwardingSource):
+    def __init__(self, source: Source, idle_ms: int) -> None:
+        super().__init__(source)
+        self.at_rest = source.at_rest
+        self.stop_after_idle_ms = self._idle_ms = idle_ms
+
+    def around(self, source: Source) -> Source:
+        return _StoppedAfterIdle(source, self._idle_ms)
+
+    def reader(self) -> SourceReader:
+        return self._source.reader()
+
+    def describe(self) -> str:
+        return f"{self._source.describe()} until idle for {format_duration(self._idle_ms)}"

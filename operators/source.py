@@ -58,10 +58,13 @@ class SourceReader:
             aligned.
         rows_wanted: set before `poll` to keep little in flight: more rows than this are of no use
             now. A reader that cannot make its batches smaller, with exact positions, may ignore it.
+        held_back: True if the last `poll` returned None although there may be records, so that the
+            source does not count as idle.
     """
 
     can_pause_splits: bool = False
     rows_wanted: int | None = None
+    held_back: bool = False
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         """Open the reader; called first.
@@ -227,6 +230,8 @@ class Source(Generic[Record_co]):
         discover_every_ms: how often it looks for splits; None: as often as the job's option says.
         splits_end: True if splits end while others appear. A checkpoint without the keys of all splits
             that there were is then refused, because those that had ended would be read again.
+        stop_after_idle_ms: the source ends when none of its subtasks has had a record to read for this
+            long; None: it does not.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -240,6 +245,7 @@ class Source(Generic[Record_co]):
     discovers: bool = False
     discover_every_ms: int | None = None
     splits_end: bool = False
+    stop_after_idle_ms: int | None = None
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:

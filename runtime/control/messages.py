@@ -7,7 +7,7 @@ that concern an attempt carry its number; a message of another attempt is ignore
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -45,6 +45,10 @@ class Sent(NamedTuple):
     bytes: int
 
 
+QUIET_FOR_GOOD: Final = 2**53
+"""The time for which a source that has ended has had nothing to read."""
+
+
 class SubtaskStatistics(msgspec.Struct, frozen=True):
     """Counters of one subtask since the attempt began, and rates over the last second."""
 
@@ -76,6 +80,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """The newest checkpoint whose output of this subtask is visible."""
     sent: tuple[Sent, ...] = ()
     """What it has sent, by exchange."""
+    quiet_ms: int = 0
+    """For how long its source has had nothing to read; `QUIET_FOR_GOOD` when it has ended."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -283,6 +289,13 @@ class HistoryOver(Message, frozen=True):
     vertex: int
 
 
+class EndSource(Message, frozen=True):
+    """End this source: none of its subtasks has had anything to read for as long as it waits for."""
+
+    attempt: int
+    vertex: int
+
+
 class SplitsOffered(Message, frozen=True):
     """All splits of a source that exist now; its subtasks take those that are new and theirs."""
 
@@ -474,6 +487,7 @@ Messages: TypeAlias = (
     | WatermarkLimit
     | LoopRoundOver
     | HistoryOver
+    | EndSource
     | SplitsOffered
     | FinishSources
     | Shutdown

@@ -14,6 +14,7 @@ from ..control.messages import (
     CheckpointCompleted,
     CheckpointDeclined,
     Deployed,
+    EndSource,
     FinishSources,
     HistoryOver,
     Leaving,
@@ -63,7 +64,7 @@ from .failures import Failure, failure_from, failure_of_subtask, failure_of_work
 from .placement import worker_groups
 from .regional import RegionalRestart
 from .reporting import report_recovered
-from .sources import alignment_of, read_histories
+from .sources import alignment_of, quiet_sources, read_histories
 from .states import (
     EndOfJob,
     ToFailing,
@@ -111,6 +112,8 @@ class Running:
         """The addresses of the savepoints that clients have requested, by token."""
         self._tokens = 0
         self._draining = False
+        self._ended_sources: set[int] = set()
+        """The vertices of sources whose end was announced."""
         self._getting_workers: asyncio.Task[list[LiveWorker]] | None = None
         """Gets the workers for another parallelism, before anything stops."""
         self._rescale_to = 0
@@ -193,6 +196,16 @@ class Running:
             self._job.broadcast(HistoryOver(attempt=self._attempt.number, vertex=vertex))
         return self._checkpoints.backlog(backlog)
 
+    def _end_quiet_sources(self) -> None:
+        """Let sources end for which nothing has come for long enough."""
+        for vertex in quiet_sources(self._attempt.plan, self._attempt.statistics):
+            self._job.broadcast(EndSource(attempt=self._attempt.number, vertex=vertex.id))
+            if vertex.id not in self._ended_sources:
+                self._ended_sources.add(vertex.id)
+                name = vertex.head.name
+                text = f"{name}: no record has come for long enough, so the source ends"
+                self._env.publish("source", text, source=name)
+
     def _handle(self, event: JobEvent) -> Transition | None:
         if isinstance(event, FromWorker) and self._attempt.deployment_events is not None:
             self._attempt.deployment_events += is_progress(self._attempt, event)
@@ -244,6 +257,7 @@ class Running:
                 self._job.old_output.look(
                     self._attempt.plan, self._attempt.statistics, self._job.commits.committed
                 )
+                self._end_quiet_sources()
                 return self._apply(self._look_at_histories())
             case WatermarkReached(group=group, watermark=watermark):
                 member = Member(SubtaskId(message.vertex, message.index), message.step)

@@ -16,7 +16,7 @@ from ...errors import HeadgateError, InternalError
 from ...operators.graph import Node
 from ...operators.source import SourceRun, SourceStorage
 from ...operators.splits import History
-from ..control.messages import SubtaskStatistics
+from ..control.messages import QUIET_FOR_GOOD, SubtaskStatistics
 from ..plan import PhysicalPlan, Vertex
 from ..protocol import names
 from ..protocol.failures import as_headgate_error
@@ -152,6 +152,26 @@ def read_histories(
         elif History.OVER in stages:
             over.append(vertex.id)
     return backlog, over
+
+
+def quiet_sources(
+    plan: PhysicalPlan, statistics: Mapping[tuple[int, int], SubtaskStatistics]
+) -> list[Vertex]:
+    """Return the vertices whose sources end, because nothing has come for as long as they wait.
+
+    A subtask that has not reported since it began may have something to read. None of this is stored: a
+    subtask that did not end before a failure waits again.
+    """
+    found = []
+    for vertex in plan.vertices:
+        source = vertex.head.source
+        if source is None or source.stop_after_idle_ms is None:
+            continue
+        subtasks = [statistics.get((vertex.id, index)) for index in range(vertex.parallelism)]
+        quiet_ms = min(0 if each is None else each.quiet_ms for each in subtasks)
+        if source.stop_after_idle_ms <= quiet_ms < QUIET_FOR_GOOD:
+            found.append(vertex)
+    return found
 
 
 def alignment_of(plan: PhysicalPlan) -> WatermarkAlignment:

@@ -55,6 +55,8 @@ class SourceSubtask(Subtask):
         self._history = None if source.has_history else History.NONE
         """The phase reported to the coordinator; None: none yet."""
         self._last_batch_s = env.clock.monotonic()
+        self._quiet_since_s: float | None = None
+        """Since when the reader has had nothing; None: it has, or records are held back."""
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
         self._hurries = False
@@ -104,6 +106,20 @@ class SourceSubtask(Subtask):
         """The seconds since the reader last returned a record; also for other threads."""
         return max(0.0, self.env.clock.monotonic() - self._last_batch_s)
 
+    @property
+    def quiet_ms(self) -> int:
+        """For how long the reader has had nothing, although no records were held back."""
+        since_s = self._quiet_since_s
+        return 0 if since_s is None else round(1000 * (self.env.clock.monotonic() - since_s))
+
+    def _note_quiet(self, batch: Batch | None) -> None:
+        splits = self._splits
+        held_back = splits.paused or splits.history is not History.NONE or self._reader.held_back
+        if batch is not None or held_back:
+            self._quiet_since_s = None
+        elif self._quiet_since_s is None:
+            self._quiet_since_s = self.env.clock.monotonic()
+
     def _reject(self, batch: Batch) -> None:
         self.chain.head.output.emit_side(REJECTED, batch)
 
@@ -111,11 +127,13 @@ class SourceSubtask(Subtask):
         if self._stopping or self.finished:
             return False
         if self._splits.stands_still and not self._reader.finished:
+            self._quiet_since_s = None
             return False
         self.time.switch(Activity.BUSY)
         if self.debloater is not None:
             self._reader.rows_wanted = self.debloater.rows_at_once()
         batch = with_context(self.chain.head, self._reader.poll)
+        self._note_quiet(batch)
         if batch is not None:
             self._last_batch_s = self.env.clock.monotonic()
             try:

@@ -388,6 +388,12 @@ class Deployment:
             if source.env.vertex.id == vertex:
                 source.history_over()
 
+    def end_source(self, vertex: int) -> None:
+        """Have a source end as if its data had ended."""
+        for source in self._sources:
+            if source.env.vertex.id == vertex:
+                source.end_early()
+
     def offer(self, vertex: int, splits: Mapping[str, bytes]) -> None:
         """Offer the splits that exist now to the subtasks of a source."""
         for source in self._sources:

@@ -12,7 +12,7 @@ from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
 from ...operators.splits import History
 from ...operators.watermarks.operator import EventTimeOperator
-from ..control.messages import Sent, StepTime, SubtaskStatistics
+from ..control.messages import QUIET_FOR_GOOD, Sent, StepTime, SubtaskStatistics
 from ..exchange.partitioners import KeyGroupSampler
 from ..observe.metrics import MetricsGroup, Scope
 from ..protocol.backpressure import HotGroup, Level, WaitsFor, level_of
@@ -155,6 +155,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
         history=subtask.env.splits.history,
+        quiet_ms=_quiet_ms(subtask),
         full_ms_per_second=full,
         committed=subtask.committed,
         sent=tuple(
@@ -168,6 +169,12 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
             for kind, count in each.output.drops.counts.items()
         ),
     )
+
+
+def _quiet_ms(subtask: Subtask) -> int:
+    if not isinstance(subtask, SourceSubtask):
+        return 0
+    return QUIET_FOR_GOOD if subtask.finished else subtask.quiet_ms
 
 
 def _waits_for(subtask: Subtask) -> WaitsFor:

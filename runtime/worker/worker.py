@@ -30,6 +30,7 @@ from ..control.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     Deploy,
+    EndSource,
     FinishSources,
     Heartbeat,
     Hello,
@@ -339,6 +340,8 @@ class Worker:
                 deployment.loop_round_over(loop, number, records)
             case HistoryOver(vertex=vertex):
                 deployment.history_over(vertex)
+            case EndSource(vertex=vertex):
+                deployment.end_source(vertex)
             case SplitsOffered(vertex=vertex, splits=splits):
                 deployment.offer(vertex, splits)
             case FinishSources():

@@ -59,6 +59,7 @@ def made_up(job: hg.Job) -> None:
     assert_type(job.read(c.from_list([{"card": "a"}], schema=Pay), name="f"), hg.Stream[Pay])
     assert_type(job.read(c.from_list([{"n": 1}], schema={"n": int}), name="g"), hg.Stream[Any])
     assert_type(job.read(c.throttle(c.numbers(), 5), name="h"), hg.Stream[int])
+    assert_type(job.read(c.stop_after_idle(c.numbers(), "5m"), name="k"), hg.Stream[int])
     history = c.csv_source("in", Pay)
     assert_type(job.read(hg.hybrid_source(history, history), name="i"), hg.Stream[Pay])
     assert_type(job.read(hg.spark_source(sql="SELECT 1", schema=Pay), name="j"), hg.Stream[Pay])
