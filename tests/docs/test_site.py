@@ -35,7 +35,8 @@ def test_every_page_of_the_docs_is_on_the_site_and_in_its_navigation(
     docs = ROOT / "docs"
     expected = {str(path.relative_to(docs)) for path in docs.rglob("*.md")} - {"README.md"}
     assert expected <= set(pages)
-    assert {page for page in expected if page not in navigation} == set()
+    missing = {page for page in expected if page not in navigation}
+    assert missing == set(), "add these pages to `nav` in .ci/site/mkdocs.yml"
 
 
 def test_the_reference_has_every_public_name(pages: dict[str, str]) -> None:
