@@ -4,7 +4,8 @@
     ├── UsageError          the job, manifest, option or call is wrong; nothing was started
     │   ├── PlanError         the job graph cannot run as written
     │   ├── ManifestErrors    one or more located mistakes in a YAML manifest
-    │   └── OptionError       an unknown option key or a value that does not parse
+    │   ├── OptionError       an unknown option key or a value that does not parse
+    │   └── StateNotFound     the job has no queryable state of that name
     ├── JobError            a running job failed
     │   ├── UserCodeError     the user's function raised; the cause is its exception
     │   ├── BadRecordError    an input record could not be read and the policy is `fail`
@@ -145,6 +146,10 @@ class SourceError(JobError):
 
 class JobNotFound(JobError):
     """No running job answers to that name."""
+
+
+class StateNotFound(UsageError):
+    """No step of the job has a queryable state of that name."""
 
 
 class JobNotReady(JobError):

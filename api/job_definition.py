@@ -10,6 +10,7 @@ from ..errors import PlanError
 from ..operators.graph import Graph, Node
 from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Global
+from ..operators.queries import check_unique
 from ..operators.sink import Guarantee
 from ..operators.whole_numbers import check_whole_number
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
@@ -145,6 +146,8 @@ class JobDefinition:
         """
         if node.parallelism is not None:
             check_whole_number("parallelism", node.parallelism, node.origin)
+        taken = {each.name: known.name for known in self.graph.nodes for each in known.queryable}
+        check_unique(node.queryable, taken, node.name or node.kind, node.origin)
         node.id = len(self.graph.nodes)
         if node.name:
             _check_name(node.name, _STEP_NAME, node.kind, node.origin)

@@ -72,6 +72,7 @@ class KeyedStream(Generic[T]):
         *,
         name: str,
         ttl: Duration | StateTtl | None = None,
+        queryable: str = "",
     ) -> Stream[T]:
         """Combine the records of each key, two at a time; emits the running value for each record.
 
@@ -80,8 +81,11 @@ class KeyedStream(Generic[T]):
             name: the address of the state.
             ttl: how long the value of a key lives after the key's last record, by the machine's
                 clock: a duration, or `StateTtl`. The record after that is again its first value.
+            queryable: the name, unique in the job, under which clients outside the job read the value
+                of a key; empty: they do not.
         """
-        return Stream(add_reduce(self._output, function, name, ttl, capture_origin()))
+        made = add_reduce(self._output, function, name, ttl, queryable, capture_origin())
+        return Stream(made)
 
     @named("stateful step", _STATE)
     def process(
@@ -226,6 +230,7 @@ class KeyedStream(Generic[T]):
         name: str,
         into: SchemaLike | None = None,
         ttl: Duration | StateTtl | None = None,
+        queryable: str = "",
         **aggregates: Aggregate,
     ) -> Stream[Any]:
         """Add running aggregates: the updated row of each key that a batch touched is emitted.
@@ -235,9 +240,12 @@ class KeyedStream(Generic[T]):
             into: a class or schema that the result fits.
             ttl: how long a key lives after its last record, by the machine's clock: a duration, or
                 `StateTtl`. Its aggregates then begin again.
+            queryable: the name, unique in the job, under which clients outside the job read the row of
+                a key; empty: they do not.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
-        made = add_aggregate(self._output, aggregates, name, into, ttl, capture_origin())
+        origin = capture_origin()
+        made = add_aggregate(self._output, aggregates, name, into, ttl, queryable, origin)
         return Stream(made)
 
     @named("stateful step", _STATE)

@@ -280,6 +280,14 @@ class Operator:
         """Handle that all inputs went idle, or one is active again. The default forwards it."""
         self.output.emit_idle(idle)
 
+    def query(self, state: str, key: Any) -> Any:
+        """Return the value of a queryable state for a key as it is now, or `ABSENT`.
+
+        `state` is the name in the step (`QueryableState.state`). Lists and maps are `QueriedEntries`.
+        Nothing changes: values neither live longer nor expire because a client reads them.
+        """
+        raise InternalError(f"this operator has no queryable state state=`{state}`")
+
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Prepare for a barrier before it is sent; results still belong to `checkpoint_id`."""
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from .base import OperatorFactory
 from .origin import Origin
 from .partitioning import Partitioning
+from .queries import QueryableState
 from .sink import Sink
 from .source import Source
 from .watermarks.strategy import WatermarkSettings
@@ -83,6 +84,8 @@ class Node:
     """The watermark settings of this node, if it makes watermarks."""
     by_clock: ByClock | None = None
     """The part of it that follows the machine's clock, so that output depends on when records arrive."""
+    queryable: tuple[QueryableState, ...] = ()
+    """The states that clients outside the job read by key."""
     feeds: int | None = None
     """The id of the head of the loop that this node closes: its output goes back there."""
 

@@ -13,6 +13,7 @@ from ...operators.patterns.match import parse_after_match
 from ...operators.patterns.pattern import Pattern
 from ...operators.process.batches import KeyedBatchProcess
 from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
+from ...operators.queries import QUERYABLE_PATTERN
 from ...operators.windows.records.functions import WindowProcess
 from ..stream import Stream
 from .call_steps import on_error
@@ -55,7 +56,9 @@ MATCH = Section(
     },
 )
 _NOT_FOR_COLUMNS: Final = frozenset({"name", "into"})
-"""Result names that `agg` would take for its own arguments, with `ttl` for running aggregates."""
+"""Result names that `agg` would take for its own arguments."""
+_RUNNING_ONLY: Final = frozenset({"ttl", "queryable"})
+"""Those that only running aggregates have."""
 
 
 _KEYED: Final = "a keyed stream"
@@ -128,7 +131,7 @@ def plan_aggregate(name: str, table: Table, builder: StepBuilder) -> Step | None
             "window: {tumbling: 1m}; without one, use process",
         )
         return None
-    _ttl("aggregate", name, table, groups, builder)
+    _running("aggregate", name, table, groups, builder)
     function = instance_of(table, "aggregate", builder)
     return _plan_combined(name, table, "aggregate", function, groups, builder)
 
@@ -136,9 +139,9 @@ def plan_aggregate(name: str, table: Table, builder: StepBuilder) -> Step | None
 def _plan_columns(
     name: str, table: Table, written: Table, groups: _Groups, builder: StepBuilder
 ) -> Step:
-    taken = _NOT_FOR_COLUMNS if groups.windowed else _NOT_FOR_COLUMNS | {"ttl"}
+    taken = _NOT_FOR_COLUMNS if groups.windowed else _NOT_FOR_COLUMNS | _RUNNING_ONLY
     line, made = table.line_of("aggregate"), _aggregates(written, builder, taken)
-    ttl = _ttl("aggregate", name, table, groups, builder)
+    running = _running("aggregate", name, table, groups, builder)
     whole = len(made) == len(written.lines) and None not in made.values() and groups.good
     into = builder.schema_of(table, "into")
     whole = whole and sound(table, into=into)
@@ -149,7 +152,7 @@ def _plan_columns(
         fits = _check_types(made, stream, written, builder)
         if grouped is None or not fits or not whole:
             return None
-        return builder.attempt(line, lambda: grouped.agg(**made, **ttl, into=into, name=name))
+        return builder.attempt(line, lambda: grouped.agg(**made, **running, into=into, name=name))
 
     return step
 
@@ -197,23 +200,30 @@ def plan_reduce(name: str, table: Table, builder: StepBuilder) -> Step | None:
     groups = _Groups("reduce", name, table, builder)
     if not groups.windowed:
         _refuse_window_process("no window", name, table, builder)
-    ttl = _ttl("reduce", name, table, groups, builder)
-    return _plan_combined(name, table, "reduce", function, groups, builder, **ttl)
+    running = _running("reduce", name, table, groups, builder)
+    return _plan_combined(name, table, "reduce", function, groups, builder, **running)
 
 
-def _ttl(
+def _running(
     verb: str, name: str, table: Table, groups: _Groups, builder: StepBuilder
 ) -> dict[str, Any]:
-    """Return the argument `ttl` if it is given; it is refused with a window."""
+    """Return the arguments that only a step without a window has; they are refused with one."""
     if not groups.windowed:
-        return given(table, ttl="ttl")
-    if table.tried("ttl"):
-        builder.problems.add(
-            table.line_of("ttl"),
-            f"ttl has no effect for {verb} with a window operator=`{name}`",
-            "remove it: the state of a window ends with the window",
-        )
+        return given(table, ttl="ttl", queryable="queryable")
+    for field, why in _WITHOUT_WINDOW.items():
+        if table.tried(field):
+            builder.problems.add(
+                table.line_of(field),
+                f"{field} has no effect for {verb} with a window operator=`{name}`",
+                f"remove it: {why}",
+            )
     return {}
+
+
+_WITHOUT_WINDOW: Final = {
+    "ttl": "the state of a window ends with the window",
+    "queryable": "the state of windows cannot be queried",
+}
 
 
 def plan_deduplicate(name: str, table: Table, builder: StepBuilder) -> Step | None:
@@ -394,8 +404,15 @@ _COMBINED: Final = {
         INSTANCE, "a `module:WindowProcess` that gets the results of `reduce` or `aggregate`"
     ),
 }
-_TTL: Final = {
+_RUNNING: Final = {
     "ttl": Field(duration(), "without a window: a key lives this long after its last record"),
+    "queryable": Field(
+        TextKind(
+            QUERYABLE_PATTERN,
+            "up to 128 letters, digits, `-`, `_` and `.`, with a letter or digit first",
+        ),
+        "without a window: clients outside the job read the value of a key under this name",
+    ),
 }
 VERBS: Final = (
     Verb(
@@ -406,13 +423,13 @@ VERBS: Final = (
             "or a `module:AggregateFunction`",
         ),
         plan_aggregate,
-        {**_COMBINED, **_TTL},
+        {**_COMBINED, **_RUNNING},
     ),
     Verb(
         "reduce",
         Field(REFERENCE, "a function (record, record) -> record, `module:function`"),
         plan_reduce,
-        {**_COMBINED, **_TTL},
+        {**_COMBINED, **_RUNNING},
     ),
     Verb(
         "deduplicate",

@@ -22,6 +22,7 @@ from ...operators.functions.checks import check_plain, check_returns, check_take
 from ...operators.graph import ByClock, Node
 from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
+from ...operators.queries import QueryableState, queryable_state
 from ...operators.schema import SchemaLike, into_schema, record_class, same_columns
 from ...operators.suggestions import suggest
 from ...operators.windows.clocked_windows import ClockedWindows
@@ -42,6 +43,7 @@ from ...operators.windows.sessions.gaps import bound_gap
 from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow
 from ...operators.windows.tumbling import TumblingAggregate
+from ...state.keyed.keys import OPAQUE_KEYS, keys_of_columns
 from ...state.keyed.ttl import StateTtl, ttl_of
 from ..node_output import NodeOutput
 from .per_record import add_expression
@@ -52,6 +54,7 @@ def add_reduce(
     function: Callable[[Any, Any], Any],
     name: str,
     ttl: Duration | StateTtl | None,
+    queryable: str,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.reduce(...)`."""
@@ -80,8 +83,31 @@ def add_reduce(
             schema=output.schema,
             row_type=output.row_type,
             stateful=True,
+            queryable=_queryable(output, queryable, "reduce", origin),
         )
     )
+
+
+def _queryable(
+    output: NodeOutput, name: object, kind: str, origin: Origin
+) -> tuple[QueryableState, ...]:
+    """Return the declaration of a step whose one state is queryable.
+
+    Raises:
+        PlanError: this cannot be a name.
+    """
+    if isinstance(name, Aggregate):
+        raise PlanError(
+            "`queryable` is the name under which clients read the state, and no result can be called so",
+            where=str(origin),
+            fix="give the result another name",
+        )
+    fields = None
+    if not callable(output.key) and output.schema is not None:
+        fields = [output.schema.field(column) for column in output.key or ()]
+    keys = OPAQUE_KEYS if fields is None else keys_of_columns(fields)
+    columns = None if fields is None else [field.name for field in fields]
+    return queryable_state(name, kind, kind, keys, columns, origin)
 
 
 def _checked_ttl(ttl: object, origin: Origin) -> StateTtl | None:
@@ -121,6 +147,7 @@ def add_aggregate(
     name: str,
     into: SchemaLike | None,
     ttl: Duration | StateTtl | None,
+    queryable: str,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.agg(...)`."""
@@ -131,6 +158,7 @@ def add_aggregate(
             where=str(origin),
             fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
         )
+    read_as = _queryable(output, queryable, "running", origin)
     plan = _plan(output, aggregates, origin)
     if rules is not None:
         plan = replace(plan, ttl_ms=parse_duration(rules.after, "ttl"))
@@ -145,6 +173,7 @@ def add_aggregate(
             stateful=True,
             detail=plan.describe(),
             columns_read=plan.columns_read,
+            queryable=read_as,
         )
     )
     return _fitted(result, into, origin)

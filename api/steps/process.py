@@ -213,6 +213,7 @@ def _add(
             stateful=True,
             sides={**dict.fromkeys(sides), **failed},
             detail=type(function).__name__,
+            queryable=declared.queryable(fields and [field.name for field in fields], str(origin)),
             by_clock=ByClock.TIMERS if sets_clock_timers(function) else None,
         )
     )

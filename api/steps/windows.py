@@ -207,6 +207,14 @@ class Windows:
             str(origin),
             event_time=output.has_event_time,
         )
+        for state in declared.keyed.values():
+            if state.queryable:
+                raise PlanError(
+                    f"states of functions of windows cannot be queried state=`{state.name}` "
+                    f"queryable=`{state.queryable}`",
+                    where=str(origin),
+                    fix="keep it in a KeyedProcess, or leave out queryable=",
+                )
         if taken := TABLES.intersection([*declared.keyed, *declared.lists, *declared.broadcast]):
             raise PlanError(
                 f"this is the name of a table of windows state=`{min(taken)}`",

@@ -167,6 +167,18 @@ class ExpiringGroup:
         order = np.argsort(positions)
         return positions[order], pa.concat_tables(tables).take(pa.array(order))
 
+    def results_of(self, columns: list[pa.Array], used_after: int) -> list[pa.Array] | None:
+        """Return the results of one key, which was used after that time (ms); None: it has none."""
+        slots = self.group.find(columns, used_after)
+        if slots.size:
+            return self.group.state.results(slots)
+        for one in self._older:
+            slots = one.group.find(columns, used_after)
+            slots = slots[one.here(slots)]
+            if slots.size:
+                return one.group.state.results(slots)
+        return None
+
     def cut(self, epoch: int) -> Sequence[CutPart]:
         """Open cut number `epoch`, which the table has just counted."""
         parts = [CutPart(self.group.cut(epoch))]

@@ -90,6 +90,7 @@ class KeyedGroup:
         loader: Loader | None = None,
     ) -> None:
         self.keys = KeyIndex(hasher)
+        self._hasher = hasher
         self.state: AggregateState = plan.new_state(epoch)
         self._loader = loader
 
@@ -114,6 +115,19 @@ class KeyedGroup:
             if found is not None:
                 self.state.load(before + found[0], found[1], self.keys.size)
         return slots.astype(np.intp)
+
+    def find(self, columns: list[pa.Array], used_after: int | None) -> Index:
+        """Return the slot of one key, if it is here; nothing changes.
+
+        Args:
+            columns: the key columns, of one row.
+            used_after: keys that were last used up to then (ms) have expired; None: none expire.
+        """
+        slots = self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        slots = slots[slots >= 0]
+        if used_after is not None:
+            slots = slots[self.state.last_numbers().take(slots) > used_after]
+        return slots
 
     @property
     def busy(self) -> bool:

@@ -100,6 +100,10 @@ class RowCodec(Codec):
     def release(self, held: tuple[Any, ...]) -> Any:
         return row_of(held, tuple(self._schema.names), self._record_class)
 
+    def named(self, value: Any) -> dict[str, Any]:
+        """Return a record as its columns by name."""
+        return dict(zip(self._schema.names, self.hold(value), strict=True))
+
     def encode(self, value: Any) -> bytes:
         return self._encode(self.hold(value))
 
@@ -266,6 +270,17 @@ class _StoredValues:
             results.append(value)
         table.sweep(expiry.ttl.cleanup_per_access * len(keys), dead_until)
 
+    def get(self, key: Any) -> Any:
+        """Return the present value of a key, or `ABSENT`; it does not live longer for it."""
+        self._backend.set_key(key)
+        try:
+            value = self._table.get()
+        finally:
+            self._backend.clear_key()
+        if value is ABSENT or self._expiry is None:
+            return value
+        return ABSENT if value[1] <= self._expiry.dead_until() else value[0]
+
     def _sweep(self) -> None:
         assert self._expiry is not None
         self._table.sweep(self._expiry.ttl.cleanup_per_second, self._expiry.all_dead_until())
@@ -431,6 +446,14 @@ class ReduceOperator(Operator):
             return self._layout.value.hold(value)
         except Exception as error:
             return error
+
+    def query(self, state: str, key: Any) -> Any:
+        if self._stored is not None:
+            value = self._stored.get(key)
+        else:
+            value = self._values.get(token(key), ABSENT)
+        codec = self._layout.value
+        return value if value is ABSENT or not isinstance(codec, RowCodec) else codec.named(value)
 
     def states(self) -> Sequence[StateInfo]:
         return [self._layout.info(_STATE, ttl_ms=self._ttl_ms)]

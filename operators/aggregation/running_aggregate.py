@@ -8,11 +8,13 @@ result of each key is always emitted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from ...state.keyed.base import ABSENT
+from ...state.keyed.keys import keys_of_columns
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
@@ -124,6 +126,28 @@ class RunningAggregate(Operator):
         latest[touched] = np.iinfo(np.int64).min
         np.maximum.at(latest, slots, times)
         return latest.take(touched)
+
+    def query(self, state: str, key: Any) -> Any:
+        columns = keys_of_columns(self._plan.key_fields).to_arrays([key])
+        used_after = None
+        if self._plan.ttl_ms is not None:
+            used_after = self.context.clock.now_ms() - self._plan.ttl_ms
+        results = self._results_of(columns, used_after)
+        if results is None:
+            return ABSENT
+        return {
+            name: result[0].as_py()
+            for name, result in zip(self._plan.aggregates, results, strict=False)
+        }
+
+    def _results_of(self, columns: list[pa.Array], used_after: int | None) -> list[pa.Array] | None:
+        if self._spilling is not None:
+            return self._spilling.results_of(columns, used_after)
+        if self._expiring is not None:
+            assert used_after is not None
+            return self._expiring.results_of(columns, used_after)
+        slots = self._in_memory.find(columns, None)
+        return self._in_memory.state.results(slots) if slots.size else None
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `running`, with one row per key, or its runs."""

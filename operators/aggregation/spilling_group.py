@@ -204,6 +204,20 @@ class SpillingGroup:
         if self._space.plan.ttl_ms is not None:
             self.table.flush()
 
+    def results_of(self, columns: list[pa.Array], used_after: int | None) -> list[pa.Array] | None:
+        """Return the results of one key, which was used after that time (ms); None: it has none."""
+        if self.group.find(columns, None).size:
+            slots = self.group.find(columns, used_after)
+            return self.group.state.results(slots) if slots.size else None
+        found = self.table.lookup(*self._space.identify(columns))
+        if found is None:
+            return None
+        if used_after is not None:
+            used = plain_column(found.table.column(LAST_USED_COLUMN)).cast(pa.int64()).to_numpy()
+            if used[0] <= used_after:
+                return None
+        return self._space.results(found.table)
+
     def close(self) -> None:
         """Release files and memory."""
         self.table.close()

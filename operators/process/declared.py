@@ -19,6 +19,7 @@ from ...state.keyed.descriptors import (
 )
 from ...state.keyed.keys import KeyShape, keys_of_columns, keys_of_type
 from ..durations import parse_duration
+from ..queries import QueryableState, queryable_state
 from .functions import Process, ProcessFunction
 
 TIMER_TABLES: Final = ("timers_event", "timers_processing")
@@ -43,6 +44,20 @@ class DeclaredStates:
     ttl_ms: dict[str, int]
     keys: KeyShape
     timers: bool
+
+    def queryable(self, columns: Sequence[str] | None, where: str) -> tuple[QueryableState, ...]:
+        """Return the states that clients read; `columns` are the key columns of the stream, if any.
+
+        Raises:
+            PlanError: a name in `queryable=` cannot be one.
+        """
+        return tuple(
+            each
+            for name, descriptor in self.keyed.items()
+            for each in queryable_state(
+                descriptor.queryable, name, descriptor.kind, self.keys, columns, where
+            )
+        )
 
     def specs(self) -> dict[str, TableSpec]:
         """Return the tables of the keyed states, by name."""

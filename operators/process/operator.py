@@ -380,6 +380,15 @@ class ProcessOperator(AtTheEnd):
 
     # life
 
+    def query(self, state: str, key: Any) -> Any:
+        """See `Operator.query`; between slices, no key is current."""
+        assert self._states is not None
+        self._progress.enter_one(key)
+        try:
+            return self._states.query(state)
+        finally:
+            self._no_key()
+
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Return a table per keyed state, two of timers, one of the watermark, and items for the rest."""
         assert self._states is not None

@@ -5,14 +5,15 @@ States are opened, handed to the function, cut and restored.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from ...errors import StateError
 from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
-from ...state.keyed.base import KeyedBackend
+from ...state.keyed.base import ABSENT, KeyedBackend
+from ...state.keyed.descriptors import AggregatingState
 from ...state.keyed.handles import BroadcastHandle, OperatorListHandle
 from ...state.keyed.ttl import Expiry
 from ...state.keyed.undo import UndoLog, UndoTables
@@ -21,6 +22,7 @@ from ...state.values import Index
 from ..base import OperatorContext
 from ..keyed_backend import ProcessingClock, open_keyed_backend
 from ..per_record.base import UserFunction
+from ..queries import QueriedEntries
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .context import Context
 from .declared import DeclaredStates
@@ -76,6 +78,7 @@ class FunctionStates:
         undo: UndoLog | None = None,
     ) -> None:
         self._context = context
+        self._declared = declared.keyed
         self._user = user
         self._function = function
         self.backend: KeyedBackend = open_keyed_backend(context, declared.keys, declared.specs())
@@ -136,6 +139,22 @@ class FunctionStates:
             snapshot.items[name] = handle.cut()
         return snapshot
 
+    def query(self, name: str) -> Any:
+        """Return what the current key has in a state, without a change of it; see `Operator.query`."""
+        descriptor, expiry = self._declared[name], self._expiries.get(name)
+        dead_until = None if expiry is None else expiry.dead_until()
+        if self.backend.specs[name].layout.entry is not None:
+            entries = self.backend.entry_table(name).entries()
+            if dead_until is not None:
+                entries = _living(entries, dead_until)
+            return QueriedEntries(entries, is_map=descriptor.kind == "map")
+        value = self.backend.value_table(name).get()
+        if value is not ABSENT and dead_until is not None:
+            value = ABSENT if value[1] <= dead_until else value[0]
+        if value is not ABSENT and isinstance(descriptor, AggregatingState):
+            return descriptor.aggregate.result(value)
+        return value
+
     def name_of(self, handle: object) -> str | None:
         """Return the name of the keyed state that a handle belongs to."""
         return self._keyed.get(id(handle))
@@ -170,6 +189,13 @@ class FunctionStates:
                     where=str(self._user.origin),
                     fix=f"write self.{attribute}.set(...)",
                 )
+
+
+def _living(entries: Iterator[tuple[Any, Any]], dead_until: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the entries of a table with a TTL that have not expired, without their last uses."""
+    for entry, (value, last_used) in entries:
+        if last_used > dead_until:
+            yield entry, value
 
 
 def progress_table(name: str) -> KeyGroupTable:

@@ -7,6 +7,7 @@ that concern an attempt carry its number; a message of another attempt is ignore
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -311,11 +312,58 @@ class FinishSources(Message, frozen=True):
     attempt: int
 
 
+class AskState(Message, frozen=True):
+    """Read a queryable state of one key. The answer is StateAnswer, unless the subtask ends before."""
+
+    attempt: int
+    query: int
+    """The number of the query, for its answer."""
+    vertex: int
+    index: int
+    operator: str
+    """The name of the step that has the state."""
+    state: str
+    """The name of the state in the step."""
+    key: bytes
+    """The key, by `encode_key`."""
+    bytes_max: int
+    """The largest value that is sent back."""
+    waiting_max: int
+    """A subtask for which this many queries wait refuses more."""
+    timeout_ms: int
+    """After this time nobody waits for the answer."""
+
+
 class Shutdown(Message, frozen=True):
     """Exit the worker."""
 
 
 # ---- worker to coordinator ------------------------------------------------------------------------
+
+
+class StateOutcome(StrEnum):
+    """How the reading of a state ended."""
+
+    READ = "read"
+    ELSEWHERE = "elsewhere"
+    """The subtask is not here: it restarts, or the job was rescaled."""
+    STARTING = "starting"
+    """The subtask is being restored, or waits for the others."""
+    BUSY = "busy"
+    """Too many queries wait for this subtask."""
+    TOO_LARGE = "too_large"
+    FAILED = "failed"
+
+
+class StateAnswer(Message, frozen=True):
+    """What a subtask answers to AskState."""
+
+    query: int
+    outcome: StateOutcome
+    value: bytes = b""
+    """The value as JSON; empty: the key has none."""
+    text: str = ""
+    """The error, if it failed."""
 
 
 class Deployed(Message, frozen=True):
@@ -490,7 +538,9 @@ Messages: TypeAlias = (
     | EndSource
     | SplitsOffered
     | FinishSources
+    | AskState
     | Shutdown
+    | StateAnswer
     | Deployed
     | RestoreProgress
     | StepStuck

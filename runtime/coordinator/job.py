@@ -67,6 +67,7 @@ from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .leadership import Leadership, check_not_followed, patiently
 from .output import check_output, starts_without_state
+from .queries import describe_states, query_state
 from .reporting import register_job
 from .restarting import Failing, Rescaling
 from .running import Running
@@ -204,6 +205,7 @@ class JobCoordinator:
                 "config": lambda _: describe_config(self._begun().env),
                 "curves": lambda given: describe_curves(self._begun(), given["since_ms"]),
                 "plan": lambda _: describe_plan(self.spec, self._begun().attempt),
+                "states": lambda _: describe_states(self._begun().attempt.plan),
                 "metrics": lambda _: describe_metrics(
                     self._registry, self._describe().get("metrics", [])
                 ),
@@ -211,6 +213,7 @@ class JobCoordinator:
             {
                 "dispose": lambda given: dispose_savepoint(self._begun().env, given.get("path")),
                 "savepoint": self._savepoint_before,
+                "query": lambda given: query_state(self._begun(), self._pool.queries, given),
             },
         )
 

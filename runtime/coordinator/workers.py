@@ -30,6 +30,7 @@ from ..control.messages import (
     Leaving,
     Messages,
     Shutdown,
+    StateAnswer,
     StepStuck,
     Superseded,
     Warm,
@@ -58,6 +59,7 @@ from ..protocol.restart import StartFailures
 from .events import FromWorker, PutEvent, WorkerLost
 from .failures import SILENT
 from .leadership import Leadership
+from .pending_queries import PendingQueries
 
 _log = logging.getLogger("headgate.coordinator")
 
@@ -287,6 +289,8 @@ class WorkerPool:
             watching=settings.watching,
         )
         self._on_stuck = on_stuck
+        self.queries = PendingQueries()
+        """The queries of state that workers here are asked."""
         self._monitor = HeartbeatMonitor(
             settings.heartbeat_interval_ms, settings.heartbeat_timeout_ms
         )
@@ -490,6 +494,8 @@ class WorkerPool:
                 self._on_stuck(hello.worker_id, message)
             elif isinstance(message, Superseded):
                 self._leadership.superseded(hello.worker_id, message.generation)
+            elif isinstance(message, StateAnswer):
+                self.queries.answered(message)
             elif not isinstance(message, Heartbeat):
                 if isinstance(message, Leaving):
                     self.leaving.add(hello.worker_id)
@@ -525,6 +531,7 @@ class WorkerPool:
             return
         silent_ms = self._monitor.silent_ms(WorkerId(worker_id), self._now_ms())
         self.last_lost = (worker_id, silent_ms)
+        self.queries.lost(worker_id)
         self._monitor.forget(WorkerId(worker_id))
         self._forget_pulse(worker_id)
         worker.link.close()

@@ -180,6 +180,25 @@ REST_EVENTS = Option[int](
     "How many events wait for one client that follows them, beside the ones from before it came. A client "
     "that lets more pile up gets an event that says so, and is disconnected.",
 )
+QUERY_TIMEOUT = Option[int](
+    "headgate.queries.timeout",
+    Duration(at_least_ms=1),
+    5_000,
+    "How long a query of state waits for the subtask that has the key. A subtask answers between two "
+    "batches, so a query waits for a slow call of the user's code.",
+)
+QUERY_ANSWER_MAX = Option[int](
+    "headgate.queries.answer-max",
+    Size(at_least=1, at_most=64 << 20),
+    1 << 20,
+    "Largest value that a query of state answers, as JSON; for a larger one the query is refused.",
+)
+QUERY_WAITING_MAX = Option[int](
+    "headgate.queries.waiting-max",
+    Integer(at_least=1, at_most=100_000, unit="queries"),
+    128,
+    "How many queries of state of one job may wait for their answers; further ones are refused (503).",
+)
 REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",
     Duration(at_least_ms=0),

@@ -22,6 +22,7 @@ from ...errors import (
     JobError,
     JobNotFound,
     JobNotReady,
+    StateNotFound,
     StorageError,
     UsageError,
 )
@@ -111,6 +112,8 @@ def error_of(found: Problem) -> HeadgateError:
 
 def _status(error: HeadgateError) -> int:
     match error:
+        case StateNotFound():
+            return HTTPStatus.NOT_FOUND
         case UsageError():
             return HTTPStatus.BAD_REQUEST
         case JobNotFound():
@@ -511,6 +514,47 @@ class CurvesAnswer(Answer, frozen=True):
     """How far back they reach at most."""
     at_ms: list[int]
     vertices: list[VertexCurves]
+
+
+class QueryableAnswer(Answer, frozen=True):
+    """A state that can be read by key."""
+
+    name: str
+    step: str
+    kind: str
+    """`value`, `list`, `map`, `reducing`, `aggregating`, `reduce` or `running`."""
+    key: dict[str, str] | None
+    """The type of each key column; null: no type is declared, and keys are JSON values."""
+
+
+class StatesAnswer(Answer, frozen=True):
+    """The queryable states of the job."""
+
+    states: list[QueryableAnswer]
+
+
+class QueryAnswer(Answer, frozen=True):
+    """What a state has for a key."""
+
+    job: str
+    run: str
+    attempt: int
+    """The attempt of the subtask that answered."""
+    state: str
+    kind: str
+    """As in `QueryableAnswer`."""
+    step: str
+    subtask: int
+    """The subtask that has the key."""
+    key: Any
+    """The key as plain data; an object if it has several columns."""
+    key_group: int
+    level: str
+    """`live`: the value while the job runs, which a failure may take back."""
+    found: bool
+    """False: the state has nothing for this key."""
+    value: Any
+    """A list is an array, a map an array of objects with `key` and `value`, an aggregate an object."""
 
 
 class OptionAnswer(Answer, frozen=True):

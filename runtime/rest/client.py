@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
@@ -171,6 +172,14 @@ class RestClient:
         """Return the metrics of the coordinator's process."""
         return await self._get("metrics", answers.MetricsAnswer)
 
+    async def states(self) -> list[answers.QueryableAnswer]:
+        """Return the states that can be read by key."""
+        return (await self._get("states", answers.StatesAnswer)).states
+
+    async def query(self, state: str, key: str) -> answers.QueryAnswer:
+        """Return the value of a state for a key, which is written as the REST API takes it."""
+        return await self._get("query", answers.QueryAnswer, texts={"key": key}, state=state)
+
     # -- doing --------------------------------------------------------------------------------------
 
     async def begin(self, command: Command) -> OperationAnswer:
@@ -219,6 +228,9 @@ class RestClient:
             raise UsageError(f"unknown request verb=`{verb}`")
         if verb == "checkpoints" and "id" in arguments:
             return await self._get("checkpoint_detail", Json, checkpoint=arguments["id"])
+        if verb == "query":
+            texts = {"key": str(arguments["key"])}
+            return await self._get(verb, Json, texts=texts, state=arguments["state"])
         return await self._get(verb, Json, **arguments)
 
     async def events(self) -> AsyncIterator[PublishedEvent]:
@@ -262,10 +274,13 @@ class RestClient:
         answer: type[A],
         *,
         query: Mapping[str, int] | None = None,
+        texts: Mapping[str, str] | None = None,
         **parameters: Any,
     ) -> A:
-        path = _PATHS[name].format(**parameters)
-        given = "&".join(f"{key}={value}" for key, value in (query or {}).items() if value)
+        quoted = {key: quote(str(value), safe="") for key, value in parameters.items()}
+        path = _PATHS[name].format(**quoted)
+        numbers = {key: value for key, value in (query or {}).items() if value}
+        given = urlencode({**numbers, **(texts or {})})
         wait_s = (query or {}).get("wait_s", 0)
         return await self._send(
             "GET",

@@ -53,7 +53,8 @@ def _operation(route: Route) -> dict[str, Any]:
     for status in sorted({*general, *route.problems}):
         found["responses"][str(status)] = _refusal(status)
     parameters = [_in_path(name) for name in route.parameters]
-    parameters += [_in_query(name, text) for name, text in route.query]
+    parameters += [_in_query(name, text, int) for name, text in route.query]
+    parameters += [_in_query(name, text, str) for name, text in route.texts]
     if parameters:
         found["parameters"] = parameters
     if route.body is not None:
@@ -92,8 +93,9 @@ def _in_path(name: str) -> dict[str, Any]:
     }
 
 
-def _in_query(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": text, "schema": _SCHEMAS[int]}
+def _in_query(name: str, text: str, kind: type[Any]) -> dict[str, Any]:
+    found = {"name": name, "in": "query", "description": text, "schema": _SCHEMAS[kind]}
+    return {**found, "required": True} if kind is str else found
 
 
 def _types() -> list[type[Answer | Command | Problem]]:

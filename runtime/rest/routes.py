@@ -25,6 +25,7 @@ class Route:
         public: True if it needs no token.
         problems: status codes beside those that each route may answer.
         query: names and descriptions of query parameters; they are whole numbers.
+        texts: names and descriptions of required query parameters; they are texts.
         media: type of a good answer.
     """
 
@@ -39,6 +40,7 @@ class Route:
     public: bool = False
     problems: tuple[int, ...] = ()
     query: tuple[tuple[str, str], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
     media: str = "application/json"
 
     @property
@@ -58,6 +60,7 @@ class PathParameter:
 PARAMETERS: Final = {
     "vertex": PathParameter(int, "The id of a vertex."),
     "checkpoint": PathParameter(int, "The number of a checkpoint."),
+    "state": PathParameter(str, "The name of a queryable state."),
     "trigger_id": PathParameter(str, "The `triggerId` of an operation."),
 }
 WAIT_S_MAX: Final = 60
@@ -208,6 +211,30 @@ ROUTES: Final = (
         answers.MetricsAnswer,
         "The metrics of the coordinator's process, and the endpoints of all processes.",
         "metrics",
+    ),
+    Route(
+        "GET",
+        "/v1/job/state",
+        "states",
+        answers.StatesAnswer,
+        "The states that can be read by key.",
+        "states",
+        problems=(409, 503),
+    ),
+    Route(
+        "GET",
+        "/v1/job/state/{state}",
+        "query",
+        answers.QueryAnswer,
+        "The value of a state for a key, read between two batches of the subtask that has the key.",
+        problems=(400, 404, 409, 500, 503),
+        texts=(
+            (
+                "key",
+                "The key: the text of a single column, or a JSON object with a member for each column. "
+                "A JSON value if its type is not declared.",
+            ),
+        ),
     ),
     Route(
         "GET",

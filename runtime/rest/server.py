@@ -370,6 +370,14 @@ class RestServer:
         found = self._coordinator.view("curves", since_ms=since_ms)
         return json_reply(msgspec.convert(found, _route("curves").answer))
 
+    async def _get_query(self, request: web.Request) -> web.StreamResponse:
+        keys = request.query.getall("key", [])
+        if len(keys) != 1:
+            raise RequestProblem(400, f"a query has one parameter `key`, and this has {len(keys)}")
+        given = {"state": request.match_info["state"], "key": keys[0]}
+        found = await self._coordinator.ask("query", given)
+        return json_reply(msgspec.convert(found, _route("query").answer))
+
     # -- operations ---------------------------------------------------------------------------------
 
     async def _begin(

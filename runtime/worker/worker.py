@@ -25,6 +25,7 @@ from ...state.snapshot import CommitPermit
 from ..control.link import ControlLink
 from ..control.messages import (
     Adopt,
+    AskState,
     Cancel,
     Cancelled,
     CheckpointAborted,
@@ -68,6 +69,7 @@ from .deployment import Deployment, RunningRegions, WorkerResources, deployed
 from .heartbeats import HeartbeatThreads
 from .leader_link import AttemptRecord, LeaderLink, adopt
 from .local_directories import Backups, LocalDirectories, local_dirs
+from .queries import StateQueries
 from .reports import failure_of
 from .watch import StepWatch
 
@@ -131,6 +133,7 @@ class Worker:
             self._heartbeats_of[link] = heartbeats
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
+        self._queries = StateQueries(self._regions, self._leader.send, clock)
         self._silent = False
         """Nothing was heard of the coordinator for too long, at the last look."""
         self._heard: float | None = None
@@ -280,6 +283,8 @@ class Worker:
             self._regions.spawn([NO_REGION], self._warm_up(message), "warm up")
         elif isinstance(message, Cancel):
             await self._cancel(message)
+        elif isinstance(message, AskState):
+            self._queries.ask(message)
         else:
             if self._record is not None:
                 self._record.heard(message)
@@ -299,6 +304,7 @@ class Worker:
                 self._record.broken_up()
             await self._regions.stop([NO_REGION])
         else:
+            self._queries.refuse_waiting(None)
             await self._regions.drop_all()
             self._record = AttemptRecord(message)
         regions: dict[int, list[SubtaskAssignment]] = {}
@@ -313,6 +319,7 @@ class Worker:
             self._leader.send(Cancelled(attempt=message.attempt, regions=message.regions))
 
         self._watch.cancelling(message.attempt)
+        self._queries.refuse_waiting(message.regions)
         if message.regions is None:
             await self._regions.drop_all()
             self._record = None

@@ -141,11 +141,13 @@ class KeyedState(StateDescriptor):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
+        queryable: str = "",
     ) -> None:
         super().__init__(name)
         self.ttl = ttl_of(ttl)
         self.version = version
         self.migrate = migrate
+        self.queryable = queryable
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise PlanError(f"version must be a whole number of at least 1 value=`{version}`")
         if version > 1 and migrate is None:
@@ -197,6 +199,8 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
             widened fields.
         migrate: a function that makes a value of this version from `(old value as plain data, old
             version)`.
+        queryable: the name, unique in the job, under which clients outside the job read the state by
+            key; empty: they do not.
     """
 
     kind = "value"
@@ -209,8 +213,9 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
+        queryable: str = "",
     ) -> None:
-        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
+        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.default = default
 
     def spec(self, keys: KeyShape, ttl_ms: int | None) -> TableSpec:
@@ -274,8 +279,9 @@ class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
+        queryable: str = "",
     ) -> None:
-        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
+        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.reduce = reduce
 
     def value_type(self) -> Any:
@@ -304,8 +310,9 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
+        queryable: str = "",
     ) -> None:
-        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate)
+        super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.aggregate: AggregatingFunction[IN, ACC, OUT] = (
             aggregate() if isinstance(aggregate, type) else aggregate
         )

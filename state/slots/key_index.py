@@ -179,6 +179,14 @@ class KeyIndex:
         assert self._dense is None
         return self._table.find(hashes, checks)
 
+    def find_keys(self, keys: BatchKeys) -> Slots:
+        """Return the slot of each row's key, -1 where it is absent. Changes nothing."""
+        if self._dense is None:
+            return self._table.find(*keys.lanes(None))
+        if keys.integers is None:  # a key that is null would have ended the dense index
+            return np.full(len(keys.columns[0]), -1, np.int32)
+        return self._dense.find(keys.integers)
+
     def lanes(self) -> tuple[Hashes, Hashes | None]:
         """Return the identity of each slot's key (views). Must not be called with a hasher that is
         `dense`.

@@ -373,6 +373,14 @@ class DenseSlots:
         slots[missing] -= 1
         return slots, fresh
 
+    def find(self, keys: npt.NDArray[np.int64]) -> Slots:
+        """Return the slot of each row's key, -1 where it is absent. Changes nothing."""
+        slots = np.full(len(keys), -1, np.int32)
+        if self.size:
+            known = np.flatnonzero((keys >= self._low) & (keys <= self._high))
+            slots[known] = self._slots.take(keys[known] - self._base) - 1
+        return slots
+
     def _cover(self, low: int, high: int, rows: int) -> bool:
         """Make room for keys from `low` to `high`; return False if that would be too much."""
         if self.size:

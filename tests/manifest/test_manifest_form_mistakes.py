@@ -260,6 +260,15 @@ OPERATORS = [
     ),
     (JOIN + "aggregate: {ttl: count()}}", "a result cannot be called `ttl` | rename it"),
     (
+        JOIN + "aggregate: {queryable: count()}}",
+        "a result cannot be called `queryable` | rename it",
+    ),
+    (
+        JOIN + "window: {tumbling: 1m}, aggregate: {n: count()}, queryable: ads}",
+        "queryable has no effect for aggregate with a window operator=`x` | remove it: the state of "
+        "windows cannot be queried",
+    ),
+    (
         JOIN + "window: {tumbling: 1m}, reduce: 'twin_steps:larger', ttl: 1h}",
         "ttl has no effect for reduce with a window operator=`x` | remove it: the state of a window",
     ),

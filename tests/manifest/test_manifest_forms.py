@@ -213,12 +213,16 @@ WINDOWS = {
         ),
     ),
     "aggregate with a time to live": Form(
-        "x: {from: orders, keyBy: ad, aggregate: {n: count()}, ttl: 1h}",
-        lambda steps, orders, rates: orders.key_by("ad").agg(n=hg.count(), name="x", ttl="1h"),
+        "x: {from: orders, keyBy: ad, aggregate: {n: count()}, ttl: 1h, queryable: ads}",
+        lambda steps, orders, rates: orders.key_by("ad").agg(
+            n=hg.count(), name="x", ttl="1h", queryable="ads"
+        ),
     ),
     "reduce with a time to live": Form(
-        'x: {from: orders, keyBy: ad, reduce: "twin_steps:larger", ttl: 1h}',
-        lambda steps, orders, rates: orders.key_by("ad").reduce(steps.larger, name="x", ttl="1h"),
+        'x: {from: orders, keyBy: ad, reduce: "twin_steps:larger", ttl: 1h, queryable: "ads"}',
+        lambda steps, orders, rates: orders.key_by("ad").reduce(
+            steps.larger, name="x", ttl="1h", queryable="ads"
+        ),
     ),
     "window process": Form(
         "x: {from: orders, keyBy: ad, window: {tumbling: 1h}, "

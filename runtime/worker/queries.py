@@ -1,0 +1,97 @@
+"""Queries of state at the worker that has it: each is a mail, between two batches of its subtask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from ...errors import HeadgateError
+from ...operators.clock import Clock
+from ...operators.queries import TooLarge, to_json
+from ...state.keyed.keys import decode_key
+from ..control.messages import AskState, Messages, StateAnswer, StateOutcome
+from ..task.subtask import Subtask
+from .deployment import RunningRegions
+
+
+class StateQueries:
+    """Passes queries to subtasks, and their answers to the coordinator.
+
+    Args:
+        regions: the deployments of the worker.
+        send: takes messages to the coordinator.
+        clock: of the worker.
+    """
+
+    def __init__(
+        self, regions: RunningRegions, send: Callable[[Messages], None], clock: Clock
+    ) -> None:
+        self._regions = regions
+        self._send = send
+        self._clock = clock
+        self._waiting: dict[Subtask, dict[int, AskState]] = {}
+        """The queries in the mailbox of each subtask, by number."""
+
+    def ask(self, asked: AskState) -> None:
+        """Put a query into the mailbox of its subtask, or refuse it."""
+        found = [
+            (deployment.started, subtask)
+            for deployment in self._regions.of_attempt(asked.attempt)
+            for subtask in deployment.subtasks
+            if (subtask.env.vertex.id, subtask.env.index) == (asked.vertex, asked.index)
+        ]
+        if not found:
+            self._refuse(asked, StateOutcome.ELSEWHERE)
+            return
+        ((started, subtask),) = found
+        waiting = self._waiting.get(subtask, {})
+        if not started:
+            self._refuse(asked, StateOutcome.STARTING)
+        elif len(waiting) >= asked.waiting_max:
+            self._refuse(asked, StateOutcome.BUSY)
+        else:
+            self._waiting.setdefault(subtask, {})[asked.query] = asked
+            deadline = self._clock.monotonic() + asked.timeout_ms / 1000
+            subtask.put_mail(partial(self._answer, asked, subtask, deadline))
+
+    def refuse_waiting(self, regions: Collection[int] | None) -> None:
+        """Refuse the queries of subtasks that are about to be dropped; None: of all."""
+        dropped = [
+            subtask
+            for deployment in self._regions
+            if regions is None or deployment.region in regions
+            for subtask in deployment.subtasks
+        ]
+        for subtask in dropped if regions is not None else list(self._waiting):
+            for asked in self._waiting.pop(subtask, {}).values():
+                self._refuse(asked, StateOutcome.ELSEWHERE)
+
+    def _refuse(self, asked: AskState, outcome: StateOutcome, text: str = "") -> None:
+        self._send(StateAnswer(query=asked.query, outcome=outcome, text=text))
+
+    def _answer(self, asked: AskState, subtask: Subtask, deadline: float) -> None:
+        """Read the state; runs in the mailbox. A query that goes wrong does not fail the subtask."""
+        waiting = self._waiting.get(subtask, {})
+        if waiting.pop(asked.query, None) is None:
+            return  # it was refused, as the subtask is dropped
+        if not waiting:
+            del self._waiting[subtask]
+        if self._clock.monotonic() >= deadline:
+            return  # nobody waits any more
+        try:
+            value = to_json(_read(asked, subtask), asked.bytes_max)
+        except TooLarge:
+            self._refuse(asked, StateOutcome.TOO_LARGE)
+        except HeadgateError as error:
+            self._refuse(asked, StateOutcome.FAILED, str(error))
+        except Exception as error:
+            self._refuse(asked, StateOutcome.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self._send(StateAnswer(query=asked.query, outcome=StateOutcome.READ, value=value))
+
+
+def _read(asked: AskState, subtask: Subtask) -> object:
+    operator = next(
+        each.operator for each in subtask.chain.operators if each.name == asked.operator
+    )
+    return operator.query(asked.state, decode_key(asked.key))
