@@ -19,7 +19,7 @@ from ..operators.durations import Duration, parse_duration
 from ..operators.expressions.expressions import ExpressionLike
 from ..operators.functions.dead_letters import FAILED, OnErrorLike
 from ..operators.graph import Chaining
-from ..operators.joins.lookup import LookupFunction, LookupHow
+from ..operators.joins.lookup import LookupFunction, LookupHow, LookupService
 from ..operators.joins.static_table import StaticTable
 from ..operators.origin import capture_origin
 from ..operators.partitioning import Broadcast, Global, Rebalance, Rescale, Shuffle
@@ -373,6 +373,23 @@ class Stream(Generic[T]):
     def lookup(
         self,
         key: str | tuple[str, ...],
+        function: LookupService,
+        *,
+        name: str,
+        suffix: str | None = ...,
+        cache_rows: int = ...,
+        cache_for: Duration = ...,
+        max_in_flight: int = ...,
+        timeout: Duration = ...,
+        ordered: bool = ...,
+        retry: Retry | None = ...,
+        on_timeout: OnTimeout = ...,
+        on_error: OnErrorLike = ...,
+    ) -> Stream[Any]: ...
+    @overload
+    def lookup(
+        self,
+        key: str | tuple[str, ...],
         function: StaticTable,
         *,
         how: LookupHow = ...,
@@ -382,7 +399,7 @@ class Stream(Generic[T]):
     def lookup(
         self,
         key: str | tuple[str, ...],
-        function: LookupFunction | StaticTable,
+        function: LookupFunction | LookupService | StaticTable,
         *,
         how: LookupHow = "left",
         suffix: str | None = None,
@@ -402,7 +419,8 @@ class Stream(Generic[T]):
         Args:
             key: the column whose value `function` gets; with several it gets a tuple.
             function: from a key to a record (a mapping or an object) with the columns of `into`, or
-                None, which gives nulls; or a table made by `hg.static_table`.
+                None, which gives nulls; or what `postgres_lookup` returns, which knows its columns; or a
+                table made by `hg.static_table`.
             how: for tables: `left` gives nulls where the table has no row, `inner` drops such
                 records.
             suffix: appended to found columns whose names are taken.

@@ -32,6 +32,7 @@ from .kafka.source import kafka_source
 from .nexmark import nexmark
 from .position_column import with_position
 from .postgres.cdc_source import postgres_cdc_source
+from .postgres.lookup import postgres_lookup
 from .postgres.sink import postgres_sink
 from .postgres.table_source import postgres_source
 from .sinks import blackhole, print_sink
@@ -70,6 +71,7 @@ __all__ = [
     "parquet_source",
     "pattern",
     "postgres_cdc_source",
+    "postgres_lookup",
     "postgres_sink",
     "postgres_source",
     "print_sink",

@@ -27,7 +27,7 @@ from ..api.manifest.fields import (
     size,
 )
 from ..api.manifest.references import resolve_function, resolve_instance
-from ..api.manifest.registry import SinkConnector, SourceConnector, SourceSpec
+from ..api.manifest.registry import LookupConnector, SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
 from ..operators.async_calls.call import Retry
 from ..operators.sink import IfExists, Sink
@@ -52,6 +52,7 @@ from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
 from .postgres import cdc_model
 from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
+from .postgres.lookup import MISSING, postgres_lookup
 from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
@@ -457,6 +458,26 @@ SOURCES["postgres"] = SourceConnector(
         },
     ),
     _files(_postgres),
+    lookup=LookupConnector(
+        Section(
+            "postgres",
+            {
+                **_DATABASE,
+                **_RELATION,
+                "key": Field(
+                    ListOf(TextKind()),
+                    "the columns that are compared with the key of the record; they identify a row",
+                    required=True,
+                ),
+                "missing": Field(
+                    ChoiceKind(MISSING), "a record without a row gets nulls, or is an error; null"
+                ),
+                "connections": Field(IntegerKind(1), "most connections per subtask; 4"),
+                "batchKeys": Field(IntegerKind(1), "most keys per query; 500"),
+            },
+        ),
+        lambda values, into: postgres_lookup(schema=into, **_arguments(values)),
+    ),
 )
 SOURCES["postgresCdc"] = SourceConnector(
     Section(

@@ -41,7 +41,9 @@ def main() -> None:
     for name, field in operators["properties"].items():
         if "properties" in field and name != "eventTime":
             print_table(name, field)
-    print_table("table of lookup", operators["properties"]["lookup"]["properties"]["table"])
+    lookup = operators["properties"]["lookup"]["properties"]
+    print_table("table of lookup", lookup["table"])
+    print_table("postgres of lookup", lookup["postgres"])
     print_table("A reference with arguments", operators["properties"]["process"]["anyOf"][0])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
     print_table("A sink", sinks)

@@ -35,7 +35,14 @@ from .kubernetes_model import check_rules
 from .loader import load
 from .model import manifest_section
 from .references import resolve_class
-from .registry import SinkConnector, SourceConnector, SourceSpec, Toolbox
+from .registry import (
+    LookupConnector,
+    SinkConnector,
+    SourceConnector,
+    SourceSpec,
+    Toolbox,
+    lookups_of,
+)
 from .settings import apply_settings, declare_groups, has_checkpoints, job_arguments, may_be_batch
 from .step import Step
 from .steps import inputs_of, partitioned, plan_step
@@ -226,6 +233,10 @@ class ManifestBuilder:
             return None
         root = self.attempt(table.line, lambda: job.read(made, name=name))
         return self._timed(name, self._grouped(self._parallel(root, table), table), table)
+
+    def lookup_connectors(self) -> Mapping[str, LookupConnector]:
+        """Return the places in which a `lookup` can look rows up by key."""
+        return lookups_of(self._toolbox.sources)
 
     def files_of(self, table: Table, name: str) -> Source | None:
         """Return the source of the table of operator `name`; None if it is wrong and reported."""

@@ -1,4 +1,4 @@
-"""`lookup`: each record with the entry for its key in a service or a static table."""
+"""`lookup`: each record with the entry for its key in a service, a database or a static table."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from .fields import (
     duration,
     size,
 )
-from .registry import SourceConnector
+from .registry import LookupConnector, SourceConnector, lookups_of
 from .step import SCHEMA, Step, StepBuilder, Verb, function_of, given
 
 _CACHE: Final = ("cacheRows", "cacheFor")
 
 
 def plan_lookup(name: str, table: Table, builder: StepBuilder) -> Step | None:
-    """Plan `lookup`, with `python` or `table`."""
+    """Plan `lookup`, with `python`, `table` or a connector."""
     section = table.get("lookup")
     if section is None:
         return None
-    tried = section.present(["python", "table"])
+    connectors = builder.lookup_connectors()
+    tried = section.present(["python", "table", *connectors])
     if len(tried) != 1:
         builder.problems.add(
             section.line_of("table"),
-            f"lookup needs either python or table operator=`{name}`",
+            f"lookup needs either {', '.join(['python', *connectors])} or table operator=`{name}`",
             'python: "module:function", a coroutine function of the key; or table: {parquet: ...}',
         )
         return None
     if tried == ["table"]:
         return _in_table(name, table, section, builder)
-    return _in_service(name, table, section, builder)
+    if tried == ["python"]:
+        return _in_service(name, table, section, builder)
+    return _in_connector(name, table, section, tried[0], connectors[tried[0]], builder)
 
 
 def _in_service(name: str, table: Table, section: Table, builder: StepBuilder) -> Step | None:
@@ -58,6 +61,30 @@ def _in_service(name: str, table: Table, section: Table, builder: StepBuilder) -
         return None
     options |= given(section, suffix="suffix", cache_rows="cacheRows", cache_for="cacheFor")
     return _step(name, section, line, function, {**options, "into": into}, builder)
+
+
+def _in_connector(
+    name: str,
+    table: Table,
+    section: Table,
+    chosen: str,
+    connector: LookupConnector,
+    builder: StepBuilder,
+) -> Step | None:
+    line, fields, options = (
+        section.line_of(chosen),
+        section.get(chosen),
+        call_options(table, builder),
+    )
+    into = builder.schema_of(table, "into") if table.tried("into") else None
+    _refuse(["how"], section, f"a lookup in {chosen}", name, builder)
+    if fields is None or fields.bad or options is None or section.bad:
+        return None
+    made = builder.attempt(line, lambda: connector.make(fields.values, into))
+    if made is None:
+        return None
+    options |= given(section, suffix="suffix", cache_rows="cacheRows", cache_for="cacheFor")
+    return _step(name, section, line, made, options, builder)
 
 
 def _in_table(name: str, table: Table, section: Table, builder: StepBuilder) -> Step | None:
@@ -136,13 +163,19 @@ def _lookup_section(connectors: Mapping[str, SourceConnector]) -> Section:
                 REFERENCE, "a coroutine function key -> record or None, `module:function`"
             ),
             "table": Field(table, "instead: a table in files, read as a whole at the start"),
+            **{
+                name: Field(connector.fields, f"instead: rows that are looked up in {name}")
+                for name, connector in lookups_of(connectors).items()
+            },
             "how": Field(
                 ChoiceKind(("inner", "left")),
                 "of a table: `left`, or `inner`: only records it has a row for",
             ),
             "suffix": Field(TextKind(), "appended to found columns whose names are taken"),
-            "cacheRows": Field(IntegerKind(0, 2**31 - 1), "answers of `python` kept; 0: none"),
-            "cacheFor": Field(duration(), "how long an answer of `python` is valid"),
+            "cacheRows": Field(
+                IntegerKind(0, 2**31 - 1), "answers kept, but not of a table; 0: none"
+            ),
+            "cacheFor": Field(duration(), "how long such an answer is valid"),
         },
     )
 

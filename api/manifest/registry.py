@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import HeadgateError
+from ...operators.joins.lookup import LookupService
 from ...operators.sink import Guarantee, Sink
 from ...operators.source import Source
 from ..written_job import WrittenJob
@@ -32,6 +33,20 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupConnector:
+    """A place in which a manifest's `lookup` can look rows up by key.
+
+    Attributes:
+        fields: the fields below the connector's key.
+        make: makes the function from the given fields and the columns to find, None if they are not
+            given; raises UsageError.
+    """
+
+    fields: Section
+    make: Callable[[Mapping[str, Any], pa.Schema | type[Any] | None], LookupService]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceConnector:
     """A source that a manifest can name.
 
@@ -41,6 +56,7 @@ class SourceConnector:
         schema: whether it takes a `schema`: `required`, `optional` or `refused`.
         bad_records: whether it can meet unreadable records, so that `onBadRecord` applies.
         tables: whether it can be read as a whole, as the table of a `lookup`.
+        lookup: how a `lookup` finds rows there by key; None: it cannot.
     """
 
     fields: Section
@@ -48,6 +64,12 @@ class SourceConnector:
     schema: str = "optional"
     bad_records: bool = False
     tables: bool = False
+    lookup: LookupConnector | None = None
+
+
+def lookups_of(sources: Mapping[str, SourceConnector]) -> dict[str, LookupConnector]:
+    """Return the places in which a `lookup` can look rows up by key."""
+    return {name: each.lookup for name, each in sources.items() if each.lookup is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from .fields import (
     column_type,
 )
 from .references import resolve_function, resolve_instance
+from .registry import LookupConnector
 
 PARALLELISM_MAX = 32768
 PARALLELISM = IntegerKind(1, PARALLELISM_MAX)
@@ -92,6 +93,10 @@ class StepBuilder(Protocol):
     def attempt(self, line: int, action: Callable[[], R]) -> R | None: ...
 
     def schema_of(self, table: Table, name: str) -> pa.Schema | type[Any] | None: ...
+
+    def lookup_connectors(self) -> Mapping[str, LookupConnector]:
+        """Return the places in which a `lookup` can look rows up by key."""
+        ...
 
     def files_of(self, table: Table, name: str) -> Source | None:
         """Return the source of the table of operator `name`; None if it is wrong and reported."""

@@ -21,6 +21,7 @@ from ...operators.joins.lookup import (
     LookUp,
     LookupFunction,
     LookupHow,
+    LookupService,
     TableLookup,
     TableLookupStep,
 )
@@ -37,7 +38,7 @@ from .async_calls import TIMEOUT, add_map_async, check_coroutine
 def add_lookup(
     output: NodeOutput,
     key: str | tuple[str, ...],
-    function: LookupFunction | StaticTable,
+    function: LookupFunction | LookupService | StaticTable,
     *,
     how: LookupHow,
     suffix: str | None,
@@ -54,6 +55,8 @@ def add_lookup(
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `lookup`."""
+    if into is None and not isinstance(function, StaticTable):
+        into = getattr(function, "into", None)
     given = {
         "into": into,
         "cache_rows": cache_rows,
@@ -93,7 +96,7 @@ def add_lookup(
 def _add_calls(
     output: NodeOutput,
     key: str | tuple[str, ...],
-    function: LookupFunction,
+    function: LookupFunction | LookupService,
     *,
     into: SchemaLike,
     name: str,
@@ -130,7 +133,7 @@ def _add_calls(
 def _joined(
     output: NodeOutput,
     key: str | tuple[str, ...],
-    function: LookupFunction,
+    function: LookupFunction | LookupService,
     into: SchemaLike,
     name: str,
     suffix: str | None,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import psycopg
 
 Connection: TypeAlias = "psycopg.Connection[Any]"
+AsyncConnection: TypeAlias = "psycopg.AsyncConnection[Any]"
 ANSWER_S_MAX: Final = 15
 """The time in which a server has to accept a connection."""
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -124,6 +125,31 @@ def connect(address: Address, application: str, **options: Any) -> Connection:
                 connection.execute(statement)
         except BaseException:
             connection.close()
+            raise
+    except psycopg.Error as error:
+        raise cannot_use(address, error) from error
+    return connection
+
+
+async def connect_async(address: Address, application: str) -> AsyncConnection:
+    """Return a connection like that of `connect`, for the event loop.
+
+    Raises:
+        SourceError: the server does not answer, or refuses us.
+        UsageError: the DSN or a secret cannot be read.
+    """
+    import psycopg
+
+    parameters = {**address.parameters(), "application_name": application}
+    try:
+        connection = await psycopg.AsyncConnection.connect(
+            autocommit=True, prepare_threshold=None, **parameters
+        )
+        try:
+            for statement in _SESSION:
+                await connection.execute(statement)
+        except BaseException:
+            await connection.close()
             raise
     except psycopg.Error as error:
         raise cannot_use(address, error) from error

@@ -77,14 +77,16 @@ class Relation:
             return schema_of(self.describe(connection), None)
 
     def rows(self, name: Sequence[str]) -> Any:
-        """Return the rows as the part of a statement behind FROM.
+        """Return the rows as the part of a statement behind FROM, under the name `headgate_rows`.
 
         Args:
             name: schema and name of the table, as they were found.
         """
         from psycopg import sql
 
-        return sql.Identifier(*name) if self.query is None else _rows_of(self.query)
+        if self.query is not None:
+            return _rows_of(self.query)
+        return sql.SQL("{} AS headgate_rows").format(sql.Identifier(*name))
 
 
 def _rows_of(query: str) -> Any:
@@ -92,7 +94,7 @@ def _rows_of(query: str) -> Any:
 
     text: Any = query.strip().removesuffix(";")
     # The query may end in a comment, so the parenthesis has a line of its own.
-    return sql.SQL("({}\n) AS headgate_query").format(sql.SQL(text))
+    return sql.SQL("({}\n) AS headgate_rows").format(sql.SQL(text))
 
 
 def _described(connection: Connection, query: str, address: Address) -> Table:

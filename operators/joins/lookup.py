@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,16 @@ CACHE_ROWS: Final = 10_000
 CACHE_FOR: Final = "1m"
 LookupFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
 """A function from a key to a record with the columns of `into`, or None."""
+
+
+class LookupService(Protocol):
+    """A lookup function that says which columns it finds, such as that of a connector."""
+
+    into: pa.Schema
+
+    async def __call__(self, key: Any) -> Any:
+        """Return a record with the columns of `into`, or None."""
+        ...
 
 
 class Cache:

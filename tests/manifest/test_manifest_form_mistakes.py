@@ -323,11 +323,14 @@ OPERATORS = [
         "retry: {attempts: 3, delay: 2s}}",
         "the delays before attempt 2 leave no time for it",
     ),
-    ("x: {from: orders, lookup: {key: id}}", "lookup needs either python or table operator=`x` |"),
+    (
+        "x: {from: orders, lookup: {key: id}}",
+        "lookup needs either python, postgres or table operator=`x` |",
+    ),
     (
         "x: {from: orders, lookup: {key: id, python: 'twin_steps:owner_of', table: {key: id}}, "
         "into: {owner: string}}",
-        "lookup needs either python or table operator=`x`",
+        "lookup needs either python, postgres or table operator=`x`",
     ),
     (
         "x: {from: orders, lookup: {python: 'twin_steps:owner_of'}, into: {owner: string}}",
