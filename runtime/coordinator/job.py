@@ -286,7 +286,7 @@ class JobCoordinator:
             beat = loop.create_task(self._pool.beat(), name="heartbeats")
             progress = loop.create_task(self._progress(context), name="progress")
             following: Transition | None = _first_transition(context, view)
-            await self._prepare_output(context, view)
+            await self._prepare_output(context)
             while following is not None:
                 state = state_after(following, context)
                 following = await self._leadership.while_leading(state.run())
@@ -407,11 +407,9 @@ class JobCoordinator:
         )
         return before
 
-    async def _prepare_output(self, context: JobContext, before: LogView | None) -> None:
+    async def _prepare_output(self, context: JobContext) -> None:
         """Let sinks handle the output of earlier runs, if this run begins without state."""
         spec, log = self.spec, context.env.log
-        if _end_of(spec, before) is not None:
-            return
         if log is None and self._takes_over:
             return  # the output is of this run, under the coordinator before
         if starts_without_state(spec, None if log is None else log.view, fresh=False):

@@ -34,8 +34,8 @@ T = TypeVar("T")
 def starts_without_state(spec: JobSpec, before: LogView | None, *, fresh: bool) -> bool:
     """Return True if this coordinator begins a run that restores nothing.
 
-    It is False for a coordinator that takes over within a run which has been deployed, or has listed the
-    output of earlier runs: what else its sinks hold may then be the run's own.
+    It is False for a coordinator that takes over within a run which has been deployed, has listed the
+    output of earlier runs, or has ended: what else its sinks hold may then be the run's own.
 
     Args:
         spec: the job.
@@ -46,7 +46,9 @@ def starts_without_state(spec: JobSpec, before: LogView | None, *, fresh: bool) 
         return False
     if before is None:
         return True
-    begun = spec.run in (before.deployed_run, before.old_output.run)
+    # The entry of its end may be all that the log still has of a run: its checkpoints are deleted then.
+    ended_run = "" if before.last_end is None else before.last_end.run
+    begun = spec.run in (before.deployed_run, before.old_output.run, ended_run)
     return (fresh or before.newest is None) and not begun
 
 

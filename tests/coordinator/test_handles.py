@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate.connectors import blackhole, from_list, generator
+from headgate.connectors import blackhole, from_list, generator, json_sink
 from headgate.errors import FencedError, HeadgateError, JobNotFound, UsageError
 from headgate.runtime.control.job_client import HungUp
 from headgate.runtime.protocol.job_result import JobOutcome
@@ -253,6 +253,19 @@ def test_a_run_that_has_ended_is_not_run_again(tmp_path: Path) -> None:
     assert job.run(run_id="b").run == "b"
     with pytest.raises(FencedError, match="another run of the job has begun since"):
         job.run(run_id="a")
+
+
+def test_a_run_that_has_ended_is_not_refused_for_its_own_output(tmp_path: Path) -> None:
+    """Its checkpoints are deleted by then, so the log does not say any more that it was deployed."""
+    job = hg.Job("small")
+    job.checkpoint(every="1h", storage=tmp_path / "checkpoints")
+    rows = job.read(from_list([{"n": 1}], schema={"n": "int64"}), name="numbers")
+    rows.write(json_sink(tmp_path / "out", guarantee="exactly_once"), name="out")
+    first = job.run(run_id="a")
+    again = job.run(run_id="a")
+    assert (again.status, again.run, again.ended_ms) == ("FINISHED", "a", first.ended_ms)
+    with pytest.raises(UsageError, match="1 file of earlier runs"):
+        job.run(run_id="b")
 
 
 class DiesBehindTheEnd:
