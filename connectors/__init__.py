@@ -24,6 +24,7 @@ from .generator import (
     random_int,
     sequence,
 )
+from .http.sink import http_sink
 from .hybrid import hybrid_source
 from .iceberg.sink import iceberg_sink
 from .kafka.security import KafkaSecurity
@@ -58,6 +59,7 @@ __all__ = [
     "from_list",
     "function_sink",
     "generator",
+    "http_sink",
     "hybrid_source",
     "iceberg_sink",
     "json_format",

@@ -26,10 +26,9 @@ from ..api.manifest.fields import (
     duration,
     size,
 )
-from ..api.manifest.references import resolve_function, resolve_instance
+from ..api.manifest.references import resolve_function
 from ..api.manifest.registry import LookupConnector, SinkConnector, SourceConnector, SourceSpec
 from ..errors import UsageError
-from ..operators.async_calls.call import Retry
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
 from .delta.sink import DeltaSink, delta_sink
@@ -37,9 +36,17 @@ from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
 from .files.source import csv_source, json_source, parquet_source
 from .formats.fields import format_field, read_format
 from .formats.text import FORMATS
-from .functions.sink import FORMS, FunctionSink, function_sink
-from .functions.write_ahead import WriteAheadSink, write_ahead_sink
+from .functions.manifest import (
+    FUNCTION,
+    WRITE_AHEAD,
+    made_function_sink,
+    made_write_ahead_sink,
+)
+from .functions.sink import FunctionSink
+from .functions.write_ahead import WriteAheadSink
 from .generator import generator
+from .http.manifest import HTTP_SINK, made_http_sink
+from .http.sink import HttpSink
 from .hybrid import hybrid_source
 from .iceberg.catalog import KINDS
 from .iceberg.sink import IcebergSink, iceberg_sink
@@ -589,32 +596,6 @@ def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
     return kafka_sink(topic, **_with_security(arguments))
 
 
-def _function_sink(make: Callable[..., Sink]) -> Callable[..., Sink]:
-    def make_sink(*, function: str, **arguments: Any) -> Sink:
-        if "retry" in arguments:
-            arguments["retry"] = Retry(**arguments["retry"])
-        return make(resolve_instance(function), **arguments)
-
-    return make_sink
-
-
-_RECORDS = Field(
-    ChoiceKind(FORMS), "the form of the function's argument: list, or arrow for a RecordBatch; list"
-)
-_RETRY = Field(
-    Section(
-        "retry",
-        {
-            "attempts": Field(IntegerKind(1, 1000), "the most calls, the first one included; 3"),
-            "delay": Field(duration(), "between the first call and the second; 100ms"),
-            "factor": Field(NumberKind(1), "growth of each further delay; 1"),
-            "longest": Field(duration(), "the longest delay; 1m"),
-        },
-    ),
-    "when a call that raised is made again; absent: never",
-)
-
-
 def _delta_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
     return delta_sink(**_arguments(values))  # it has only one guarantee
 
@@ -641,52 +622,11 @@ SINKS: dict[str, SinkConnector] = {
         BlackholeSink.guarantees,
         guarantee_required=False,
     ),
-    "function": SinkConnector(
-        Section(
-            "function",
-            {
-                "function": Field(
-                    REFERENCE,
-                    "is called with each record, or with some of them, `module:function`",
-                    required=True,
-                ),
-                "rows": Field(IntegerKind(1), "call it with a list of at most this many records"),
-                "within": Field(
-                    duration(), "with rows: the longest time a record waits for others; 1s"
-                ),
-                "maxInFlight": Field(
-                    IntegerKind(1), "for a coroutine function: the most calls at the same time; 1"
-                ),
-                "timeout": Field(
-                    duration(), "for a coroutine function: of a call, all attempts included; 1m"
-                ),
-                "retry": _RETRY,
-                "records": _RECORDS,
-            },
-        ),
-        _sink(_function_sink(function_sink)),
-        FunctionSink.guarantees,
-    ),
+    "function": SinkConnector(FUNCTION, _sink(made_function_sink), FunctionSink.guarantees),
     "writeAhead": SinkConnector(
-        Section(
-            "writeAhead",
-            {
-                "function": Field(
-                    REFERENCE,
-                    "is called with records of completed checkpoints and their identity, "
-                    "`module:function`",
-                    required=True,
-                ),
-                "rows": Field(IntegerKind(1), "the most records of a call; 1000"),
-                "buffer": Field(
-                    size(), "most bytes that a subtask stages between two checkpoints; 128mb"
-                ),
-                "records": _RECORDS,
-            },
-        ),
-        _sink(_function_sink(write_ahead_sink)),
-        WriteAheadSink.guarantees,
+        WRITE_AHEAD, _sink(made_write_ahead_sink), WriteAheadSink.guarantees
     ),
+    "http": SinkConnector(HTTP_SINK, _sink(made_http_sink), HttpSink.guarantees),
     "kafka": SinkConnector(
         Section(
             "kafka",

@@ -25,6 +25,7 @@ class DropKind(StrEnum):
     TIMERS = "timers"
     OPEN_WINDOWS = "open_windows"
     FEEDBACK = "feedback"
+    REFUSED = "refused"
 
 
 _WHAT: Final[Mapping[str, str]] = {
@@ -37,6 +38,7 @@ _WHAT: Final[Mapping[str, str]] = {
     DropKind.TIMERS: "processing-time timers that were not due when the input ended",
     DropKind.OPEN_WINDOWS: "results of processing-time windows that were open when the input ended",
     DropKind.FEEDBACK: "records that came back after the loop had ended",
+    DropKind.REFUSED: "records that a service refused",
 }
 _KEEP: Final[Mapping[str, str]] = {
     DropKind.LATE: "read its stream `.late`, or raise max_out_of_order or allowed_lateness",
@@ -48,6 +50,7 @@ _KEEP: Final[Mapping[str, str]] = {
     DropKind.TIMERS: "use event-time timers: all of them fire before a job ends",
     DropKind.OPEN_WINDOWS: "use event-time windows: all of them fire before a job ends",
     DropKind.FEEDBACK: "raise max_rounds, if the loop should go on",
+    DropKind.REFUSED: 'give the sink on_refused="dead_letters"',
 }
 _SIDES: Final[Mapping[str, DropKind]] = {
     "late": DropKind.LATE,

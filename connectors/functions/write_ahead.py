@@ -19,7 +19,7 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 
-from ...errors import CorruptError, HeadgateError, InternalError, JobError, UsageError
+from ...errors import CorruptError, HeadgateError, InternalError, JobError, StorageError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
 from ...operators.functions.user_code import FAILURES, is_own_cancellation, text_of, user_error
@@ -254,6 +254,8 @@ class WriteAheadWriter(SinkWriter):
                 raise JobError("the sink was closed while it wrote") from cancelled
             if error is None:
                 return
+            if isinstance(error, HeadgateError) and not isinstance(error, StorageError):
+                raise error
             pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
             if tries < self._retries:
                 self.context.logger.warning(
@@ -315,7 +317,7 @@ def write_ahead_sink(
 
     A call that raises is repeated after pauses of 1 s to 1 min, as often as the option
     `sink.committer.retries` says; then the attempt fails, and the next one begins with that call. Until it
-    succeeds the subtask takes no further records.
+    succeeds the subtask takes no further records. A `headgate.errors.JobError` fails the attempt at once.
 
     Args:
         function: a plain or an `async def` function. It may be an object with `open(ctx)`, `finish()` and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import pytest
@@ -10,10 +11,25 @@ import pytest
 from headgate.testing.connectors import Case, Check, SourceCase, sink_checks, source_checks
 from headgate.tests.support.connector_cases import FILES_AND_MEMORY
 
+THOROUGH = pytest.mark.skipif(
+    not os.environ.get("HEADGATE_THOROUGH"), reason="make test-all, or HEADGATE_THOROUGH=1"
+)
+SLOW = {
+    ("write_ahead_sink", "once_after_any_two_crashes"),
+    ("http_sink", "once_after_any_two_crashes"),
+    ("http_sink", "a_process_may_be_killed"),
+}
+"""These take seconds, and what they try is tried by others with the same writer."""
+
 
 def checks_of(cases: dict[str, type[Case]]) -> list[Any]:
     return [
-        pytest.param(kind, check, id=f"{name}-{check.name}")
+        pytest.param(
+            kind,
+            check,
+            id=f"{name}-{check.name}",
+            marks=[THOROUGH] if (name, check.name) in SLOW else [],
+        )
         for name, kind in cases.items()
         for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
         if check.applies_to(kind)

@@ -27,6 +27,7 @@ from headgate.connectors import (
     files_source,
     from_list,
     function_sink,
+    http_sink,
     iceberg_sink,
     kafka_sink,
     kafka_source,
@@ -50,6 +51,7 @@ from headgate.testing.connectors import (
 )
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
+from headgate.tests.support.http_stub import HttpStub, TakenRecords, taking
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -258,6 +260,52 @@ class AsyncFunction(Rows, Directory, SinkCase):
         file = place / "lines"
         lines = file.read_text().splitlines() if file.exists() else []
         return [dict(zip(["id", "name"], json.loads(line), strict=True)) for line in lines]
+
+
+class HttpSinkCase(Rows, SinkCase):
+    """A service that takes each request with the same key once, and is killed now and then."""
+
+    features = frozenset(
+        {Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.SERVER, Feature.MISTAKES}
+    )
+    secrets = ("s3cr3t", "not-for-you")
+
+    @contextmanager
+    def place(self) -> Iterator[tuple[HttpStub, TakenRecords]]:
+        with taking() as (stub, taken):
+            taken.token = "Bearer s3cr3t"
+            self.server = stub
+            yield stub, taken
+
+    def sink(self, place: tuple[HttpStub, TakenRecords], guarantee: GuaranteeLike) -> Sink:
+        return self._sink(place[0].url, "Bearer s3cr3t", guarantee)
+
+    def _sink(self, url: str, token: str, guarantee: GuaranteeLike) -> Sink:
+        return http_sink(
+            f"{url}/rows?with=not-for-you",
+            headers={"Authorization": token},
+            rows=1,
+            longest_pause="10ms",
+            retries=1000,
+            guarantee=guarantee,
+        )
+
+    def visible(self, place: tuple[HttpStub, TakenRecords]) -> list[Any]:
+        return place[1].records
+
+    def mistakes(self, place: tuple[HttpStub, TakenRecords]) -> Mapping[str, tuple[Sink, str]]:
+        url = place[0].url
+        return {
+            "no service": (
+                self._sink(f"http://{NOWHERE}", "Bearer s3cr3t", "at_least_once"),
+                NOWHERE,
+            ),
+            "a wrong token": (self._sink(url, "Bearer not-for-you", "at_least_once"), "status 401"),
+            "a wrong token, exactly once": (
+                self._sink(url, "Bearer not-for-you", "exactly_once"),
+                "status 401",
+            ),
+        }
 
 
 # -- Kafka --------------------------------------------------------------------------------------------
@@ -619,6 +667,7 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "collect": CollectSink,
     "function_sink": AsyncFunction,
     "write_ahead_sink": WriteAhead,
+    "http_sink": HttpSinkCase,
 }
 TABLES: dict[str, type[Case]] = {"delta_sink": DeltaSinkCase, "iceberg_sink": IcebergSinkCase}
 POSTGRES: dict[str, type[Case]] = {

@@ -1,0 +1,1 @@
+"""HTTP: a service that takes records, and services that give them."""

@@ -1,0 +1,329 @@
+"""Requests to one service: its address and credentials, and how often a request is made again.
+
+The address may have secrets in its query, and headers in their values. Neither is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from ...errors import JobError, StorageError, UsageError
+from ...operators.clock import Clock
+from ..secrets import is_reference, read_secret
+
+RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""The statuses of a service that may answer otherwise later."""
+FIRST_PAUSE_S: Final = 0.5
+RETRY_AFTER_S_MAX: Final = 300.0
+"""A service that asks for a longer pause is asked again after this one."""
+ANSWER_BYTES_MAX: Final = 4096
+"""The most bytes of an answer that are read to show them."""
+CONNECT_S_MAX: Final = 10.0
+_SHOWN_MAX: Final = 300
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The settings of requests.
+
+    Attributes:
+        url: the address.
+        headers: further headers; a value may be `file:/path` or `env:NAME`.
+        ca: the file of the authorities to trust; None: those of the system.
+        timeout_s: the longest time of a request.
+        retries: how often a request is made again.
+        longest_s: the longest pause before that, unless the service asks for a longer one.
+    """
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    ca: str | None
+    timeout_s: float
+    retries: int
+    longest_s: float
+
+    @property
+    def shown(self) -> str:
+        """The address without its query."""
+        scheme, place, path, _, _ = urlsplit(self.url)
+        return urlunsplit((scheme, place, path, "", ""))
+
+
+def check_url(url: str) -> None:
+    """Raise UsageError unless this is the address of a service, without credentials before the host."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise UsageError("not an address of HTTP", fix="http://host:port/path") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise UsageError(
+            f"not an address of HTTP scheme=`{parts.scheme}` host=`{parts.hostname or ''}`",
+            fix="http://host:port/path, or https://",
+        )
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(
+            f"the address has credentials in it host=`{parts.hostname}`",
+            fix='give them as a header: headers={"Authorization": "env:TOKEN"}',
+        )
+
+
+def check_headers(headers: Mapping[str, str], own: frozenset[str]) -> dict[str, str]:
+    """Return a copy of the user's headers.
+
+    Args:
+        headers: of the user.
+        own: names in lower case that the connector sets itself.
+
+    Raises:
+        UsageError: one cannot be sent, or is set by the connector.
+    """
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise UsageError(f"not the name of a header headers=`{name}`")
+        if name.lower() in own:
+            raise UsageError(f"the connector sets this header itself headers=`{name}`")
+        if not isinstance(value, str):
+            raise UsageError(f"the value of a header is a text headers=`{name}`")
+        _check_value(name, value)
+    return dict(headers)
+
+
+def _check_value(name: str, value: str) -> None:
+    if not value.isprintable() or not value.isascii():
+        raise UsageError(
+            f"the value of a header has characters that cannot be sent header=`{name}`",
+            fix="use printable ASCII",
+        )
+
+
+def check_reachable(settings: HttpSettings) -> None:
+    """Check that something listens at the address; blocks.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    parts = urlsplit(settings.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), CONNECT_S_MAX).close()
+    except OSError as error:
+        raise UsageError(
+            f"the service cannot be reached url=`{settings.shown}`: {error}",
+            fix="check the address, and that the service runs",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a service.
+
+    Attributes:
+        status: of HTTP.
+        headers: by name in lower case.
+        body: of the answer, perhaps cut.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        """Whether the service has done what was asked."""
+        return 200 <= self.status < 300
+
+
+class NoAnswer(Exception):
+    """A request was not answered. The text is the reason, without secrets."""
+
+
+class HttpClient:
+    """The connections of one subtask to a service. All methods run in one event loop."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        clock: Clock,
+        connections: int,
+        on_retry: Callable[[], None],
+        seed: str,
+    ) -> None:
+        """Make a client.
+
+        Args:
+            settings: of requests.
+            clock: for times of `Retry-After`.
+            connections: the most at the same time.
+            on_retry: is called for each request that is made again.
+            seed: of the lengths of pauses, different for each subtask.
+        """
+        self.settings = settings
+        self._clock = clock
+        self._connections = connections
+        self._on_retry = on_retry
+        self._chance = random.Random(seed)
+        self._session: Any = None
+        self._secrets: list[str] = []
+
+    async def open(self) -> None:
+        """Read the secrets, and make a session.
+
+        Raises:
+            UsageError: a secret or a certificate cannot be read.
+        """
+        import aiohttp
+
+        settings = self.settings
+        headers = {}
+        for name, given in settings.headers.items():
+            headers[name] = read_secret(name, given)
+            _check_value(name, headers[name])
+            if is_reference(given) or name.lower() in ("authorization", "cookie"):
+                # A token is also hidden where it is repeated without the word `Bearer`.
+                self._secrets += [headers[name], *headers[name].split()]
+        context: ssl.SSLContext | bool = True
+        if settings.url.startswith("https:"):
+            try:
+                context = await asyncio.to_thread(ssl.create_default_context, cafile=settings.ca)
+            except OSError as error:
+                raise UsageError(
+                    f"the certificates cannot be read ca=`{settings.ca}`: {error}"
+                ) from None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections, ssl=context),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def response(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
+        """Make one request, and yield the response of aiohttp.
+
+        Redirects are not followed, as they would carry the credentials away.
+
+        Raises:
+            NoAnswer: there is none.
+            JobError: there will be none, however often the request is made.
+        """
+        import aiohttp
+
+        try:
+            async with self._session.request(
+                method, url, allow_redirects=False, **options
+            ) as response:
+                yield response
+        except aiohttp.ClientSSLError as error:
+            raise JobError(
+                f"the service does not prove who it is url=`{self.settings.shown}`: "
+                f"{self.redacted(str(error))}",
+                fix="check the address; ca= names the file of an authority of your own",
+            ) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            text = self.redacted(str(error))
+            kind = type(error).__name__
+            raise NoAnswer(f"{kind}: {text}" if text else kind) from None
+
+    async def once(
+        self, method: str, url: str, bytes_max: int = ANSWER_BYTES_MAX, **options: Any
+    ) -> Answer:
+        """Make one request, and read at most so many bytes of the answer.
+
+        Raises:
+            NoAnswer: there is none.
+        """
+        async with self.response(method, url, **options) as response:
+            body = bytearray()
+            while len(body) < bytes_max:
+                chunk = await response.content.read(bytes_max - len(body))
+                if not chunk:
+                    break
+                body += chunk
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, headers, bytes(body))
+
+    async def patient(self, method: str, url: str, **options: Any) -> Answer:
+        """Make a request until there is an answer that another request would not change.
+
+        Raises:
+            StorageError: there is none after all retries.
+            JobError: there will be none, however often the request is made.
+        """
+        for tries in range(self.settings.retries + 1):
+            asked_s = 0.0
+            try:
+                answer = await self.once(method, url, **options)
+            except NoAnswer as error:
+                reason = str(error)
+            else:
+                if answer.status not in RETRIED:
+                    return answer
+                reason = self.shown_answer(answer)
+                asked_s = retry_after_s(answer.headers.get("retry-after"), self._clock.now_ms())
+            if tries < self.settings.retries:
+                self._on_retry()
+                await asyncio.sleep(self.pause_s(tries, asked_s))
+        raise StorageError(
+            f"the service does not answer url=`{self.settings.shown}` tries=`{tries + 1}`: {reason}",
+            fix="check that it runs; raise retries= if it may be away for longer",
+        )
+
+    def pause_s(self, tries: int, asked_s: float) -> float:
+        """Return the pause after a failed request, with jitter.
+
+        Args:
+            tries: the failed requests before.
+            asked_s: the pause that the service has asked for; 0: it has not.
+        """
+        longest_s = self.settings.longest_s
+        pause_s = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(tries, 30))
+        jittered_s = pause_s * self._chance.uniform(0.5, 1)
+        # Subtasks that were all told the same pause must not come back at the same time.
+        return max(jittered_s, asked_s + jittered_s * 0.1 if asked_s else 0.0)
+
+    def shown_answer(self, answer: Answer) -> str:
+        """Return an answer as a text for errors."""
+        text = " ".join(answer.body.decode(errors="replace").split())
+        text = self.redacted(text)[:_SHOWN_MAX]
+        return f"status {answer.status}: {text}" if text else f"status {answer.status}"
+
+    def redacted(self, text: str) -> str:
+        """Return a text without the secrets of the requests."""
+        query = urlsplit(self.settings.url).query
+        for secret in sorted(filter(None, [*self._secrets, query]), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+
+def retry_after_s(header: str | None, now_ms: int) -> float:
+    """Return the seconds that a header `Retry-After` asks for, at most `RETRY_AFTER_S_MAX`; 0: none."""
+    if header is None:
+        return 0.0
+    text = header.strip()
+    if text.isascii() and text.isdigit():
+        return min(RETRY_AFTER_S_MAX, float(text[:9]))
+    try:
+        time = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return min(RETRY_AFTER_S_MAX, max(0.0, time.timestamp() - now_ms / 1000))

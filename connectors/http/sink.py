@@ -1,0 +1,365 @@
+"""A service of HTTP as a sink: some records a request, several requests at the same time.
+
+Each request has a key of idempotence, which all its repeats have. At least once, a key is made for each
+request of an attempt. Exactly once, records are staged in checkpoints, and the key is fixed with them: see
+`functions/write_ahead.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import JobError, PlanError, UsageError
+from ...operators.async_calls.in_flight import RETRIES_COUNTER
+from ...operators.base import OperatorContext
+from ...operators.drops import DropKind
+from ...operators.durations import Duration, parse_duration
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.functions.dead_letters import DROPPED_COUNTER, FAILED_COUNTER
+from ...operators.origin import Origin, capture_origin
+from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sizes import parse_size
+from ...operators.suggestions import suggest
+from ..files.locations import PathLike, address_of, check_storage_options, parse_location
+from ..files.sink import tag_of
+from ..formats.text import JsonFormat
+from ..functions.calling import CallBounds, CallingWriter
+from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
+from ..rows import check_count
+from .client import HttpClient, HttpSettings, check_headers, check_reachable, check_url
+from .dead_letters import Refused, write_refused
+
+Body = Literal["array", "lines", "object"]
+OnRefused = Literal["fail", "drop", "dead_letters"]
+Method = Literal["POST", "PUT", "PATCH"]
+BODIES: Final[Mapping[Body, str]] = {
+    "array": "application/json",
+    "lines": "application/x-ndjson",
+    "object": "application/json",
+}
+ON_REFUSED: Final[tuple[OnRefused, ...]] = ("fail", "drop", "dead_letters")
+METHODS: Final[tuple[Method, ...]] = ("POST", "PUT", "PATCH")
+REFUSALS: Final = frozenset({400, 413, 422})
+"""The statuses that are about the records of a request, and not about its sender."""
+TOO_LARGE: Final = 413
+ROWS: Final = 500
+KEY_HEADER: Final = "Idempotency-Key"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkSettings:
+    """The settings of a sink.
+
+    Attributes:
+        http: of the requests.
+        method: of the requests.
+        body: the form of a request.
+        bounds: of the requests.
+        key_header: the header with the key of idempotence; None: none is sent.
+        on_refused: what to do with records that the service refuses.
+        dead_letters: where those go with `dead_letters`.
+        storage_options: `s3.*` options for that, if they differ from the job's.
+        buffer_bytes: exactly once: the most bytes that are staged between two checkpoints.
+    """
+
+    http: HttpSettings
+    method: Method
+    body: Body
+    bounds: CallBounds
+    key_header: str | None
+    on_refused: OnRefused
+    dead_letters: str
+    storage_options: dict[str, str] = field(repr=False)
+    buffer_bytes: int
+
+
+class HttpSink(Sink):
+    """One address."""
+
+    guarantees = frozenset(Guarantee)
+    needs_columns = True
+
+    def __init__(self, settings: HttpSinkSettings, guarantee: Guarantee, origin: Origin) -> None:
+        self.settings = settings
+        self.guarantee = guarantee
+        self.place = settings.http.shown
+        self._origin = origin
+        remote = settings.dead_letters and parse_location(settings.dead_letters).scheme != "file"
+        self.extras = ("s3",) if remote else ()
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        if schema is None:
+            raise PlanError(
+                "requests are made of columns, and this stream is of Python objects",
+                fix="add into=<a Struct class or schema> to the map before it",
+            )
+        try:
+            JsonFormat().check_output(schema)
+        except UsageError as error:
+            raise PlanError(error.message, fix=error.fix) from error
+
+    def writer(self) -> SinkWriter:
+        settings = self.settings
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return HttpWriter(settings)
+        staging = WriteAheadSettings(settings.bounds.rows, settings.buffer_bytes, "arrow")
+        return WriteAheadWriter(Poster(settings), staging, self._origin)
+
+    def check_output(self, run: SinkRun) -> None:
+        check_reachable(self.settings.http)
+
+    def describe(self) -> str:
+        return f"http({self.settings.http.shown})"
+
+
+class Poster:
+    """Sends the records of one subtask. It is the function of a write-ahead writer, with its life cycle."""
+
+    def __init__(self, settings: HttpSinkSettings) -> None:
+        self._settings = settings
+        self._client: HttpClient | None = None
+
+    async def open(self, context: OperatorContext) -> None:
+        """Connect; called in the event loop of the requests."""
+        settings, metrics = self._settings, context.metrics
+        self._context = context
+        self._encode = JsonFormat().encoder(pa.schema([]), "")
+        self._failed = metrics.counter(FAILED_COUNTER)
+        self._dropped = metrics.counter(DROPPED_COUNTER)
+        self._client = HttpClient(
+            settings.http,
+            context.clock,
+            settings.bounds.max_in_flight,
+            metrics.counter(RETRIES_COUNTER).inc,
+            f"{context.run_id} {context.operator_name} {context.subtask_index}",
+        )
+        await self._client.open()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def __call__(self, data: pa.RecordBatch, epoch: Epoch) -> None:
+        """Write the records that a checkpoint has staged."""
+        await self.post(data, epoch.id)
+
+    async def post(self, data: pa.RecordBatch, key: str) -> None:
+        """Send records until the service has taken them, or refused them.
+
+        Raises:
+            StorageError: the service does not answer.
+            JobError: it does not take requests like these.
+        """
+        values = [value or b"" for value in self._encode(data)]
+        if self._settings.body == "object":
+            # A part has several records only where another setting had staged it.
+            for number, value in enumerate(values):
+                await self._post([value], key if len(values) == 1 else f"{key}-{number}")
+        else:
+            await self._post(values, key)
+
+    async def _post(self, values: list[bytes], key: str) -> None:
+        settings, client = self._settings, self._client
+        assert client is not None
+        headers = {"Content-Type": BODIES[settings.body]}
+        if settings.key_header is not None:
+            headers[settings.key_header] = key
+        url = settings.http.url
+        body = _body_of(settings.body, values)
+        answer = await client.patient(settings.method, url, data=body, headers=headers)
+        if answer.good:
+            return
+        shown = client.shown_answer(answer)
+        refused = answer.status in REFUSALS
+        divides = answer.status == TOO_LARGE or settings.on_refused != "fail"
+        if refused and divides and len(values) > 1:
+            half = len(values) // 2
+            await self._post(values[:half], f"{key}-0")
+            await self._post(values[half:], f"{key}-1")
+        elif refused and settings.on_refused != "fail":
+            await self._put_aside(values, key, answer.status, shown)
+        else:
+            raise JobError(
+                f"the service refuses a request url=`{settings.http.shown}` "
+                f"records=`{len(values)}`: {shown}",
+                fix='on_refused="dead_letters" puts records aside that a service refuses'
+                if refused
+                else "check the address, the method and the credentials",
+            )
+
+    async def _put_aside(self, values: list[bytes], key: str, status: int, reason: str) -> None:
+        settings, context = self._settings, self._context
+        if settings.on_refused == "dead_letters":
+            letters = [
+                Refused(
+                    context.operator_name, settings.http.shown, status, reason, msgspec.Raw(value)
+                )
+                for value in values
+            ]
+            await asyncio.to_thread(
+                write_refused,
+                settings.dead_letters,
+                {**context.options, **settings.storage_options},
+                f"refused-{key}.json",
+                letters,
+            )
+        else:
+            context.drops.add(DropKind.REFUSED, len(values))
+            self._dropped.inc(len(values))
+        self._failed.inc(len(values))
+
+
+def _body_of(body: Body, values: list[bytes]) -> bytes:
+    if body == "array":
+        return b"[" + b",".join(values) + b"]"
+    if body == "lines":
+        return b"".join(value + b"\n" for value in values)
+    return values[0]
+
+
+class HttpWriter(CallingWriter):
+    """Sends records as they come, at least once."""
+
+    def __init__(self, settings: HttpSinkSettings) -> None:
+        super().__init__(settings.bounds)
+        self._poster = Poster(settings)
+        self._requests = 0
+
+    async def begin(self) -> None:
+        await self._poster.open(self.context)
+
+    async def release(self) -> None:
+        await self._poster.close()
+
+    async def call(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        context = self.context
+        self._requests += 1
+        tag = tag_of(context.job_name, context.operator_name)
+        key = f"{tag}-{context.run_id}-{context.file_token}-{self._requests}"
+        await self._poster.post(batch.data, key)
+
+
+def http_sink(
+    url: str,
+    *,
+    guarantee: GuaranteeLike = "at_least_once",
+    method: Method = "POST",
+    headers: Mapping[str, str] | None = None,
+    body: Body = "array",
+    rows: int | None = None,
+    within: Duration = "1s",
+    max_in_flight: int = 4,
+    timeout: Duration = "30s",
+    retries: int = 10,
+    longest_pause: Duration = "30s",
+    key_header: str | None = KEY_HEADER,
+    on_refused: OnRefused = "fail",
+    dead_letters: PathLike | None = None,
+    buffer: str | int = BUFFER,
+    ca: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> HttpSink:
+    """Return a sink that sends records to a service, as JSON, some of them a request.
+
+    A request is made again when there is no answer, and for the statuses 408, 425, 429, 500, 502, 503 and
+    504: after pauses that grow from 0.5 s, with jitter, and not before the time in `Retry-After`.
+
+    Args:
+        url: `http://` or `https://`, without credentials.
+        guarantee: `at_least_once`; `exactly_once`, with a service that takes requests with the same key of
+            idempotence once; or `none`.
+        method: `POST`, `PUT` or `PATCH`.
+        headers: further headers, such as {"Authorization": "env:TOKEN"}. `env:NAME` and `file:/path` are
+            read on the workers.
+        body: `array` (a JSON array of objects), `lines` (an object a line), or `object` (one record a
+            request).
+        rows: the most records of a request, 500 by default. A request has fewer at barriers, at the end,
+            and after `within`.
+        within: the longest time a record waits for others.
+        max_in_flight: the most requests at the same time, per subtask. With more than 1 the order of
+            requests is not kept. With `exactly_once` requests always follow each other.
+        timeout: the longest time of one request.
+        retries: how often a request is made again. Then the attempt fails.
+        longest_pause: the longest pause before that, unless the service asks for a longer one.
+        key_header: the header with the key of idempotence, which all repeats of a request have; None:
+            none is sent.
+        on_refused: what to do with records for which the service answers 400, 413 or 422: `fail`, `drop`
+            and count them, or write them to `dead_letters`. The last two first divide the request until
+            single records are refused.
+        dead_letters: a directory, or s3://bucket/prefix, for files of refused records.
+        buffer: with `exactly_once`: the most bytes staged between two checkpoints, as for
+            `write_ahead_sink`.
+        ca: the file of the authorities to trust; None: those of the system.
+        storage_options: `s3.*` options for `dead_letters`, if they differ from the job's.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the service can be reached is found when the job starts.
+    """
+    check_url(url)
+    for name, given, known in (
+        ("method", method, METHODS),
+        ("body", body, tuple(BODIES)),
+        ("on_refused", on_refused, ON_REFUSED),
+    ):
+        if given not in known:
+            raise UsageError(
+                f"no such {name} {name}=`{given}`", fix=suggest(given, known, "values")
+            )
+    if rows is None:
+        rows = 1 if body == "object" else ROWS
+    check_count("rows", rows, 1)
+    if body == "object" and rows != 1:
+        raise UsageError(f"an object is one record rows=`{rows}`", fix='body="array"')
+    check_count("max_in_flight", max_in_flight, 1)
+    check_count("retries", retries, 0)
+    if (on_refused == "dead_letters") != (dead_letters is not None):
+        raise UsageError(
+            'on_refused="dead_letters" and a directory dead_letters= belong together',
+            fix='on_refused="dead_letters", dead_letters="refused"',
+        )
+    made = parse_guarantee(guarantee)
+    if key_header is None and made is Guarantee.EXACTLY_ONCE:
+        raise UsageError(
+            "without a key of idempotence a repeated request cannot be told from a new one",
+            fix="give key_header=, or another guarantee",
+        )
+    own = {"content-type", "content-length", "transfer-encoding", "host"}
+    own |= set() if key_header is None else {key_header.lower()}
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    timeout_ms = parse_duration(timeout, "timeout")
+    check_count("timeout", timeout_ms, 1)
+    if key_header is not None:
+        check_headers({key_header: ""}, frozenset())
+    address = "" if dead_letters is None else address_of(dead_letters)
+    if address:
+        parse_location(address)
+    http = HttpSettings(
+        url,
+        check_headers(headers or {}, frozenset(own)),
+        ca,
+        timeout_ms / 1000,
+        retries,
+        parse_duration(longest_pause, "longest_pause") / 1000,
+    )
+    settings = HttpSinkSettings(
+        http,
+        method,
+        body,
+        CallBounds(rows, parse_duration(within, "within"), max_in_flight),
+        key_header,
+        on_refused,
+        address,
+        check_storage_options(storage_options),
+        buffer,
+    )
+    return HttpSink(settings, made, capture_origin())
