@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +23,7 @@ from ...operators.sink import (
     SinkRun,
     SinkWriter,
 )
-from ..files.locations import PathLike, address_of, parse_location
+from ..files.locations import PathLike, address_of, filesystem, parse_location
 from ..tables.commits import commit_parts, mark_of
 from ..tables.sink import (
     BUFFER,
@@ -157,7 +156,7 @@ class DeltaWriter(TableWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._options = self._settings.library_options(context.options)
+        self._options = {**context.options, **self._settings.storage_options}
 
     def stored(self) -> pa.Schema:
         return self._stored
@@ -180,21 +179,17 @@ class DeltaWriter(TableWriter):
             job=self.context.job_name,
             sink=self.context.operator_name,
         )
-        if self._settings.remote:
-            _upload(self._settings.address, self._options, file.local, file.name)
+        table = parse_location(self._settings.address)
+        if table.scheme == "file":
+            copy_durably(file.local, Path(table.path) / file.name)
         else:
-            directory = Path(parse_location(self._settings.address).path)
-            copy_durably(file.local, directory / file.name)
+            files = filesystem(table.scheme, self._options)
+            with (
+                file.local.open("rb") as source,
+                files.open_output_stream(f"{table.path}/{file.name}") as output,
+            ):
+                shutil.copyfileobj(source, output, COPIED_BYTES)
         return msgspec.msgpack.encode(part)
-
-
-def _upload(address: str, options: Mapping[str, str], local: Path, name: str) -> None:
-    from deltalake.fs import DeltaStorageHandler
-    from pyarrow.fs import PyFileSystem
-
-    filesystem: Any = PyFileSystem(DeltaStorageHandler(address, dict(options)))
-    with local.open("rb") as source, filesystem.open_output_stream(name) as output:
-        shutil.copyfileobj(source, output, COPIED_BYTES)
 
 
 def delta_sink(
