@@ -36,6 +36,8 @@ from .postgres.cdc_source import postgres_cdc_source
 from .postgres.lookup import postgres_lookup
 from .postgres.sink import postgres_sink
 from .postgres.table_source import postgres_source
+from .redis.sink import redis_sink
+from .redis.source import redis_source
 from .sinks import blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import stop_after_idle, throttle
@@ -80,6 +82,8 @@ __all__ = [
     "protobuf_format",
     "random_float",
     "random_int",
+    "redis_sink",
+    "redis_source",
     "schema_registry",
     "sequence",
     "spark_source",

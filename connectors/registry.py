@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from ..api.manifest.fields import (
@@ -62,6 +61,9 @@ from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.lookup import MISSING, postgres_lookup
 from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
+from .redis import manifest as redis
+from .redis.sink import RedisSink
+from .rows import parse_time
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import stop_after_idle, throttle
@@ -355,12 +357,7 @@ def _kafka_position(name: str, given: Mapping[str, Any]) -> Any:
     if len(given) != 1:
         raise UsageError(f"{name} needs either time or offsets", fix="keep one")
     if "time" in given:
-        try:
-            return datetime.fromisoformat(given["time"])
-        except ValueError as error:
-            raise UsageError(
-                f"not a time {name}=`{given['time']}`: {error}", fix="2026-01-31T12:00:00Z"
-            ) from None
+        return parse_time(name, given["time"])
     try:
         return {
             topic: {int(partition): offset for partition, offset in offsets.values.items()}
@@ -531,6 +528,11 @@ SOURCES["postgresCdc"] = SourceConnector(
         },
     ),
     _files(_postgres_cdc),
+)
+SOURCES["redis"] = SourceConnector(
+    Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(redis.make_source),
+    bad_records=True,
 )
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
@@ -725,5 +727,8 @@ SINKS: dict[str, SinkConnector] = {
         ),
         _sink(_postgres_sink),
         PostgresSink.guarantees,
+    ),
+    "redis": SinkConnector(
+        Section("redis", redis.SINK), _sink(redis.make_sink), RedisSink.guarantees
     ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from numbers import Integral, Real
 
 import msgspec
@@ -56,6 +57,16 @@ def check_count(name: str, value: object, least: int) -> None:
     """Raise UsageError unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UsageError(f"must be a whole number of at least {least} {name}=`{value!r}`")
+
+
+def parse_time(name: str, text: str) -> datetime:
+    """Return a time that is written as in ISO 8601; raise UsageError if it is not."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            f"not a time {name}=`{text}`: {error}", fix="2026-01-31T12:00:00Z"
+        ) from None
 
 
 def check_rate(rate: object, fix: str = "") -> None:

@@ -14,6 +14,7 @@ _PACKAGES: Final = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),
     "protobuf": ("google.protobuf",),
+    "redis": ("redis",),
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),

@@ -69,6 +69,7 @@ FAST_ONE_IN: dict[str, int] = {
     "properties/test_lives.py": 0,
     "protocol/test_alternating_exhaustive.py": 3,
     "protocol/test_checkpoints_exhaustive.py": 5,
+    "redis": 0,
     "runs/test_flat_memory.py": 0,
     "runs/test_spilling_counts.py": 4,
     "runs/test_spilling_joins.py": 18,

@@ -88,9 +88,9 @@ _MAKERS: Final[Mapping[str, Callable[..., Format]]] = {
 }
 
 
-def format_field(names: tuple[str, ...]) -> Field:
+def format_field(names: tuple[str, ...], default: str = "json") -> Field:
     """Return the field `format` of a connector that knows these formats by name."""
-    return Field(OneOf(_SECTION, ChoiceKind(names)), "of the values; json")
+    return Field(OneOf(_SECTION, ChoiceKind(names)), f"of the values; {default}")
 
 
 def read_format(given: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Streams of Redis and Valkey as sources and sinks."""

@@ -1,0 +1,120 @@
+"""Entries of streams whose fields are columns: values are texts, and null is a field that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from ...errors import DataError, UsageError
+from ..files.decode import Decoded, Unreadable, decode, reason_of
+from ..formats.format import Format
+
+Fields: TypeAlias = Mapping[bytes, bytes]
+Entry: TypeAlias = list[bytes]
+"""Names and values of the fields in turn."""
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Check that fields can have the types of these columns.
+
+    Raises:
+        UsageError: they cannot, because a value has no form as a text.
+    """
+    for field in schema:
+        try:
+            _from_text(pa.array([], pa.string()), field.type)
+            _to_text(pa.array([], field.type))
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            raise UsageError(
+                f"a column cannot be a field of an entry column=`{field.name}: {field.type}`",
+                fix='fields are numbers, texts, bytes and times; use format="json" for other types',
+            ) from None
+
+
+def fields_decoder(schema: pa.Schema) -> Callable[[Sequence[Fields]], Decoded]:
+    """Return a function that makes columns of fields."""
+    names = [name.encode() for name in schema.names]
+
+    def decode_entries(entries: Sequence[Fields]) -> Decoded:
+        def convert(start: int, stop: int) -> pa.RecordBatch:
+            columns = []
+            for name, field in zip(names, schema, strict=True):
+                values = pa.array([each.get(name) for each in entries[start:stop]], pa.binary())
+                if values.null_count and not field.nullable:
+                    raise Unreadable(f"it has no field `{field.name}`")
+                try:
+                    columns.append(_of_bytes(values, field.type))
+                except pa.ArrowException as error:
+                    raise Unreadable(f"field `{field.name}`: {reason_of(error)}") from error
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        return decode(len(entries), convert)
+
+    return decode_entries
+
+
+def _of_bytes(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return values.cast(kind)
+    return _from_text(values.cast(pa.string()), kind)
+
+
+def _from_text(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind)
+
+
+def _to_text(values: pa.Array) -> pa.Array:
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        return values
+    return values.cast(pa.string()).cast(pa.binary())
+
+
+def payload_decoder(
+    format: Format, field: str, schema: pa.Schema
+) -> Callable[[Sequence[Fields]], Decoded]:
+    """Return a function that makes columns of the payload in one field."""
+    decode_values, name = format.decoder(schema), field.encode()
+    return lambda entries: decode_values([each.get(name) for each in entries])
+
+
+def entry_encoder(
+    format: Format | None, field: str, schema: pa.Schema, stream: str
+) -> Callable[[pa.RecordBatch], list[Entry]]:
+    """Return a function that makes an entry of each row."""
+    if format is None:
+        return _encode_fields
+    encode, name = format.encoder(schema, stream), field.encode()
+
+    def encode_payloads(batch: pa.RecordBatch) -> list[Entry]:
+        return [[name, _there(value, stream)] for value in encode(batch)]
+
+    return encode_payloads
+
+
+def _there(value: bytes | None, stream: str) -> bytes:
+    if value is None:
+        raise DataError(
+            f"a record has no value, and an entry needs one stream=`{stream}`",
+            fix="filter such records out before the sink",
+        )
+    return value
+
+
+def _encode_fields(batch: pa.RecordBatch) -> list[Entry]:
+    names = [name.encode() for name in batch.schema.names]
+    columns = [_to_text(column).to_pylist() for column in batch.columns]
+    entries = []
+    for row in zip(*columns, strict=True):
+        entry: Entry = []
+        for name, value in zip(names, row, strict=True):
+            if value is not None:
+                entry += (name, value)
+        if not entry:
+            raise DataError(
+                "all columns of a record are null, and an entry needs a field",
+                fix="filter such records out before the sink",
+            )
+        entries.append(entry)
+    return entries

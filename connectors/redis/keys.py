@@ -1,0 +1,172 @@
+"""Keys and scripts of the exactly-once sink: staged entries, the index of them, and the markers of writers.
+
+Entries between two barriers are *staged* in a list of chunks. Each chunk is moved to the stream by one
+script, which is atomic: it adds the entries, removes the chunk from the list, and notes both in the
+marker of the writer. So a chunk is added once, whoever repeats the script, and the marker tells a chunk
+that was added from one that was lost. A chunk is small, because the server does nothing else while a
+script runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from ...errors import UsageError
+from ...operators.base import OperatorContext
+from .fields import Entry
+
+MARKER_S: Final = 90 * 24 * 3600
+"""A marker is forgotten so long after its last change. Nothing is added twice without it."""
+_LENGTH: Final = struct.Struct(">I")
+_TAG: Final = re.compile(r"[^{}]*\{([^}]+)\}")
+_DEAD: Final = re.compile(r"(\d+)_(\d+)_(\d+)_\d+_[0-9a-f]+")
+"""The end of the key of staged entries: attempt, checkpoint before, subtask, number, and a random part."""
+
+STAGE: Final = """
+local there = redis.call('LLEN', KEYS[1])
+local chunk = tonumber(ARGV[1])
+if there > chunk then return 1 end
+if there < chunk then return 0 end
+redis.call('RPUSH', KEYS[1], ARGV[2])
+if chunk == 0 then redis.call('HSET', KEYS[2], KEYS[1], '1') end
+return 1
+"""
+"""Adds a chunk to staged entries. Returns 0 if those before it are not there."""
+
+MOVE: Final = """
+local stream, staged, index, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local number, chunk, chunks = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local known = redis.call('HMGET', marker, 'number', 'chunks')
+local last, done = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+if last < tonumber(ARGV[6]) then return -1 end
+if last > number or (last == number and done > chunk) then return 1 end
+if last < number then done = 0 end
+if done ~= chunk or redis.call('LLEN', staged) ~= chunks - chunk then return 0 end
+local packed, at = redis.call('LINDEX', staged, 0), 1
+while at <= #packed do
+  local texts, entry = 0, {}
+  texts, at = struct.unpack('>I4', packed, at)
+  for text = 1, texts do entry[text], at = struct.unpack('>I4c0', packed, at) end
+  if ARGV[4] == '' then
+    redis.call('XADD', stream, '*', unpack(entry))
+  else
+    redis.call('XADD', stream, 'MAXLEN', '~', ARGV[4], '*', unpack(entry))
+  end
+end
+redis.call('LPOP', staged)
+redis.call('HSET', marker, 'number', ARGV[1], 'chunks', chunk + 1)
+redis.call('EXPIRE', marker, ARGV[5])
+if chunk + 1 == chunks then redis.call('HDEL', index, staged) end
+return 1
+"""
+"""Moves the next chunk to the stream, unless that was done.
+
+Returns 0 if the chunk is lost, and -1 if the marker of an epoch before it is: then the server has forgotten
+what it had acknowledged, and perhaps the entries of that epoch as well.
+"""
+
+DROP: Final = """
+redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[2], KEYS[1])
+"""
+"""Deletes staged entries."""
+
+
+def pack(entries: Sequence[Entry]) -> bytes:
+    """Return a chunk as `MOVE` reads it: texts behind their lengths, entries behind their counts."""
+    parts: list[bytes] = []
+    for entry in entries:
+        parts.append(_LENGTH.pack(len(entry)))
+        for text in entry:
+            parts += (_LENGTH.pack(len(text)), text)
+    return b"".join(parts)
+
+
+class Staged(msgspec.Struct):
+    """The committable of one epoch: what any process needs to commit it.
+
+    Attributes:
+        stream: to which the entries belong.
+        key: of the staged entries.
+        index: the key of the index of staged entries.
+        marker: the key of the marker of the writer.
+        number: of the epoch of the writer, by which the marker advances.
+        chunks: of the staged entries.
+        entries: in all of them.
+    """
+
+    stream: str
+    key: str
+    index: str
+    marker: str
+    number: int
+    chunks: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKeys:
+    """The keys of one sink of a job, all of them in the slot of its stream in a cluster."""
+
+    prefix: str
+
+    @classmethod
+    def of(cls, stream: str, context: OperatorContext) -> SinkKeys:
+        """Return the keys of the sink of a context."""
+        names = f"{context.job_name}\0{context.operator_name}".encode()
+        known = hashlib.blake2s(names, digest_size=8).hexdigest()
+        return cls(f"hg:{{{_tag_of(stream)}}}:{known}:")
+
+    @staticmethod
+    def check_cluster(stream: str) -> None:
+        """Check that other keys can be in the slot of the stream.
+
+        Raises:
+            UsageError: they cannot, because of its name.
+        """
+        if _TAG.match(stream) is None and "}" in stream:
+            raise UsageError(
+                f"no other key can be in the slot of the stream stream=`{stream}`",
+                fix="rename it; a name such as `{orders}:eu` has the hash tag `orders`",
+            )
+
+    @property
+    def index(self) -> str:
+        """The hash whose fields are the keys of all staged entries."""
+        return f"{self.prefix}staged"
+
+    def staged(self, writer: str) -> str:
+        """Return a key for staged entries."""
+        return f"{self.prefix}{writer}"
+
+    def marker(self, writer: str) -> str:
+        """Return the key of the marker of a writer."""
+        return f"{self.prefix}marker:{writer}"
+
+    def is_dead(self, key: str, context: OperatorContext) -> bool:
+        """Return True if staged entries are of an older attempt, and in no checkpoint.
+
+        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
+        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
+        of subtasks that no longer exist.
+        """
+        found = _DEAD.fullmatch(key.removeprefix(self.prefix))
+        if found is None:
+            return False
+        attempt, after, subtask = (int(part) for part in found.groups())
+        orphaned = context.subtask_index == 0 and subtask >= context.parallelism
+        ours = subtask == context.subtask_index or orphaned
+        return ours and attempt < context.attempt and after >= context.restored_checkpoint
+
+
+def _tag_of(stream: str) -> str:
+    """Return the part of a name that decides on its slot."""
+    found = _TAG.match(stream)
+    return stream if found is None else found[1]

@@ -1,0 +1,108 @@
+"""The fields of the connectors `redis` in a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...api.manifest.fields import (
+    BooleanKind,
+    ChoiceKind,
+    Field,
+    IntegerKind,
+    Items,
+    ListOf,
+    OneOf,
+    Section,
+    TextKind,
+    size,
+)
+from ...errors import UsageError
+from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.fields import format_field, read_format
+from ..rows import parse_time
+from . import sink, source
+from .model import METADATA
+from .sink import redis_sink
+from .source import ON_LOST, ON_MISSING, redis_source
+
+_SERVER: Final = {
+    "url": Field(
+        TextKind(),
+        "the server, `redis://user@host:6379/0`, `rediss://` with TLS; or `file:/path` or `env:NAME`, read "
+        "on each machine",
+        required=True,
+    ),
+    "password": Field(
+        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
+    ),
+    "ca": Field(TextKind(), "with TLS: the file of the authorities to trust; those of the system"),
+    "certificate": Field(TextKind(), "with TLS: the file with the certificate of the client"),
+    "key": Field(TextKind(), "with TLS: the file with its key"),
+    "cluster": Field(BooleanKind(), "true: the server is a node of a Redis cluster"),
+    "field": Field(TextKind(), "the field of the payload, unless the format is fields; value"),
+}
+_POSITION: Final = {
+    "time": Field(
+        TextKind(), "the first entry of this time or later, such as `2026-01-31T12:00:00Z`"
+    ),
+    "ids": Field(Items(TextKind()), "ids of entries by stream, `{orders: 1767225600000-0}`"),
+}
+SOURCE: Final = {
+    "streams": Field(ListOf(TextKind()), "the streams", required=True),
+    **_SERVER,
+    "format": format_field(source.FORMATS, default="fields"),
+    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
+    "metadata": Field(
+        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    ),
+    "start": Field(
+        OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
+        "where a run without state begins; earliest",
+    ),
+    "stop": Field(
+        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
+        "where reading ends; absent: never",
+    ),
+    "group": Field(
+        TextKind(), "consumer group to which positions of completed checkpoints are written"
+    ),
+    "onLost": Field(ChoiceKind(ON_LOST), "entries were trimmed before they were read; fail"),
+    "onMissing": Field(ChoiceKind(ON_MISSING), "a stream does not exist; fail"),
+    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+}
+SINK: Final = {
+    "stream": Field(TextKind(), "the key of the stream", required=True),
+    **_SERVER,
+    "format": format_field(sink.FORMATS, default="fields"),
+    "maxLength": Field(IntegerKind(1), "about the most entries that the stream keeps; all"),
+    "onLost": Field(
+        ChoiceKind(ON_LOST), "staged entries of a checkpoint are missing in the server; fail"
+    ),
+    "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+}
+
+
+def make_source(*, streams: Any, **arguments: Any) -> Source:
+    """Return the source with these fields of a manifest as arguments."""
+    for name in ("start", "stop"):
+        given = arguments.get(name)
+        if isinstance(given, Mapping):
+            if len(given) != 1:
+                raise UsageError(f"{name} needs either time or ids", fix="keep one")
+            at_time = "time" in given
+            arguments[name] = (
+                parse_time(name, given["time"]) if at_time else dict(given["ids"].values)
+            )
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return redis_source(streams, **arguments)
+
+
+def make_sink(*, stream: str, **arguments: Any) -> Sink:
+    """Return the sink with these fields of a manifest as arguments."""
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return redis_sink(stream, **arguments)

@@ -1,0 +1,150 @@
+"""Redis, from Debian's packages.
+
+The client redis (`pip install 'headgate[redis]'`) is needed. A server that the machine has is used, of
+Redis or of Valkey; otherwise the packages are unpacked once, and nothing is installed or started as a
+service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from .process import HeldPort, ServerProcess
+from .programs import NotAvailableError, made_once, run_command
+
+_DOWNLOAD_S_MAX: Final = 300
+_PACKAGES: Final = (
+    *("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "lua-bitop", "lua-cjson"),
+    *("liblzf1", "libatomic1"),
+)
+"""The server, and libraries that a small Debian may not have."""
+
+
+class RedisServer:
+    """A server on loopback that keeps all that it has acknowledged, in an append-only file.
+
+    Attributes:
+        port: its port on 127.0.0.1.
+        url: its address for clients.
+    """
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        """Prepare a server; `start` starts it.
+
+        Args:
+            directory: for its data and its log; created.
+            arguments: of the server, beside those of tests, such as `--requirepass`, `secret`.
+
+        Raises:
+            NotAvailableError: there is no client, or no server and no way to get one.
+        """
+        if find_spec("redis") is None:
+            raise NotAvailableError("redis is not installed: pip install 'headgate[redis]'")
+        program, environment = _program()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory.resolve()
+        self._port = HeldPort()
+        self.port = self._port.number
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._password = _after("--requirepass", arguments)
+        command = [
+            *(program, "--port", str(self.port), "--bind", "127.0.0.1"),
+            *("--dir", str(self._directory), "--appendonly", "yes", "--save", ""),
+            *("--appendfsync", "always"),
+            *arguments,
+        ]
+        self._process = ServerProcess(
+            "Redis", command, directory / "redis.log", self._answers, environment
+        )
+
+    def start(self) -> None:
+        """Start it, or start it again with its data.
+
+        Raises:
+            RuntimeError: it did not come up; the text has the end of its log.
+        """
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it at once, as a crash of the process does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Shut it down for good."""
+        self._process.stop()
+        self._port.release()
+
+    def client(self) -> Any:
+        """Return a client of the server, which the caller closes."""
+        import redis
+
+        return redis.Redis(port=self.port, password=self._password, protocol=2)
+
+    def _answers(self) -> bool:
+        import redis
+
+        client = self.client()
+        try:
+            told = client.config_get("dir")
+        except redis.RedisError:
+            return False  # it does not listen, or is still reading its file
+        finally:
+            client.close()
+        return bool(told.get("dir") == str(self._directory))
+
+
+def _after(name: str, arguments: Sequence[str]) -> str | None:
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+
+@contextlib.contextmanager
+def running(directory: Path, *arguments: str) -> Iterator[RedisServer]:
+    """Run a server for the time of the block.
+
+    Raises:
+        NotAvailableError: see `RedisServer`.
+    """
+    server = RedisServer(directory, *arguments)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def _program() -> tuple[str, dict[str, str] | None]:
+    """Return the path of a server, and the environment that it needs, if that is not this process's."""
+    for name in ("redis-server", "valkey-server"):
+        installed = shutil.which(name)
+        if installed is not None:
+            return installed, None
+    tree = made_once("redis-debian", ["usr/bin/redis-check-rdb"], _unpack)
+    libraries = ":".join(
+        str(tree / each / f"{os.uname().machine}-linux-gnu") for each in ("usr/lib", "lib")
+    )
+    # The program is the server, too, if it is called by that name; the package has a link for it.
+    return str(tree / "usr/bin/redis-server"), {**os.environ, "LD_LIBRARY_PATH": libraries}
+
+
+def _unpack(directory: Path) -> None:
+    download = ("apt-get", "download", *_PACKAGES)
+    try:
+        try:
+            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
+        except NotAvailableError:
+            # A fresh container has no lists of packages, or old ones.
+            run_command("apt-get", "update", seconds_max=_DOWNLOAD_S_MAX)
+            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
+    except NotAvailableError as error:
+        raise NotAvailableError(
+            f"{error}; install Redis yourself (apt-get install redis-server)"
+        ) from error
+    for package in directory.glob("*.deb"):
+        run_command("dpkg-deb", "-x", str(package), str(directory), seconds_max=120)
+        package.unlink()

@@ -1,0 +1,148 @@
+"""Connectors of streams and queues as cases of the conformance kit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from headgate.connectors import redis_sink, redis_source
+from headgate.operators.sink import GuaranteeLike, Sink
+from headgate.operators.source import Source
+from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase
+from headgate.testing.servers.redis import RedisServer
+from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, SCHEMA, Rows
+
+_numbers = itertools.count()
+
+
+class RedisStream:
+    """A stream of its own for each check, on a server that is killed now and then."""
+
+    secrets = (PASSWORD,)
+
+    def __init__(self, redis: RedisServer) -> None:
+        self.redis = redis
+        self.server: Server | None = redis
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"case-{next(_numbers)}"
+        yield name
+        with self.redis.client() as client:
+            client.delete(name)
+
+    def add(self, place: str, records: Sequence[Any]) -> None:
+        with self.redis.client() as client:
+            for record in records:
+                client.xadd(
+                    place, {key: value for key, value in record.items() if value is not None}
+                )
+
+    def entries(self, place: str) -> list[Any]:
+        with self.redis.client() as client:
+            found = client.xrange(place)
+        return [
+            {name.decode(): value.decode() for name, value in each.items()} for _, each in found
+        ]
+
+    @property
+    def wrong_user(self) -> dict[str, str]:
+        """An address and a password that the server refuses."""
+        with self.redis.client() as client:
+            client.acl_setuser(
+                "ann", enabled=True, passwords=["+right"], keys=["*"], commands=["+@all"]
+            )
+        return {"url": self.redis.url.replace("//", "//ann@"), "password": PASSWORD}
+
+
+class RedisSource(Rows, RedisStream, SourceCase):
+    """Fields in a stream."""
+
+    features = frozenset(
+        {
+            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+
+    def streams(self, place: str) -> list[str]:
+        return [place]
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        streams = self.streams(place)
+        for number, stream in enumerate(streams):
+            self.add(stream, records[number :: len(streams)])
+
+    def put_bad(self, place: str) -> None:
+        self.add(place, [{"id": "none"}])
+
+    def source(self, place: str, **options: Any) -> Source:
+        given: dict[str, Any] = {
+            "url": self.redis.url,
+            "schema": SCHEMA,
+            "batch_rows": 1,
+            "stop": "latest",
+            "group": "headgate",
+            "on_missing": "wait",
+        }
+        streams = options.pop("streams", self.streams(place))
+        return redis_source(streams, **(given | options))
+
+    def live(self, place: str) -> Source:
+        return self.source(place, stop=None)
+
+    def tolerant(self, place: str, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def confirmed(self, place: str) -> int:
+        with self.redis.client() as client:
+            groups = [each for name in self.streams(place) for each in client.xinfo_groups(name)]
+        return sum(each["entries-read"] for each in groups)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        missing = self.source(place, streams="no-such-stream", on_missing="fail")
+        return {
+            "a stream that does not exist": (missing, "no-such-stream"),
+            "no server": (self.source(place, url=f"redis://{NOWHERE}"), NOWHERE),
+            "a wrong password": (self.source(place, **self.wrong_user), "password"),
+        }
+
+
+class RedisSinkCase(Rows, RedisStream, SinkCase):
+    """Fields that are added, staged or at least once."""
+
+    features = frozenset(
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
+            *(Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return redis_sink(place, url=self.redis.url, guarantee=guarantee)
+
+    def visible(self, place: str) -> list[Any]:
+        found = self.entries(place)
+        return [{"id": int(each["id"]), "name": each.get("name")} for each in found]
+
+    def pending(self, place: str) -> Sequence[Any]:
+        with self.redis.client() as client:
+            kept: list[bytes] = client.keys(f"hg:{{{place}}}:*")
+        return [key for key in kept if b":marker:" not in key]
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        with self.redis.client() as client:
+            client.set(f"{place}-text", "text")
+        return {
+            "another type": (
+                redis_sink(f"{place}-text", url=self.redis.url),
+                "not that of a stream",
+            ),
+            "no server": (redis_sink(place, url=f"redis://{NOWHERE}"), NOWHERE),
+            "a wrong password": (redis_sink(place, **self.wrong_user), "password"),
+        }
+
+
+REDIS: dict[str, type[Case]] = {"redis_source": RedisSource, "redis_sink": RedisSinkCase}
