@@ -74,6 +74,7 @@ FAST_ONE_IN: dict[str, int] = {
     "runs/test_spilling_counts.py": 4,
     "runs/test_spilling_joins.py": 18,
     "runs/test_spilling_panes.py": 9,
+    "runs/test_spilling_schedules.py": 5,
     "runs/test_spilling_sessions.py": 9,
     "runs/test_spilling_table.py": 3,
     "runs/test_spilling_windows.py": 6,

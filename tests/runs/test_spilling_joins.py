@@ -12,7 +12,7 @@ import pytest
 from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.joins.as_of import AsOfJoin
 from headgate.operators.joins.co_group import CoGroup, CoGroupStep
-from headgate.operators.joins.columns import ROW_COLUMN, join_columns
+from headgate.operators.joins.columns import LEFT, RIGHT, ROW_COLUMN, join_columns
 from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
@@ -160,6 +160,50 @@ def test_versions_stay_where_only_the_rows_that_meet_them_are_on_disk(tmp_path: 
     assert found == again.take()
     assert len(found) == 900
     for side in (memory, again, disk):
+        side.close()
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_key_groups_that_are_further_after_a_rescale_have_their_own_bounds(
+    tmp_path: Path, canonical: bool
+) -> None:
+    """Of two subtasks one had a later watermark; their key groups come together in one."""
+    keys, size = ("number",), 600
+
+    def feed(sides: list[AsOfSide], side: int, time: int) -> None:
+        data = pa.Table.from_batches([batch(np.random.default_rng(time), 0)[0]] * size)
+        data = data.slice(0, size).combine_chunks().to_batches()[0]
+        data = data.set_column(1, SCHEMA.field(1), pa.array(np.arange(size)))
+        data = data.set_column(2, SCHEMA.field(2), pa.array(np.full(size, time)))
+        for one in sides:
+            spilled_windows.Side.process(one, data, np.full(size, time), side)
+
+    def start(parallelism: int) -> list[AsOfSide]:
+        return [AsOfSide(tmp_path, keys, parallelism, **options) for options in (ROCKSDB, {})]
+
+    apart = start(2)
+    for time in (30, 50, 90):
+        feed(apart, RIGHT, time)
+    for side in apart:
+        side.watermark(40)
+        side.operators[1].on_watermark(100)
+    together = start(1)
+    for before, side in zip(apart, together, strict=True):
+        side.restore(before.snapshots(tmp_path, canonical=canonical))
+    found = []
+    feed(together, RIGHT, 70)  # late where 90 has been reached
+    feed(together, LEFT, 60)  # late where 100 has been reached
+    feed(together, LEFT, 95)
+    feed(together, LEFT, 130)
+    for watermark in (65, 80, 99, 150):
+        for side in together:
+            side.watermark(watermark)
+        found.append(together[0].take())
+        assert found[-1] == together[1].take()
+    late = [row for row in found[0] if row.startswith("late")]
+    assert 0 < len(late) < 2 * size
+    assert len({row for row in found[0] if row.startswith("result")}) > 0
+    for side in apart + together:
         side.close()
 
 

@@ -111,10 +111,8 @@ class Soon(Side):
 
 
 SOON_CASES = [
-    ("sliding", ("name",), ROCKSDB),
     ("paired", ("number",), ROCKSDB),
     ("tumbling", ("name",), LESS),
-    ("cumulative", ("name", "number"), ROCKSDB),
 ]
 if os.environ.get("HEADGATE_THOROUGH"):
     SOON_CASES = list(itertools.product(SOON, KEYS, (ROCKSDB, LESS, ROOMY)))

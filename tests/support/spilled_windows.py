@@ -20,7 +20,7 @@ from headgate.operators.windows.kinds import WINDOW_FIELDS
 from headgate.operators.windows.late import LATE
 from headgate.state.hashing import hash_columns, key_groups_of
 from headgate.state.keygroups import key_group_range
-from headgate.state.snapshot import RestoredFiles, RestoredState
+from headgate.state.snapshot import RestoredFiles, RestoredState, StateSnapshot
 from headgate.tests.support.operators import ManualClock, operator_context
 
 MAX_PARALLELISM = 16
@@ -148,8 +148,13 @@ class Side:
         return [self._snapshot(index, store, canonical) for index in range(self.parallelism)]
 
     def _snapshot(self, index: int, store: Path, canonical: bool) -> RestoredState:
+        return self.state_of(self.operators[index].snapshot(1), index, store, canonical=canonical)
+
+    def state_of(
+        self, snapshot: StateSnapshot, index: int, store: Path, *, canonical: bool
+    ) -> RestoredState:
+        """Return the state that a subtask would restore from a snapshot that it took."""
         operator = self.operators[index]
-        snapshot = operator.snapshot(1)
         states = {info.name: info for info in operator.states()}
         tables = {name: cut.make(None) for name, cut in snapshot.tables.items()}
         own, files = key_group_range(index, self.parallelism, MAX_PARALLELISM), {}
