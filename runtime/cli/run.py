@@ -225,6 +225,11 @@ def run_spec(
     Raises:
         HeadgateError: the job could not begin, or another coordinator took over.
     """
+    from ..cluster.launch import IN_PROCESS
+    from ..cluster.process import tune_process
+
+    if cluster == IN_PROCESS:
+        tune_process()  # Ray's workers do it themselves, and a process of the user's is left as it is
     return asyncio.run(_run(spec, cluster, accepted, progress_every_s))
 
 

@@ -60,6 +60,8 @@ def prepare_environment() -> None:
             f"set RAY_AUTH_TOKEN and {' '.join(f'{key}={value}' for key, value in unset.items())} before",
         )
     os.environ.update(_ENVIRONMENT)
+    # Ray's own choice is 15. The job is what this machine is to do, and heartbeats are part of it.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 

@@ -126,6 +126,16 @@ def listening_beyond_loopback() -> set[tuple[int, str]]:
     return found
 
 
+def nices_of_actors() -> set[int]:
+    """The priorities of the processes that host our actors, as `nice` counts them."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended just now
+            if "Actor" in " ".join(child.cmdline()):
+                found.add(child.nice())
+    return found
+
+
 def ray_processes() -> set[int]:
     """Descendants of this process that belong to Ray."""
     found = set()
@@ -143,6 +153,7 @@ class Ring:
 
     def __init__(self, directory: Path) -> None:
         self.exposed: set[tuple[int, str]] = set()
+        self.nices: set[int] = set()
         self._over = OverByFile(directory / "over")
 
     def run(
@@ -184,6 +195,7 @@ class Ring:
         def watch(chaos: Chaos, event: PublishedEvent, body: dict[str, Any]) -> None:
             if event.kind == "status" and body.get("status") == "RUNNING":
                 self.exposed |= listening_beyond_loopback()
+                self.nices |= nices_of_actors()
             plan(chaos, event, body)
             if until is not None and until(chaos):
                 self._over.set()
@@ -205,6 +217,7 @@ def ring(
     ring = Ring(tmp_path_factory.mktemp("ring"))
     yield ring
     assert not ring.exposed
+    assert ring.nices <= {psutil.Process().nice()}, "Ray's own choice is to run workers at 15"
     deadline = time.monotonic() + GONE_S_MAX
     while (left := ray_processes() - processes) and time.monotonic() < deadline:
         time.sleep(0.1)
