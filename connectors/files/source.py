@@ -356,6 +356,7 @@ class FileReader(SourceReader):
             self._take_block()
             self._read_ahead()
             if not self._ready:
+                self.held_back = bool(self._splits)  # a storage may take its time for a block
                 return None
             split, pieces = self._ready[0]
             piece = pieces[0]

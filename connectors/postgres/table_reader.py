@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from ...errors import DataError, StateError
 from ...operators.base import OperatorContext
+from ...operators.elements import Batch
 from .client import Connection, connect
 from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
 from .relation import Relation
@@ -119,6 +120,12 @@ class TableReader(PieceReader[TableSplit]):
                 self._settings, self._rows, found, self.context, self._shared, self._wake
             )
             self._start(worker, str(self._settings.relation))
+
+    def poll(self) -> Batch | None:
+        batch = super().poll()
+        # A server may take its time for the rows that there are.
+        self.held_back = any(not each.polls for each in self._splits.values())
+        return batch
 
     def _took(self, piece: Piece[TableSplit]) -> None:
         self._splits[piece.split] = piece.position

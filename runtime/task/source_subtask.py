@@ -57,6 +57,7 @@ class SourceSubtask(Subtask):
         self._last_batch_s = env.clock.monotonic()
         self._quiet_since_s: float | None = None
         """Since when the reader has had nothing; None: it has, or records are held back."""
+        self._ends_when_quiet = False
         self._waiting: asyncio.Task[None] | None = None
         self._opened = False
         self._hurries = False
@@ -144,9 +145,10 @@ class SourceSubtask(Subtask):
         with_context(self.chain.head, self._splits.batch_done)
         if self._tell_history() or batch is not None:
             return True
-        if not self._reader.finished:
+        ends = self._ends_when_quiet and self._quiet_since_s is not None
+        if not self._reader.finished and not ends:
             return False
-        if self._waits_for_splits:
+        if self._waits_for_splits and not ends:
             return self._set_without_splits(True)
         await self.finish()
         return True
@@ -285,6 +287,14 @@ class SourceSubtask(Subtask):
     def end_early(self) -> None:
         """Stop reading, as mail; continue as if the data had ended here."""
         self.put_mail(self.finish)
+
+    def end_when_quiet(self) -> None:
+        """End, as mail, as soon as the reader has nothing: something may have come since it was asked."""
+
+        def end() -> None:
+            self._ends_when_quiet = True
+
+        self.put_mail(end)
 
     def extra_items(self) -> dict[str, ItemsCut]:
         items = {SPLITS: ItemsCut(self._reader.snapshot())}

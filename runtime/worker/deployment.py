@@ -389,10 +389,10 @@ class Deployment:
                 source.history_over()
 
     def end_source(self, vertex: int) -> None:
-        """Have a source end as if its data had ended."""
+        """Have a source end, as if its data had ended, when it has nothing to read."""
         for source in self._sources:
             if source.env.vertex.id == vertex:
-                source.end_early()
+                source.end_when_quiet()
 
     def offer(self, vertex: int, splits: Mapping[str, bytes]) -> None:
         """Offer the splits that exist now to the subtasks of a source."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,25 @@ def test_a_source_that_is_slowed_down_is_not_idle() -> None:
     assert [reader.poll() is None, reader.held_back] == [False, False]
     assert [reader.poll() is None, reader.held_back] == [True, True]
     reader.close()
+
+
+def test_a_file_that_is_being_read_is_not_idle(tmp_path: Path) -> None:
+    """A storage that takes its time for a block would end the source in the middle of the file."""
+    (tmp_path / "a").write_text('{"n": 1}\n{"n": 2}\n')
+    source = throttle(json_source(tmp_path, {"n": "long"}, discover_every="1s"), 1e9)
+
+    async def read() -> None:
+        reader = open_reader(source, [])
+        assert [reader.poll() is None, reader.held_back] == [True, False]
+        reader.add_splits(source.discover({}))
+        assert [reader.poll() is None, reader.held_back] == [True, True]
+        while not reader.finished:
+            await reader.wait()
+            reader.poll()
+        assert [reader.poll() is None, reader.held_back] == [True, False]
+        reader.close()
+
+    asyncio.run(read())
 
 
 def test_other_wrappers_keep_it() -> None:

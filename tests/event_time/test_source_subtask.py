@@ -223,3 +223,33 @@ def test_a_subtask_ends_if_nobody_looks_for_splits(tmp_path):
         assert ended == [True]
 
     with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1, enabled=False))
+
+
+def test_what_has_come_is_read_before_an_idle_source_ends(tmp_path):
+    """The coordinator decides from reports, after which something may have come."""
+
+    async def scenario(subtask, ended):
+        assert [await subtask.step() for _ in range(2)] == [True, False]
+        assert subtask.quiet_ms >= 0
+        subtask.offer({"5": b"5", "7": b"7"})
+        subtask.end_when_quiet()
+        for _ in range(2):
+            subtask._mails.popleft()()
+        assert [await subtask.step() for _ in range(3)] == [True, True, True]
+        assert (read(subtask), ended) == (2, [True])
+
+    with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1))
+
+
+def test_an_idle_source_that_is_being_stopped_does_not_end(tmp_path):
+    """Its windows would give results behind the savepoint, and once more after the restore."""
+
+    async def scenario(subtask, ended):
+        assert [await subtask.step() for _ in range(2)] == [True, False]
+        subtask._stopping = True
+        subtask.end_when_quiet()
+        subtask._mails.popleft()()
+        assert await subtask.step() is False
+        assert ended == []
+
+    with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1))

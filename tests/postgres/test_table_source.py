@@ -338,6 +338,21 @@ def test_it_goes_on_between_equal_values(database: PostgresServer, new_table: Ne
     run(read())
 
 
+def test_a_source_is_idle_only_if_it_has_read_what_there_is(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    table = new_table("id bigint PRIMARY KEY, at timestamptz")
+    once, again = postgres_source(database.dsn, table), growing(database, table)
+
+    async def read() -> None:
+        for source, held_back in ((once, True), (again, False)):
+            reader = open_reader(source, source.splits(1))
+            assert [reader.poll() is None, reader.held_back] == [True, held_back]
+            reader.close()
+
+    run(read())
+
+
 class HeldClock(SystemClock):
     """Stands still until it is told to go, and counts how often it was looked at."""
 
