@@ -79,6 +79,8 @@ class Position(msgspec.Struct):
         done: how many rows of it were returned.
         stop: a place in the log at which reading ends.
         oid: the number of the table; 0 in positions of the first versions.
+        published: identifies the table's place in the publication; empty in positions of the first
+            versions.
     """
 
     slot: str
@@ -96,6 +98,7 @@ class Position(msgspec.Struct):
     done: int = 0
     stop: int | None = None
     oid: int = 0
+    published: str = ""
 
 
 def decoded(split: bytes) -> Position:

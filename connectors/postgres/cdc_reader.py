@@ -24,10 +24,10 @@ from ...errors import SourceError, StateError
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from .cdc_model import TEXTS, CdcSettings, Position, Segment, decoded
-from .cdc_stream import IDLE_S, Streaming, about
+from .cdc_stream import IDLE_S, Streaming, about, another_table
 from .client import Connection, connect
 from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
-from .replication import Stream, check_slot, lsn_of, lsn_text, slot_state
+from .replication import Stream, check_slot, identity_of, lsn_of, lsn_text, slot_state
 from .tables import find_table
 from .values import copied_lines, from_texts, parse_rows
 
@@ -168,6 +168,7 @@ class _Worker(Worker[Position]):
         connection = connect(self.settings.address, self._application)
         try:
             with about(self.settings):
+                self._check_name(connection, position)
                 snapshot, until = self._begin_snapshot(connection, position.horizon)
                 position.segments.append(Segment(None, snapshot, until))
                 for lines in self._table_rows(connection, position):
@@ -177,6 +178,62 @@ class _Worker(Worker[Position]):
         done = msgspec.structs.replace(self._position, segments=position.segments)
         done.reading_table, done.last = False, None
         self.hand_over(no_rows(done.slot, done))
+
+    def _check_name(self, connection: Connection, position: Position) -> None:
+        """Check that the table still has its name, by which its rows are read.
+
+        Raises:
+            SourceError: it has not.
+        """
+        table = (position.table[0], position.table[1])
+        found = identity_of(connection, self.settings.publication, table, position.oid)
+        if not position.oid or found.oid == position.oid:
+            return
+        if found.oid is not None:
+            raise another_table(position)
+        again = "run the job once with --fresh, with snapshot=`initial`"
+        if found.name is None:
+            raise SourceError(
+                f"the table was dropped before its rows were read table=`{'.'.join(table)}`",
+                fix=again,
+            )
+        raise SourceError(
+            f"the table has another name now, and its rows were not read yet table=`{'.'.join(table)}` "
+            f"name=`{found.name}`",
+            fix=f"give it its old name until they are read; or {again} and table= the new name",
+        )
+
+    def published_now(self, position: Position) -> str:
+        settings, table = self.settings, (position.table[0], position.table[1])
+        with connect(settings.address, self._application) as connection, about(settings):
+            found = identity_of(connection, settings.publication, table, position.oid)
+        if position.oid and found.oid not in (None, position.oid):
+            raise another_table(position)
+        what = f"table=`{'.'.join(table)}` publication=`{settings.publication}` "
+        what += f"position=`{lsn_text(position.confirmed)}`"
+        again = "run the job once with --fresh, with snapshot=`initial`"
+        if found.oid is None and found.name is None:
+            raise SourceError(f"the table was dropped, so no changes come {what}", fix=again)
+        if found.oid is None:
+            return (
+                position.published
+            )  # it was renamed: its next change fails, and none comes before
+        if found.published is None:
+            raise SourceError(
+                f"the table is not in the publication any more, so its changes do not come {what}",
+                fix=f"ALTER PUBLICATION {settings.publication} ADD TABLE {'.'.join(table)}; changes "
+                f"since it was taken out are lost: {again}",
+            )
+        if position.published not in ("", found.published):
+            if settings.on_lost == "fail":
+                raise SourceError(
+                    f"the table was taken out of the publication and added again, so changes in between "
+                    f"are lost {what}",
+                    fix=f"{again}; on_lost=`skip` goes on without them",
+                )
+            _log.warning("changes were lost, as the table was not in the publication: %s", what)
+            self._drops.add(DropKind.DELETED, 1)
+        return found.published
 
     def _begin_snapshot(self, connection: Connection, horizon: int) -> tuple[str, int]:
         """Begin a transaction that sees everything from before the slot; return what it sees, and when."""

@@ -22,7 +22,7 @@ from ..rows import check_count
 from .cdc_model import METADATA, ORDERED, CdcSettings, Position
 from .cdc_reader import CdcReader
 from .client import Address, Connection, connect, refusals
-from .replication import identify, lsn_of, make_publication, make_slot, slot_state
+from .replication import identify, identity_of, lsn_of, make_publication, make_slot, slot_state
 from .tables import Table, find_table, no_table
 from .values import schema_of
 
@@ -152,6 +152,7 @@ def _first_position(
     state = slot_state(connection, settings.slot)
     assert row is not None
     assert state is not None
+    identity = identity_of(connection, settings.publication, (table.schema, table.name), table.oid)
     return Position(
         settings.slot,
         system,
@@ -166,6 +167,7 @@ def _first_position(
         lsn_of(state["confirmed"]),
         stop=lsn_of(row[1]) if settings.bounded else None,
         oid=table.oid,
+        published=identity.published or "",
     )
 
 

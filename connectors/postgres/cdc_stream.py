@@ -22,6 +22,10 @@ IDLE_S: Final = 0.05
 """The thread looks at least this often whether something is to be done."""
 _REPORT_S: Final = 5.0
 """The server is told at least this often that the reader lives, and asked how far it is."""
+_WATCH_S: Final = 10.0
+"""While no changes come, the table and its publication are looked at this often."""
+_WATCH_BUSY_S: Final = 60.0
+"""While changes come, likewise."""
 _PIECE_BYTES: Final = 4 << 20
 
 
@@ -56,6 +60,14 @@ class Outlet(Protocol):
         """Return the columns that the table has now."""
         ...
 
+    def published_now(self, position: Position) -> str:
+        """Return what identifies the place of the table in the publication.
+
+        Raises:
+            SourceError: changes do not come any more, or not all have come.
+        """
+        ...
+
 
 class Streaming:
     """Turns the messages of one stream into pieces."""
@@ -81,6 +93,7 @@ class Streaming:
         self._others: set[int] = set()
         self._known = set(position.columns)
         self._reported_s = 0.0
+        self._watched_s = worker.clock.monotonic()
         self._reported = 0
         self._clear()
 
@@ -109,11 +122,20 @@ class Streaming:
                 self._flush()
                 if self._settings.bounded and not worker.ended:
                     stream.report(self._reported, ask=True)
+            self._watch(_WATCH_BUSY_S if messages else _WATCH_S)
             for message in messages:
                 self._take(message)
             if self._begin is None:
                 self._flush()
             worker.end = stream.end
+
+    def _watch(self, every_s: float) -> None:
+        """Look at the table now and then: of one that left the publication the server says nothing."""
+        now_s = self._worker.clock.monotonic()
+        if now_s - self._watched_s >= every_s and not self._worker.ended:
+            self._watched_s = now_s
+            published = self._worker.published_now(self._position)
+            self._position = msgspec.structs.replace(self._position, published=published)
 
     def _serve(self, *, closed: bool = False) -> None:
         """Report what is confirmed, and that the reader lives."""
@@ -178,6 +200,8 @@ class Streaming:
         self._confirmed = max(self._confirmed, lsn)
         if self._worker.ended or (not ended and self._begin is not None):
             return
+        if ended:
+            self._watch(0.0)
         position = self._now()
         self._worker.ended = ended
         self._position = position
@@ -204,7 +228,7 @@ class Streaming:
         """Take the columns of a table.
 
         Raises:
-            SourceError: ours has other columns than before, or another name.
+            SourceError: ours has other columns than before, or another name; or another has its name.
         """
         if (relation.schema, relation.name) != tuple(self._position.table):
             if relation.oid == self._position.oid:
@@ -218,6 +242,8 @@ class Streaming:
             return
         self._others.discard(relation.oid)
         self._flush()
+        if self._position.oid not in (0, relation.oid):
+            raise another_table(self._position)
         missing = set(self._worker.wanted()) - set(relation.columns)
         # A column that was added later is null in rows from before.
         dropped = sorted(missing - self._worker.columns_now()) if missing else []
@@ -423,6 +449,16 @@ class Streaming:
         else:
             values = unchanged
         return pa.array(values, METADATA[kind])
+
+
+def another_table(position: Position) -> SourceError:
+    """Return the error for a table that has the name of the one whose changes are read."""
+    return SourceError(
+        f"another table, made or renamed later, has the name of the one that was read "
+        f"table=`{'.'.join(position.table)}` position=`{lsn_text(position.confirmed)}`",
+        fix="give the old table its name back until its changes are read; or run the job once with "
+        "--fresh, which reads the table that has the name now",
+    )
 
 
 def about(settings: CdcSettings) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
 
@@ -249,6 +250,46 @@ def make_publication(
             f"the publication does not have the table publication=`{publication}` table=`{full}`",
             fix=f"ALTER PUBLICATION {publication} ADD TABLE {full}",
         )
+
+
+_IDENTITY: Final = """
+SELECT to_regclass(format('%%I.%%I', %(schema)s::text, %(name)s::text))::oid,
+       (SELECT format('%%s.%%s', n.nspname, c.relname)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s),
+       EXISTS (SELECT FROM pg_publication_tables
+               WHERE pubname = %(publication)s AND schemaname = %(schema)s AND tablename = %(name)s),
+       (SELECT format('%%s/%%s', p.oid, r.oid)
+        FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %(oid)s
+        WHERE p.pubname = %(publication)s)
+"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a table is now that was known by a name and a number.
+
+    Attributes:
+        oid: the number of the table that has the name; None: there is none.
+        name: the name of the table that has the number; None: it was dropped.
+        published: identifies its place in the publication, and differs if it was taken out and added
+            again; None: it is not in the publication.
+    """
+
+    oid: int | None
+    name: str | None
+    published: str | None
+
+
+def identity_of(
+    connection: Connection, publication: str, table: tuple[str, str], oid: int
+) -> Identity:
+    """Return what became of a table and of its place in a publication."""
+    schema, name = table
+    found = connection.execute(
+        _IDENTITY, {"schema": schema, "name": name, "oid": oid, "publication": publication}
+    ).fetchone()
+    assert found is not None
+    return Identity(found[0], found[1], found[3] if found[2] else None)
 
 
 def make_slot(connection: Connection, slot: str, address: Address, *, create: bool) -> None:

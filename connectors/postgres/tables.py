@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -298,6 +298,41 @@ def _as_text(column: pa.Array) -> pa.Array:
         _check_text(column)
         return column.cast(pa.large_string()) if pa.types.is_string_view(kind) else column
     return column
+
+
+def check_json(name: str, column: pa.Array) -> None:
+    """Check that JSON has all numbers in a nested column: it has no NaN and no infinity.
+
+    Raises:
+        DataError: it has not.
+    """
+    for leaf in _floats(column):
+        bad = leaf.filter(pc.invert(pc.is_finite(leaf)))
+        if len(bad):
+            raise DataError(
+                f"JSON has no such number column=`{name}` value=`{bad[0].as_py()}`",
+                fix="replace it before the sink, by null or a text; or filter the record out",
+            )
+
+
+def _floats(column: pa.Array) -> Iterator[pa.Array]:
+    """Return the floating point values inside a nested column, without those of rows that are null."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        yield column.cast(pa.float64())
+    elif pa.types.is_dictionary(kind):
+        yield from _floats(column.dictionary_decode())
+    elif pa.types.is_struct(kind):
+        for child in column.flatten():
+            yield from _floats(child)
+    elif pa.types.is_map(kind):
+        # `keys` and `items` also have the entries of rows that are null or outside of a slice.
+        present = column.drop_null()
+        first, last = (present.offsets[place].as_py() for place in (0, -1))
+        yield from _floats(present.keys.slice(first, last - first))
+        yield from _floats(present.items.slice(first, last - first))
+    elif is_nested(kind):
+        yield from _floats(column.flatten())
 
 
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")

@@ -32,7 +32,7 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import DISCARDED_COUNTER, SinkWriter
 from ...state.snapshot import CommitPermit
 from .client import Connection, connect, is_lost, reason_of, refusals
-from .tables import to_csv
+from .tables import check_json, is_nested, to_csv
 from .target import MARKERS, SinkSettings, Target, checked_target
 
 T = TypeVar("T")
@@ -217,6 +217,9 @@ class PostgresWriter(SinkWriter):
                     fix="filter such rows out before the sink",
                 )
         columns = [data.column(name) for name in settings.columns]
+        for name, column in zip(settings.columns, columns, strict=True):
+            if is_nested(column.type):
+                check_json(name, column)
         if settings.plain:
             return to_csv(columns)
         rows = pa.array(range(first_row, first_row + data.num_rows), pa.int64())

@@ -17,6 +17,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import postgres_cdc_source, postgres_sink, throttle
+from headgate.connectors.postgres import cdc_stream
 from headgate.connectors.postgres.cdc_model import Position, Segment, Segments
 from headgate.connectors.postgres.cdc_source import CdcSource
 from headgate.errors import HeadgateError, SourceError, StateError, UsageError
@@ -671,3 +672,102 @@ def test_a_manifest_copies_a_table(
     load_job(file).run()
     rows = database.execute(f"SELECT id, name, at FROM {table}_copy ORDER BY id")
     assert rows == [(n, str(n), None) for n in range(1, 6)]
+
+
+# -- a table that is not what it was ------------------------------------------------------------------
+
+
+def test_a_table_that_leaves_the_publication_is_noticed(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says nothing: the changes just do not come any more."""
+    monkeypatch.setattr(cdc_stream, "_WATCH_S", 0.0)
+    table = new_table()
+    source = changes(database, table, stop=None)
+    positions = source.splits(1)
+    publication = f"ALTER PUBLICATION slot_{table}"
+
+    async def read_on() -> None:
+        reader = open_reader(source, positions)
+        database.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+        assert len(await some(reader, 1)) == 1
+        database.execute(f"{publication} DROP TABLE {table}")
+        await some(reader, 1)
+
+    with pytest.raises(SourceError, match=f"not in the publication.*slot_{table}"):
+        run(read_on())
+    position = msgspec.msgpack.decode(positions[0], type=Position)
+    position.stop = int(database.execute("SELECT pg_current_wal_flush_lsn() - '0/0'")[0][0])
+    ended = [msgspec.msgpack.encode(position)]
+    with pytest.raises(SourceError, match="not in the publication"):
+        run(rest(changes(database, table), ended))
+    # What has changed meanwhile is lost, so the table is not just taken back either.
+    database.execute(f"INSERT INTO {table} VALUES (2, 'b')", f"{publication} ADD TABLE {table}")
+    with pytest.raises(SourceError, match="was taken out of the publication"):
+        run(rest(changes(database, table), ended))
+    skipping = changes(database, table, on_lost="skip")
+    assert [each["id"] for each in run(rest(skipping, ended))] == [1]
+
+
+def test_another_table_with_the_name_is_not_read(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cdc_stream, "_WATCH_S", 0.0)
+    table, other = new_table(), new_table()
+    database.execute("CREATE PUBLICATION of_all FOR ALL TABLES")
+    database.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    sources = {}
+    for name, snapshot in (("rows", "initial"), ("changes", "never")):
+        made = postgres_cdc_source(
+            database.dsn, table, slot=name, publication="of_all", snapshot=snapshot
+        )
+        sources[name] = (made, made.splits(1))
+    database.execute(
+        f"INSERT INTO {table} VALUES (2, 'b')",
+        f"ALTER TABLE {table} RENAME TO before_{table}; ALTER TABLE {other} RENAME TO {table}",
+        f"INSERT INTO {table} VALUES (3, 'of the other table')",
+    )
+
+    async def read_on(source: CdcSource, positions: list[bytes]) -> list[Any]:
+        reader = open_reader(source, positions)
+        found: list[Any] = []
+
+        async def on() -> None:
+            while True:
+                found.extend(await some(reader, 1))
+
+        with pytest.raises(SourceError, match=f"another table.*has the name.*`public.{table}`"):
+            await on()
+        reader.close()
+        return found
+
+    assert run(read_on(*sources["rows"])) == []
+    # What came before is not lost.
+    assert [row["id"] for row in run(read_on(*sources["changes"]))] in ([], [2])
+    database.execute("DROP PUBLICATION of_all")
+
+
+def test_a_table_that_was_renamed_before_its_rows_were_read(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    table = new_table()
+    source = changes(database, table, snapshot="initial")
+    positions = source.splits(1)
+    database.execute(f"ALTER TABLE {table} RENAME TO new_{table}")
+    with pytest.raises(SourceError, match=f"has another name now.*`public.new_{table}`"):
+        run(rest(source, positions))
+    database.execute(f"DROP TABLE new_{table}")
+    with pytest.raises(SourceError, match="was dropped"):
+        run(rest(source, positions))
+
+
+def test_a_table_that_was_dropped_is_noticed(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cdc_stream, "_WATCH_S", 0.0)
+    table = new_table()
+    source = changes(database, table, stop=None)
+    positions = source.splits(1)
+    database.execute(f"DROP TABLE {table}")
+    with pytest.raises(SourceError, match="the table was dropped"):
+        run(rest(source, positions))

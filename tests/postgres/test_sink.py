@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
@@ -508,3 +509,25 @@ def test_a_job_whose_server_is_killed(
     found = database.execute(f"SELECT count(*), count(DISTINCT n), sum(n) FROM {table}")
     assert found == [(6000, 6000, 17997000)]
     assert staged(database) == []
+
+
+NESTED = {
+    "list": pa.array([[1.0], [math.nan]]),
+    "struct": pa.array([{"x": 1.0}, {"x": math.inf}]),
+    "map": pa.array([[("a", 1.0)], [("a", -math.inf)]], pa.map_(pa.string(), pa.float64())),
+    "deep": pa.array([[{"x": [1.0]}], [{"x": [None, math.nan]}]]),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_numbers_that_json_does_not_have_are_refused(
+    database: PostgresServer, new_table: NewTable, kind: str
+) -> None:
+    table = new_table("id bigint, doc jsonb")
+    sink, values = postgres_sink(database.dsn, table), NESTED[kind]
+    ids = pa.array([1, 2])
+    with pytest.raises(DataError, match=r"JSON has no such number column=`doc`.*(NaN|nan|inf)"):
+        run(written(sink, batch(id=ids, doc=values)))
+    hidden = values.slice(0, 1)
+    run(written(sink, batch(id=ids.slice(0, 1), doc=hidden)))
+    assert database.execute(f"SELECT count(*) FROM {table}") == [(1,)]
