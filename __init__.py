@@ -90,6 +90,7 @@ _MODULES = {
     "connectors": "connectors",
     "errors": "errors",
     "evictors": "operators.windows.records.evictors",
+    "query": "runtime.query",
     "triggers": "operators.windows.records.triggers",
 }
 """The public names of modules."""
@@ -162,6 +163,7 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .operators.windows.records.triggers import TriggerResult as TriggerResult
     from .operators.windows.records.window import Window as Window
     from .operators.windows.sessions.window import session as session
+    from .runtime import query as query
     from .runtime.handle import JobHandle as JobHandle
     from .runtime.handle import attach as attach
     from .runtime.job import Job as Job

@@ -215,6 +215,48 @@ def _untyped(state: QueryableState, value: Any) -> Any:
     return value
 
 
+def write_key(name: str, types: Mapping[str, str] | None, key: Any) -> str:
+    """Return the text of a key for `parse_key`.
+
+    Args:
+        name: the name of the state.
+        types: its `key_types`; None: no type is declared.
+        key: a value, or a tuple or dict of several columns.
+
+    Raises:
+        UsageError: the key is not of these types.
+    """
+    key = key.item() if isinstance(key, np.generic) else key
+    if types is None:
+        if not isinstance(key, str | int | tuple | None):
+            raise _cannot_write(name, key, "text, whole number, bool, None or tuple of these")
+        return _json_of(name, key)
+    if len(types) == 1:
+        (kind,) = types.values()
+        if type(key).__name__ != kind or (isinstance(key, datetime) and key.tzinfo is None):
+            raise _cannot_write(name, key, kind)
+        text = _json_of(name, key)
+        return key if isinstance(key, str) else text.strip('"')
+    if isinstance(key, Mapping | tuple | list):
+        return _json_of(name, key)
+    raise _cannot_write(name, key, f"tuple or dict of {', '.join(types)}")
+
+
+def _json_of(name: str, key: Any) -> str:
+    try:
+        return _encode(key).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise _cannot_write(name, key, "value that can be a key") from None
+
+
+def _cannot_write(name: str, key: Any, wanted: str) -> UsageError:
+    return UsageError(
+        f"this is not a key of the state state=`{name}` key=`{repr(key)[:200]}` "
+        f"type=`{type(key).__name__}`",
+        fix=f"give a {wanted}",
+    )
+
+
 def _mismatch(state: QueryableState, name: str, column: KeyColumn, value: Any) -> UsageError:
     kind = column.kind.__name__
     return _wrong(state, f"column `{name}` of the key is of type {kind} value=`{value!s:.200}`")

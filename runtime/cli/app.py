@@ -11,7 +11,7 @@ from .checkpoints import checkpoint_app, checkpoints, savepoint_app
 from .listing import history, list_jobs
 from .load import Settings, Storage, TokenFile, where
 from .run import run
-from .verbs import cancel, explain, options, rescale, stop, top, validate
+from .verbs import cancel, explain, options, query, rescale, stop, top, validate
 
 app = typer.Typer(
     name="headgate",
@@ -50,6 +50,7 @@ app.command("cancel")(cancel)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.command("checkpoints")(checkpoints)
 app.command("history")(history)
+app.command("query")(query)
 app.command("rescale")(rescale)
 app.add_typer(savepoint_app, name="savepoint")
 app.command("options")(options)

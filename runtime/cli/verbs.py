@@ -1,13 +1,14 @@
-"""The short verbs: `stop`, `cancel` and `rescale` of a running job; `explain`, `validate` and `options`."""
+"""The short verbs: `stop`, `cancel`, `rescale` and `query` of a running job; and those of a file."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
-from .console import USAGE, say, texts
+from .console import USAGE, print_table, say, texts
 from .jobs import request
 from .load import (
     File,
@@ -134,6 +135,58 @@ def rescale(
         f"job {job} runs at parallelism {done['parallelism']} from checkpoint {done['checkpoint']}; "
         f"it paused for {done['pause_ms']} ms"
     )
+
+
+def query(
+    job: JobName,
+    state: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Name of a queryable state. Left out: list them."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KEY",
+            help="The key: its text, or a JSON object with a member for each key column.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The whole answer, also if the key has no value.")
+    ] = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Print what a state of a running job has for a key, as JSON; or its queryable states."""
+    place = where(storage, cluster, token_file, settings)
+    if state is None:
+        _print_states(request(job, "states", place)["states"], as_json=as_json)
+        return
+    if key is None:
+        raise UsageError(f"the query has no key state=`{state}`", fix="headgate query JOB NAME KEY")
+    answer = request(job, "query", place, state=state, key=key)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    elif answer["found"]:
+        typer.echo(json.dumps(answer["value"], ensure_ascii=False))
+    else:
+        say(f"{state} has nothing for this key")
+
+
+def _print_states(states: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(states, indent=2))
+    elif not states:
+        typer.echo("the job has no queryable state")
+    else:
+        titles = ("state", "kind", "step", "key")
+        print_table(titles, [(s["name"], s["kind"], s["step"], _key_types(s)) for s in states])
+
+
+def _key_types(state: dict[str, Any]) -> str:
+    types = state["key"]
+    return "JSON" if types is None else ", ".join(f"{name}: {kind}" for name, kind in types.items())
 
 
 def explain(

@@ -33,7 +33,7 @@ spec:
         rate: 1000
         batchRows: 50
   operators:
-    counts: {from: ticks, keyBy: user, aggregate: {n: count()}}
+    counts: {from: ticks, keyBy: user, aggregate: {n: count()}, queryable: counts}
   sinks:
     out: {from: counts, blackhole: {}, guarantee: exactly_once}
 """

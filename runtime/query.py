@@ -1,0 +1,310 @@
+"""`headgate.query`: reads the state of running jobs by key, from any process with the token of the job.
+
+    with hg.query.connect("payments") as state:
+        state.get("totals", "alice")
+
+`connect` is for scripts, notebooks and threads; `connect_async` is the same for asyncio. A client finds the
+coordinator of the job again after a failover, and asks again while the job restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from ..errors import HeadgateError, JobError, JobNotReady, UsageError
+from ..operators.durations import Duration, parse_duration
+from ..operators.queries import write_key
+from .control.job_client import HungUp
+from .control.registry import read_token_file
+from .finding import Where, connect_to_job
+from .rest.answers import QueryableAnswer, QueryAnswer
+from .rest.client import RestClient
+
+T = TypeVar("T")
+PATIENCE: Final = "10s"
+_PAUSE_S: Final = 0.05
+_PAUSE_S_MAX: Final = 1.0
+_Connect = Callable[[], Awaitable[RestClient]]
+
+
+class AsyncQueryClient:
+    """Reads the queryable states of one job, in one event loop. Use it in `async with`, or close it."""
+
+    def __init__(self, connect: _Connect, patience_s: float) -> None:
+        """
+        Args:
+            connect: finds the coordinator of the job.
+            patience_s: how long a call goes on while the job restarts, or cannot be reached.
+        """
+        self._connect = connect
+        self._patience_s = patience_s
+        self._client: RestClient | None = None
+        self._known: dict[str, QueryableAnswer] = {}
+        """The states of the job, as far as they were asked for on this connection."""
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        """Connect at once, so that a wrong name or token is an error here."""
+        self._client = await self._connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        async with self._connecting:
+            self._closed = True
+        await self._disconnect(self._client)
+
+    async def states(self) -> list[QueryableAnswer]:
+        """Return the queryable states of the job.
+
+        Raises:
+            HeadgateError: the job cannot be asked.
+        """
+        return await self._patiently(RestClient.states)
+
+    async def query(self, state: str, key: Any) -> QueryAnswer:
+        """Return what a state has for a key, and where and when it was read.
+
+        Args:
+            state: the name that the job gives with `queryable=`.
+            key: the key as the job has it: a value, or a tuple or dict of several columns.
+
+        Raises:
+            StateNotFound: the job has no queryable state of that name.
+            UsageError: the key is not of the state's type.
+            JobNotReady: the job did not become ready in time.
+            HeadgateError: the job cannot be asked, has ended, or cannot answer.
+        """
+        return await self._patiently(partial(self._query, state=state, key=key))
+
+    async def get(self, state: str, key: Any, default: Any = None) -> Any:
+        """Return the value of a state for a key as plain data; `default` if it has none.
+
+        Raises as `query`.
+        """
+        answer = await self.query(state, key)
+        return answer.value if answer.found else default
+
+    async def _query(self, client: RestClient, *, state: str, key: Any) -> QueryAnswer:
+        if state not in self._known:
+            self._known = {each.name: each for each in await client.states()}
+        known = self._known.get(state)
+        # The job has the text about an unknown name.
+        text = "" if known is None else write_key(state, known.key, key)
+        return await client.query(state, text)
+
+    async def _patiently(self, ask: Callable[[RestClient], Awaitable[T]]) -> T:
+        """Ask until the job answers, or patience is over."""
+        loop, pause_s = asyncio.get_running_loop(), _PAUSE_S
+        deadline = loop.time() + self._patience_s
+        while True:
+            client: RestClient | None = None
+            try:
+                client = await self._connected()
+                return await ask(client)
+            except HungUp as error:
+                await self._disconnect(client)
+                problem: HeadgateError = error
+            except JobNotReady as error:
+                problem = error
+            except JobError as error:
+                if client is None or client is self._client:
+                    raise
+                problem = error  # another call has closed this connection, since it was broken
+            if loop.time() + pause_s > deadline:
+                raise problem
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def _connected(self) -> RestClient:
+        """Return the connection, or another one.
+
+        A coordinator that cannot be found has a successor soon, or the job is over.
+        """
+        async with self._connecting:
+            if self._closed:
+                raise UsageError("the client is closed", fix="use it in a `with` block")
+            if self._client is None:
+                try:
+                    self._client = await self._connect()
+                except JobError as error:
+                    raise HungUp(error.message, fix=error.fix) from error
+            return self._client
+
+    async def _disconnect(self, client: RestClient | None) -> None:
+        """Close this connection, unless another call has done so."""
+        if client is not None and client is self._client:
+            self._client, self._known = None, {}
+            await client.close()
+
+
+class QueryClient:
+    """Reads the queryable states of one job. Use it in `with`, or close it. Any thread may call it."""
+
+    def __init__(self, client: AsyncQueryClient) -> None:
+        self._client = client
+        # A loop of its own: a caller, such as a notebook, may have one that runs already.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="headgate-query", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._run(client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. A client that is closed stays so."""
+        if self._thread.is_alive():
+            try:
+                self._run(self._client.close())
+            finally:
+                self._stop()
+
+    def states(self) -> list[QueryableAnswer]:
+        """Return the queryable states of the job; see `AsyncQueryClient.states`."""
+        return self._run(self._client.states())
+
+    def query(self, state: str, key: Any) -> QueryAnswer:
+        """Return what a state has for a key; see `AsyncQueryClient.query`."""
+        return self._run(self._client.query(state, key))
+
+    def get(self, state: str, key: Any, default: Any = None) -> Any:
+        """Return the value of a state for a key; see `AsyncQueryClient.get`."""
+        return self._run(self._client.get(state, key, default))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise UsageError("the client is closed", fix="use it in a `with` block")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C, for example: nobody waits any more
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def connect(
+    job: str,
+    *,
+    storage: str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    options: Mapping[str, str] | None = None,
+    patience: Duration = PATIENCE,
+) -> QueryClient:
+    """Connect to a running job, to read its state.
+
+    The job is found as `hg.attach` finds it: by its storage, by its Ray cluster, or, with neither, on this
+    machine. With `url` and `token` it is asked there, whatever its name.
+
+    Args:
+        job: the name of the job.
+        storage: where its checkpoints are, as in `job.checkpoint(storage=...)`.
+        cluster: the address of the Ray cluster it runs on.
+        token_file: a file with the token of the job.
+        url: the address of its REST API, such as `http://10.0.0.7:8081`.
+        token: the token of the job, beside `url`.
+        options: those of the storage, such as `s3.endpoint`.
+        patience: how long a call goes on while the job restarts, or cannot be reached.
+
+    Raises:
+        JobNotFound: no such job runs there.
+        HeadgateError: it cannot be asked from here.
+    """
+    return QueryClient(
+        connect_async(
+            job,
+            storage=storage,
+            cluster=cluster,
+            token_file=token_file,
+            url=url,
+            token=token,
+            options=options,
+            patience=patience,
+        )
+    )
+
+
+def connect_async(
+    job: str,
+    *,
+    storage: str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    options: Mapping[str, str] | None = None,
+    patience: Duration = PATIENCE,
+) -> AsyncQueryClient:
+    """Return a client for asyncio, which connects at the begin of `async with`.
+
+    The arguments and errors are those of `connect`.
+    """
+    where = Where(
+        storage="" if storage is None else os.fspath(storage),
+        cluster=cluster or "",
+        token_file="" if token_file is None else os.fspath(token_file),
+        options=dict(options or {}),
+    )
+    found: _Connect = partial(connect_to_job, job, where)
+    if url is not None:
+        found = partial(_at, url, _token(token, token_file))
+    elif token is not None:
+        raise UsageError("token= goes with url=", fix="give both, or token_file=")
+    return AsyncQueryClient(found, parse_duration(patience, "patience") / 1000)
+
+
+def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> str:
+    if token is not None:
+        return token
+    if token_file is None:
+        raise UsageError("url= needs the token of the job", fix="give token=, or token_file=")
+    return read_token_file(Path(token_file))
+
+
+async def _at(url: str, token: str) -> RestClient:
+    client = await RestClient(url, token).__aenter__()
+    try:
+        await client.job()  # a wrong address or token is an error here
+    except BaseException:
+        await client.close()
+        raise
+    return client
