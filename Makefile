@@ -16,12 +16,13 @@ KUBE_PROCESSES ?= 2
 # everything again, and pytest rewrites all assertions in each of its workers. Empty means: write it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-spark demo-kafka test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark demo-kafka demo-lakehouse test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
 	@echo "make demo-spark    the same, fed by a Spark query over three tables, which runs once"
 	@echo "make demo-kafka    from Kafka to Kafka, while workers, the coordinator and the broker are killed (ARGS='--kills 20 --seed 1'; five minutes)"
+	@echo "make demo-lakehouse    from PostgreSQL by way of Kafka to Iceberg, while jobs and servers are killed (ARGS='--kills 12 --seed 1'; two minutes)"
 	@echo "make test    run the tests to run before each commit (five minutes on two cores)"
 	@echo "make test-rest   run all other tests: slow ones, and those that start Ray or kill processes"
 	@echo "make test-all    both: every test that needs no outside server"
@@ -70,6 +71,9 @@ demo-spark: $(STAMP)
 
 demo-kafka: $(STAMP)
 	@$(BIN)/python examples/flights_kafka_demo.py $(ARGS)
+
+demo-lakehouse: $(STAMP)
+	@$(BIN)/python examples/lakehouse_demo.py $(ARGS)
 
 # tests/tiers.py says which tests are in which tier.
 test: $(STAMP)
