@@ -151,13 +151,24 @@ class CallingWriter(SinkWriter):
         if not len(self._pieces):
             self._disarm()
         elif self._stop_waiting is None:
-            self._stop_waiting = self.context.timers.call_later(
-                self._bounds.within_ms, self._submit_rest
-            )
+            self._submit_rest_after(self._bounds.within_ms)
 
     def _wait_for_room(self) -> None:
+        self._wait_until(self._has_room)
+
+    def _has_room(self) -> bool:
         # One more than may run, so that the next call begins as soon as another has ended.
-        self._wait_until(lambda: self._open <= self._bounds.max_in_flight)
+        return self._open <= self._bounds.max_in_flight
+
+    def _submit_rest_after(self, delay_ms: int) -> None:
+        self._stop_waiting = self.context.timers.call_later(delay_ms, self._submit_rest_if_room)
+
+    def _submit_rest_if_room(self) -> None:
+        """Begin a call with the records that wait, unless too many calls are under way."""
+        if self._has_room():
+            self._submit_rest()
+        else:
+            self._submit_rest_after(_CHECK_MS)
 
     def _submit_rest(self) -> None:
         """Begin a call with the records that wait for others."""
@@ -185,7 +196,11 @@ class CallingWriter(SinkWriter):
         async with self._turns:
             if self._failure is None:
                 began = self.context.clock.monotonic()
-                await self.call(batch)
+                try:
+                    await self.call(batch)
+                except BaseException as error:
+                    self._failure = self._failure or error  # before the next call has its turn
+                    raise
                 self._seconds.observe(self.context.clock.monotonic() - began)
 
     def _ended(self, epoch: _Epoch, rows: int, future: Future[None]) -> None:

@@ -137,6 +137,43 @@ def test_records_that_wait_long_enough_go_alone() -> None:
     writer.close()
 
 
+def test_records_that_wait_long_enough_wait_for_slow_calls_too() -> None:
+    """Otherwise calls would pile up where few records come, because `write` waits for full ones only."""
+    go, seen, timers = threading.Event(), list[list[int]](), CheckTimers()
+
+    def write(records: list[int]) -> None:
+        assert go.wait(LIMIT_S)
+        seen.append(records)
+
+    writer = opened(function_sink(write, rows=100), timers=timers)
+    for number in range(10):
+        writer.write(ObjectBatch([number]))
+        timers.fire()
+    go.set()
+    settled(writer)
+    writer.close()
+    assert seen == [[0], [1], list(range(2, 10))]
+
+
+def test_no_call_follows_one_that_failed() -> None:
+    """With one call at a time, a record is not written before the one ahead of it."""
+    seen: list[int] = []
+    go = threading.Event()
+
+    async def write(record: int) -> None:
+        await asyncio.to_thread(go.wait, LIMIT_S)
+        seen.append(record)
+        raise ValueError("no")
+
+    writer = opened(function_sink(write))
+    writer.write(ObjectBatch([1, 2]))
+    go.set()
+    with pytest.raises(UserCodeError):
+        settled(writer)
+    writer.close()
+    assert seen == [1]
+
+
 def test_a_failed_call_is_repeated_with_the_same_records() -> None:
     seen: list[Any] = []
 
