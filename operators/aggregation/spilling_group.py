@@ -72,8 +72,6 @@ class GroupDelta:
 
     def table(self, slots: Index) -> pa.Table:
         """Return keys and state of these slots."""
-        if not self.size:  # then the types of the keys are not known
-            return self._schema.empty_table()
         columns = [*self.group.keys.take(slots), *self.group.state.columns(slots)]
         return pa.Table.from_arrays(columns, schema=self._schema)
 

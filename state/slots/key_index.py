@@ -48,6 +48,8 @@ class KeyHasher:
         for type_ in types:
             check_key_type(type_)
         self._seed = seed
+        self.types = list(map(stored_key_type, types))
+        """The types in which the keys are kept."""
         # The hash of an integer is a bijection, so only null needs a second lane.
         self.exact = len(types) == 1 and (
             pa.types.is_integer(types[0]) or pa.types.is_boolean(types[0])
@@ -239,6 +241,8 @@ class KeyIndex:
 
     def take(self, slots: Rows) -> list[pa.Array]:
         """Return the keys of some slots."""
+        if not self._pieces:
+            return [pa.array([], type_) for type_ in self._hasher.types]
         if len(self._pieces) == 1:
             indices = pa.array(slots)
             return [column.take(indices) for column in self._pieces[0].columns]

@@ -158,20 +158,23 @@ def test_global_windows_move_to_disk_without_checkpoints(tmp_path: Path) -> None
         side.close()
 
 
+@pytest.mark.parametrize(("size", "dead_min"), [(4, 50), (4, 16_384), (1, 1), (1, 16_384)])
 def test_finished_cells_do_not_stay_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: int, dead_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each key's rows are a whole number of windows, so nothing is left in the end."""
-    monkeypatch.setattr(Counts, "window", CountWindow(4, 4))
+    monkeypatch.setattr(Counts, "window", CountWindow(size, size))
+    monkeypatch.setattr(count_table, "DEAD_MIN", dead_min)
     side, numbers = Counts(tmp_path, ("number",), 1, **ROCKSDB), np.arange(3_000)
+    side.operators[0]._disk.active = True
     for part, low in itertools.product(range(4), range(0, len(numbers), 500)):
         chosen = numbers[low : low + 500]
         columns = [pa.nulls(len(chosen), pa.string()), pa.array(chosen), pa.array(chosen + part)]
         columns += [pa.nulls(len(chosen), SCHEMA.field(at).type) for at in (3, 4)]
         data = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
         side.process(data, np.zeros(len(chosen), np.int64))
-    assert len(side.take()) == len(numbers)
-    assert spilled_windows.run_files(tmp_path, Counts)
+    assert len(side.take()) == 4 * len(numbers) // size
+    assert bool(spilled_windows.run_files(tmp_path, Counts)) == (size > 1)
     (state,) = side.snapshots(tmp_path, canonical=True)
     assert "counts" not in state.tables
     side.close()
