@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,18 @@ from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
+from headgate.operators.windows.counts.operator import CountAggregate
 from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
+    CountWindow,
     CumulativeWindow,
+    Early,
+    GlobalWindow,
     SlidingWindow,
+    TumblingWindow,
     tumbling,
 )
+from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
@@ -46,7 +53,12 @@ COLUMNS = join_columns(
     (SCHEMA, SCHEMA), (("k",), ("k",)), (False, True), "_2", ("a", "b"), Origin("here")
 )
 LEFT_JOIN = JoinStep("join", COLUMNS, outer_sides("left"))
-PLAN = AggregatePlan(("k",), {"n": count(), "total": sum("n")}, SCHEMA, WINDOW_FIELDS)
+AGGREGATES = {"n": count(), "total": sum("n")}
+PLAN = AggregatePlan(("k",), AGGREGATES, SCHEMA, WINDOW_FIELDS)
+WHOLE_PLAN = AggregatePlan(("k",), AGGREGATES, SCHEMA)
+LONG = pytest.mark.skipif(
+    not os.environ.get("HEADGATE_THOROUGH"), reason="make test-all, or HEADGATE_THOROUGH=1"
+)
 
 
 def anonymous_bytes() -> int:
@@ -139,6 +151,50 @@ def test_sessions_of_eight_times_the_managed_memory(
     held.append(anonymous_bytes())
     assert output.rows == keys
     assert output.total == 2 * keys
+    operator.close()
+    assert_flat(held)
+
+
+@LONG
+def test_cells_of_count_windows_of_eight_times_the_managed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cell is completed from disk."""
+    keys, steps = 2_100_000, 8
+    assert keys * (ROW_BYTES + 8) >= 8 * MANAGED_BYTES
+    operator = CountAggregate(CountWindow(2, 2), WHOLE_PLAN)
+    output = opened(operator, tmp_path, monkeypatch)
+    rng, held = np.random.default_rng(1), []
+    for part in np.array_split(rng.permutation(keys), steps) * 2:
+        held += feed(operator, part, len(held))
+    assert output.rows == keys
+    assert output.total == 2 * keys
+    operator.close()
+    assert_flat(held)
+
+
+@LONG
+@pytest.mark.parametrize(
+    "operator",
+    [
+        GlobalAggregate(GlobalWindow(Early(rows=1_500_000)), WHOLE_PLAN),
+        PaneAggregate(TumblingWindow(60_000, early=Early(rows=1_500_000)), PLAN),
+    ],
+    ids=["global", "tumbling"],
+)
+def test_early_results_of_eight_times_the_managed_memory(
+    tmp_path: Path, operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early results come once, of most keys; the results of all come at the end."""
+    keys = 2_100_000
+    assert keys * ROW_BYTES >= 7 * MANAGED_BYTES
+    output = opened(operator, tmp_path, monkeypatch)
+    held = feed(operator, np.random.default_rng(1).permutation(keys), 5)
+    early = output.rows
+    assert early == 1_500_000
+    operator.on_watermark(WATERMARK_MAX)
+    held.append(anonymous_bytes())
+    assert output.rows == output.total == keys + early
     operator.close()
     assert_flat(held)
 
