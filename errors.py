@@ -164,6 +164,10 @@ class FencedError(StorageError):
     """A newer coordinator owns the job; this one must stop at once."""
 
 
+class TargetAwayError(StorageError):
+    """The target of a sink does not answer at the moment, so its commit is repeated after a pause."""
+
+
 class MissingFileError(StorageError):
     """A state file is not there: no number of retries brings it back."""
 

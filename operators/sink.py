@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +28,10 @@ E = TypeVar("E", bound=Enum)
 
 DISCARDED_COUNTER = "sink_discarded_transactions"
 """Counts what a writer discards that attempts before this one had begun and no checkpoint needs."""
+
+
+RETRY_PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""The pauses before something is repeated for which the target was away; the last one repeats."""
 
 
 class Guarantee(Enum):
@@ -177,9 +181,15 @@ class SinkWriter:
         return None
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        """Make pre-committed data visible. Idempotent; runs in a thread. Raising fails the job.
+        """Make pre-committed data visible. Idempotent; runs in a thread.
 
-        Never called if the sink `commits_globally`.
+        What is visible already, by this attempt or one before, is passed over. Never called if the sink
+        `commits_globally`.
+
+        Raises:
+            TargetAwayError: the target does not answer at the moment; the call is repeated after a pause,
+                with the same committables, as often as `sink.committer.retries` says. Any other error
+                fails the attempt at once.
         """
 
     def finish(self) -> Callable[[], None] | None:
@@ -521,7 +531,10 @@ class SinkOperator(Operator):
         return StateSnapshot(items={COMMITTABLES: ItemsCut(make_items)})
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
-        """Commit everything up to the permit's checkpoint, in a thread; failures fail the job."""
+        """Commit everything up to the permit's checkpoint, in a thread.
+
+        Also called after a commit that failed because the target was away, then for the same checkpoint.
+        """
         return self._commit(permit)
 
     def _commit(self, permit: CommitPermit) -> Awaitable[None] | None:

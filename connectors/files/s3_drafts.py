@@ -26,7 +26,7 @@ from functools import lru_cache
 from hashlib import md5
 from typing import Any, Final
 
-from ...errors import CorruptError, StorageError, UsageError, check
+from ...errors import CorruptError, StorageError, TargetAwayError, UsageError, check
 from ...operators.sink import OutputFile
 from ..s3_config import s3_service
 from .drafts import Committable, Draft, failed, quoted
@@ -401,13 +401,22 @@ def _complete(client: Any, committable: Committable) -> None:
                 "also those that other files hold already",
             ) from error
         if _code(error) != "NoSuchUpload":
-            raise failed("committed", f"s3://{committable.target}", error) from error
+            raise _not_committed(committable, error) from error
         raise StorageError(
             f"an upload of the checkpoint is gone, and its object is not there "
             f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
             fix="look for a lifecycle rule that aborts uploads sooner than jobs are restarted; if the "
             "object was committed and then moved away, put it back for the restart",
         ) from error
+
+
+def _not_committed(committable: Committable, error: Exception) -> StorageError:
+    """Return the error of a commit; one after which it is worth trying again says so."""
+    from botocore.exceptions import ClientError
+
+    found = failed("committed", f"s3://{committable.target}", error)
+    refused = isinstance(error, ClientError) and _status(error) < 500 and _status(error) != 429
+    return found if refused else TargetAwayError(found.message)
 
 
 def _is_there(client: Any, committable: Committable) -> bool:
@@ -418,7 +427,7 @@ def _is_there(client: Any, committable: Committable) -> bool:
     except _errors() as error:
         if _code(error) in ("404", "NoSuchKey", "NotFound"):
             return False
-        raise failed("looked up", f"s3://{committable.target}", error) from error
+        raise _not_committed(committable, error) from error
     same_mark = found.get("Metadata", {}).get(_MARK) == committable.mark
     return bool(same_mark and found["ContentLength"] == committable.size_bytes)
 

@@ -19,12 +19,27 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 
-from ...errors import CorruptError, HeadgateError, InternalError, JobError, StorageError, UsageError
+from ...errors import (
+    CorruptError,
+    HeadgateError,
+    InternalError,
+    JobError,
+    StorageError,
+    TargetAwayError,
+    UsageError,
+)
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
 from ...operators.functions.user_code import FAILURES, is_own_cancellation, text_of, user_error
 from ...operators.origin import Origin, capture_origin
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    RETRY_PAUSES_S,
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkWriter,
+    parse_guarantee,
+)
 from ...operators.sizes import parse_size
 from ...state.snapshot import CommitPermit
 from ..files.sink import tag_of
@@ -38,8 +53,6 @@ BUFFER: Final = "128mb"
 RETRIES_OPTION: Final = "sink.committer.retries"
 RETRIES: Final = 10
 """The default of the option."""
-PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""The pauses before the function is called again; the last one repeats."""
 _TEXT_MAX: Final = 300
 
 
@@ -254,9 +267,11 @@ class WriteAheadWriter(SinkWriter):
                 raise JobError("the sink was closed while it wrote") from cancelled
             if error is None:
                 return
+            if isinstance(error, TargetAwayError):
+                raise error  # the whole commit is repeated
             if isinstance(error, HeadgateError) and not isinstance(error, StorageError):
                 raise error
-            pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+            pause_s = RETRY_PAUSES_S[min(tries, len(RETRY_PAUSES_S) - 1)]
             if tries < self._retries:
                 self.context.logger.warning(
                     "sink `%s` cannot write %s, and tries again in %g s: %s",

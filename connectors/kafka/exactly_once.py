@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ...errors import JobError
+from ...errors import JobError, TargetAwayError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch
 from ...operators.sink import DISCARDED_COUNTER
@@ -261,6 +261,8 @@ class TransactionalWriter(KafkaWriter):
         self._check()
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
+        from kafka.errors import KafkaError
+
         assert self._client is not None
         for committable in committables:
             try:
@@ -269,6 +271,13 @@ class TransactionalWriter(KafkaWriter):
                 if self._settings.on_lost == "fail":
                     raise
                 _log.warning("the job goes on without records: %s", error.message)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                raise TargetAwayError(
+                    f"no broker commits topic=`{self._settings.topic}` "
+                    f"bootstrap=`{self._settings.bootstrap}`: {error}"
+                ) from error
 
     def finish(self) -> Callable[[], None] | None:
         return None

@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import DataError, InternalError, JobError
+from ...errors import DataError, InternalError, JobError, TargetAwayError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import DISCARDED_COUNTER, SinkWriter
@@ -411,6 +411,10 @@ class PostgresWriter(SinkWriter):
                     if self._settings.on_lost == "fail":
                         raise
                     _log.warning("the job goes on without rows: %s", error.message)
+                except JobError as error:
+                    if error.__cause__ is None or not is_lost(error.__cause__):
+                        raise
+                    raise TargetAwayError(error.message, fix=error.fix) from error.__cause__
 
     def _commit(self, staged: Staged) -> None:
         import psycopg

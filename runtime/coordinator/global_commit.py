@@ -21,7 +21,14 @@ from typing import final
 
 from ...errors import FencedError, HeadgateError, JobError, StorageError
 from ...operators.graph import Node
-from ...operators.sink import COMMITTABLES, EpochOutput, GlobalCommit, Sink, epochs_of
+from ...operators.sink import (
+    COMMITTABLES,
+    RETRY_PAUSES_S,
+    EpochOutput,
+    GlobalCommit,
+    Sink,
+    epochs_of,
+)
 from ...state.snapshot import CommitPermit
 from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..options.registry import Options
@@ -32,7 +39,6 @@ from ..savepoint.store import opened
 from .environment import JobEnvironment
 from .events import AttemptFailed
 from .failures import failure_from
-from .output import RETRY_S
 from .restore import ReadHandle, Restored, reader_of, split_items
 
 _log = logging.getLogger("headgate.checkpoint")
@@ -217,7 +223,7 @@ class GlobalCommitter:
                 temporary = isinstance(failed, StorageError) and not isinstance(failed, FencedError)
                 if not temporary or tries == retries:
                     raise failed from error
-                pause_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                pause_s = RETRY_PAUSES_S[min(tries, len(RETRY_PAUSES_S) - 1)]
                 env.publish("waiting", f"{failed.message}; trying again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
 

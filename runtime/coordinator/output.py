@@ -17,7 +17,7 @@ from typing import Final, NoReturn, TypeVar
 
 from ...errors import FencedError, HeadgateError, UsageError
 from ...operators.graph import Graph, Node
-from ...operators.sink import IfExists, OutputFile, Sink, SinkRun
+from ...operators.sink import RETRY_PAUSES_S, IfExists, OutputFile, Sink, SinkRun
 from ..control.messages import SubtaskStatistics
 from ..job_spec import JobSpec
 from ..options.execution import REPLACED_FILES_MAX
@@ -191,8 +191,6 @@ def _refuse(node: Node, error: Exception, cannot: str) -> NoReturn:
     raise as_headgate_error(error, f"sink `{node.name}` {cannot}", str(node.origin)) from error
 
 
-RETRY_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Pauses between tries to delete, while the job runs; the last one holds for all further tries."""
 LAST_TRIES: Final = 3
 """The number of tries at the end of the job."""
 
@@ -295,7 +293,7 @@ class OutputReplacer:
             except HeadgateError:
                 if not tries_left:
                     raise
-                await asyncio.sleep(RETRY_S[0])
+                await asyncio.sleep(RETRY_PAUSES_S[0])
 
     async def close(self) -> None:
         """Give up a deletion under way."""
@@ -327,7 +325,7 @@ class OutputReplacer:
                 "inf"
             )  # the next append fails too, and ends this coordinator
         except HeadgateError as error:
-            pause_s = RETRY_S[min(self._failed, len(RETRY_S) - 1)]
+            pause_s = RETRY_PAUSES_S[min(self._failed, len(RETRY_PAUSES_S) - 1)]
             self._failed += 1
             self._not_before_s = self._clock.monotonic() + pause_s
             self._env.publish(

@@ -134,9 +134,9 @@ COMMITTER_RETRIES = Option[int](
     "sink.committer.retries",
     Integer(unit="retries"),
     10,
-    "How often a commit for all writers of a sink is tried again, after pauses of 1 s to 1 min, while its "
-    "target does not answer; and a call of a `write_ahead_sink` that raised. Then the attempt fails. Until "
-    "it succeeds, no further checkpoint completes.",
+    "How often a commit of a sink is tried again, after pauses of 1 s to 1 min, while its target does not "
+    "answer; and a call of a `write_ahead_sink` that raised. Then the attempt fails. Until it succeeds, no "
+    "further checkpoint completes.",
 )
 CHECKPOINT_TOLERABLE_FAILURES = Option[int](
     "execution.checkpointing.tolerable-failed-checkpoints",

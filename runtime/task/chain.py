@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from ...errors import HeadgateError, check
+from ...errors import HeadgateError, TargetAwayError, check
 from ...operators.base import Operator, OperatorContext, TimerService
 from ...operators.drops import Drops
 from ...operators.elements import (
@@ -24,8 +24,9 @@ from ...operators.elements import (
     WatermarkStatus,
 )
 from ...operators.graph import Node
-from ...operators.sink import SinkOperator
+from ...operators.sink import RETRY_PAUSES_S, SinkOperator
 from ...state.keygroups import key_group_range
+from ...state.snapshot import CommitPermit
 from ..exchange.partition import OutgoingBarrier, PartitionStats
 from ..observe.metrics import UserMetrics
 from ..protocol.failures import as_headgate_error
@@ -315,6 +316,44 @@ async def call_and_wait(
         raise
     except BaseException as error:
         raise wrap_error(chained.name, error) from error
+
+
+async def commit_and_wait(
+    chained: ChainedOperator,
+    call: Callable[..., Awaitable[None] | None],
+    argument: Any,
+    permit: CommitPermit,
+    retries: int,
+) -> None:
+    """Call into an operator that may commit, like `call_and_wait`, and again while its target is away.
+
+    Cancelling ends a pause at once.
+
+    Args:
+        chained: the operator.
+        call: its `restore` or `on_checkpoint_complete`. The latter is called again in both cases, because
+            a restored operator has its state, and only the commit is left.
+        argument: of the first call.
+        permit: for the checkpoint that is committed.
+        retries: how often the call is repeated.
+    """
+    for tries in range(retries + 1):
+        try:
+            await call_and_wait(chained, call, argument)
+            return
+        except TargetAwayError as error:
+            if tries == retries:
+                raise
+            pause_s = RETRY_PAUSES_S[min(tries, len(RETRY_PAUSES_S) - 1)]
+            chained.operator.context.logger.warning(
+                "sink `%s` cannot commit checkpoint %s: %s; trying again in %g s",
+                chained.name,
+                permit.checkpoint_id,
+                error.message,
+                pause_s,
+            )
+        await asyncio.sleep(pause_s)
+        call, argument = chained.operator.on_checkpoint_complete, permit
 
 
 def wrap_error(name: str, error: BaseException) -> HeadgateError:

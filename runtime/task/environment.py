@@ -26,7 +26,12 @@ from ..options.network import (
     DEBLOAT_THRESHOLD,
 )
 from ..options.registry import Options
-from ..options.state import CHECKPOINT_INLINE, CHECKPOINT_MODE, DELTA_CHAIN_MAX
+from ..options.state import (
+    CHECKPOINT_INLINE,
+    CHECKPOINT_MODE,
+    COMMITTER_RETRIES,
+    DELTA_CHAIN_MAX,
+)
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
@@ -103,6 +108,8 @@ class TaskSettings:
     latency_interval_ms: int = 0
     """The interval of a source's latency markers; 0: there are none (`metrics.latency.interval`).
     """
+    commit_retries: int = 10
+    """How often a commit is repeated whose target is away (`sink.committer.retries`)."""
     debloat: DebloatSettings | None = None
     """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 
@@ -159,6 +166,7 @@ def task_settings(options: Options) -> TaskSettings:
         delta_chain_max=options.get(DELTA_CHAIN_MAX),
         exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
         latency_interval_ms=options.get(LATENCY_INTERVAL),
+        commit_retries=options.get(COMMITTER_RETRIES),
         debloat=_debloat_settings(options) if options.get(DEBLOAT) else None,
     )
 

@@ -35,6 +35,7 @@ from .chain import (
     Outputs,
     build_chain,
     call_and_wait,
+    commit_and_wait,
     open_chain,
     with_context,
     wrap_error,
@@ -112,9 +113,11 @@ class Subtask:
         """
         await open_chain(self.chain, self.env, self.timers, self.time.backpressured_s)
         if states is not None:
+            restored = CommitPermit(self.env.plan.job_name, 0, self.env.restored_checkpoint)
             for chained in reversed(self.chain.operators):
                 state = states.get(chained.name, RestoredState())
-                await call_and_wait(chained, chained.operator.restore, state)
+                operator, retries = chained.operator, self.env.settings.commit_retries
+                await commit_and_wait(chained, operator.restore, state, restored, retries)
             described = {
                 chained.name: with_context(chained, chained.operator.states)
                 for chained in self.chain.operators
@@ -415,10 +418,11 @@ class Subtask:
         async def complete() -> None:
             self.snapshots.completed(permit.checkpoint_id)
             for chained in self.chain.operators:
-                await call_and_wait(chained, chained.operator.on_checkpoint_complete, permit)
+                tell = chained.operator.on_checkpoint_complete
+                retries = self.env.settings.commit_retries
+                await commit_and_wait(chained, tell, permit, permit, retries)
                 if (life := chained.operator.function_life) is not None:
-                    tell = life.on_checkpoint_complete
-                    await call_and_wait(chained, tell, permit.checkpoint_id)
+                    await call_and_wait(chained, life.on_checkpoint_complete, permit.checkpoint_id)
             self.committed = max(self.committed, permit.checkpoint_id)
 
         self.put_mail(complete)

@@ -325,7 +325,7 @@ def test_an_identity_stays_the_same_in_another_subtask_of_another_job() -> None:
 
 
 def test_a_write_is_repeated_as_often_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_ahead, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(write_ahead, "RETRY_PAUSES_S", (0.0,))
     tries: list[str] = []
 
     async def write(records: Any, epoch: Epoch) -> None:
@@ -414,7 +414,7 @@ class Table:
 def test_a_job_that_fails_again_and_again_writes_each_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_ahead, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(write_ahead, "RETRY_PAUSES_S", (0.0,))
     with sqlite3.connect(tmp_path / "db") as database:
         database.execute("CREATE TABLE epochs (id TEXT PRIMARY KEY)")
         database.execute("CREATE TABLE numbers (n INTEGER)")

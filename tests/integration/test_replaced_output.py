@@ -378,7 +378,7 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_deletion_that_fails_is_tried_again(
     lab: Any, out: Path, refuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "RETRY_S", (0.01,))
+    monkeypatch.setattr(output, "RETRY_PAUSES_S", (0.01,))
     refuses[0] = 3
 
     async def script(running: Any) -> None:
@@ -394,7 +394,7 @@ def test_a_deletion_that_fails_is_tried_again(
 def test_a_run_that_cannot_delete_what_it_replaces_fails_and_the_next_one_does_it(
     tmp_path: Path, out: Path, refuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "RETRY_S", (0.0,))
+    monkeypatch.setattr(output, "RETRY_PAUSES_S", (0.0,))
     refuses[0] = 1_000_000
     job = job_of(tmp_path / "chk", to(out))
     with pytest.raises(StorageError, match="read-only"):
