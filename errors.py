@@ -16,6 +16,7 @@
     │   └── JobNotReady       the job starts or restarts: the same request will do later
     ├── StorageError        the checkpoint store or a file system refused or broke
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
+    │   ├── TargetAwayError   the target of a sink does not answer; its commit is repeated
     │   └── MissingFileError  a state file is not there
     ├── StateError          a snapshot cannot be restored into this job
     │   └── CorruptError      what is stored is not what was written
