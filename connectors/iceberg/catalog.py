@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from ...errors import StorageError, UsageError
 from ..s3_config import s3_service
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 KINDS: Final = ("rest", "sql")
-_SECRET: Final = re.compile(r"password|secret|token|credential|authorization|access-key", re.I)
+_SECRET: Final = re.compile(
+    r"passw|pwd|secret|token|credential|authorization|key|connection-string", re.I
+)
 _SQLITE: Final = re.compile(r"sqlite:///(.+\.\w+)")
 """A catalog that is a file on this machine."""
 _WITHOUT_REFERENCES: Final = ("warehouse",)
@@ -68,13 +70,13 @@ class IcebergCatalog:
         return given or ("rest" if self.properties["uri"].startswith("http") else "sql")
 
     def __str__(self) -> str:
-        """Return the address without user and password."""
-        return _without_user(self.properties["uri"])
+        """Return the address without user, password and parameters."""
+        return _without_secrets(self.properties["uri"])
 
     def __repr__(self) -> str:
         """Return the properties without secrets."""
         shown = {
-            key: "***" if _SECRET.search(key) else _without_user(value)
+            key: "***" if _SECRET.search(key) else _without_secrets(value)
             for key, value in self.properties.items()
         }
         return f"IcebergCatalog({shown!r})"
@@ -146,17 +148,21 @@ def load_table(catalog: Catalog, name: str) -> Table | None:
         return None
 
 
-def _without_user(address: str) -> str:
+def _without_secrets(address: str) -> str:
     parts = urlsplit(address)
-    if "@" not in parts.netloc:
+    if "@" not in parts.netloc and not parts.query:
         return address
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    # Drivers of databases take user and password as parameters as well.
+    query = "***" if parts.query else ""
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query).geturl()
 
 
 def _hidden(text: str, properties: Mapping[str, str]) -> str:
     """Return the text of an error without the secrets among these properties."""
     secrets = [value for key, value in properties.items() if _SECRET.search(key)]
     secrets += [urlsplit(value).password or "" for value in properties.values() if "@" in value]
+    for value in properties.values():
+        secrets += [given for key, given in parse_qsl(urlsplit(value).query) if _SECRET.search(key)]
     secrets += [part for value in secrets for part in value.split(":")]
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")

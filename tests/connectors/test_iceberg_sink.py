@@ -20,6 +20,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 
 import headgate as hg
 from headgate.connectors import from_list, iceberg_sink
+from headgate.connectors.iceberg.catalog import IcebergCatalog
 from headgate.connectors.iceberg.sink import IcebergSink
 from headgate.connectors.iceberg.table import IcebergVersion, Part, iceberg_type
 from headgate.errors import HeadgateError, JobError, PlanError, StorageError, UsageError
@@ -517,6 +518,25 @@ def test_secrets_are_in_no_error_and_no_description(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="not authorized") as found:
             job.run()
         assert TOKEN not in str(found.value)
+
+
+def test_secrets_in_parameters_and_in_properties_of_storages_are_not_shown() -> None:
+    secrets = {
+        "uri": f"postgresql+psycopg://db/catalog?user=ann&password={TOKEN}",
+        "adls.account-key": f"{TOKEN}1",
+        "adls.connection-string": f"AccountKey={TOKEN}2",
+        "header.X-Api-Key": f"{TOKEN}3",
+    }
+    catalog = IcebergCatalog({**secrets, "warehouse": "s3://lake"})
+    assert TOKEN not in repr(catalog)
+    assert TOKEN not in str(catalog)
+    assert "'warehouse': 's3://lake'" in repr(catalog)
+    with (
+        pytest.raises(StorageError, match=r"db/catalog\?\*\*\*`: no") as found,
+        catalog._reaching(catalog.properties),
+    ):
+        raise OSError(f"no {TOKEN} {TOKEN}3")
+    assert TOKEN not in str(found.value)
 
 
 def test_relative_paths_are_those_of_the_process_that_makes_the_job(
