@@ -272,7 +272,20 @@ class IcebergVersion:
                     fix="give the table its former partitions, stop the job with a savepoint, and change "
                     "them then",
                 )
+            self._check_columns(part)
         check_fits(self._table, self._name, self._schema, self._partition_by)
+
+    def _check_columns(self, part: Part) -> None:
+        """Raise JobError if a column of a file was removed: one of the same name has another number."""
+        schema = self._table.schema()
+        gone = [id_ for id_ in part.statistics.column_sizes if schema.find_column_name(id_) is None]
+        if gone:
+            raise JobError(
+                "a column of the table was removed before files with it were committed: readers would "
+                f"see nulls table=`{self._name}` number=`{gone[0]}` first=`{part.path}`",
+                fix="give the sink another name and allow non-restored state, which gives up what was not "
+                "committed; next time stop the job with a savepoint before the change",
+            )
 
     def missing(self, paths: Sequence[str]) -> list[str]:
         """See `TableVersion`."""

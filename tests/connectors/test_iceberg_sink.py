@@ -17,6 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.types import LongType
 
 import headgate as hg
 from headgate.connectors import from_list, iceberg_sink
@@ -518,6 +519,22 @@ def test_secrets_are_in_no_error_and_no_description(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="not authorized") as found:
             job.run()
         assert TOKEN not in str(found.value)
+
+
+def test_a_column_that_was_removed_and_added_again_is_another_one(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    """Its number is another one, so readers would find nothing in the files of the former column."""
+    table = catalog.create_table(NAME, pa.schema([("n", pa.int64()), ("more", pa.string())]))
+    sink = sink_of(tmp_path)
+    part = part_of(sink, tmp_path, [1])
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("n")
+    with table.update_schema() as update:
+        update.add_column("n", LongType())
+    with pytest.raises(JobError, match=r"was removed .* number=`1`"):
+        commit(sink, part)
+    assert rows_of(catalog) == []
 
 
 def test_secrets_in_parameters_and_in_properties_of_storages_are_not_shown() -> None:
