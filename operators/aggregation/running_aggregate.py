@@ -8,13 +8,14 @@ result of each key is always emitted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...state.keyed.base import ABSENT
-from ...state.keyed.keys import keys_of_columns
+from ...state.keyed.keys import KeyShape, keys_of_columns
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
@@ -128,7 +129,7 @@ class RunningAggregate(Operator):
         return latest.take(touched)
 
     def query(self, state: str, key: Any) -> Any:
-        columns = keys_of_columns(self._plan.key_fields).to_arrays([key])
+        columns = self._key_shape.to_arrays([key])
         used_after = None
         if self._plan.ttl_ms is not None:
             used_after = self.context.clock.now_ms() - self._plan.ttl_ms
@@ -139,6 +140,10 @@ class RunningAggregate(Operator):
             name: result[0].as_py()
             for name, result in zip(self._plan.aggregates, results, strict=False)
         }
+
+    @cached_property
+    def _key_shape(self) -> KeyShape:
+        return keys_of_columns(self._plan.key_fields)
 
     def _results_of(self, columns: list[pa.Array], used_after: int | None) -> list[pa.Array] | None:
         if self._spilling is not None:

@@ -37,8 +37,8 @@ class PendingQueries:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def lost(self, worker_id: str) -> None:
-        """Note that a worker is gone, with all queries that it was asked."""
+    def lost(self, worker_id: str | None = None) -> None:
+        """Note that a worker (None: each worker) is gone, with all queries that it was asked."""
         for number, (asked, answer) in self._pending.items():
-            if asked == worker_id and not answer.done():
+            if worker_id in (None, asked) and not answer.done():
                 answer.set_result(StateAnswer(query=number, outcome=StateOutcome.ELSEWHERE))

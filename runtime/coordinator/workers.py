@@ -576,6 +576,7 @@ class WorkerPool:
     def abandon(self) -> None:
         """Give up all workers without a message to them: another coordinator leads."""
         workers, self.live, self._retired = [*self.live.values(), *self._retired], {}, []
+        self.queries.lost()
         for worker in workers:
             worker.link.close()
             self._forget_pulse(worker.worker_id)
@@ -598,6 +599,7 @@ class WorkerPool:
                     worker_id, None
                 )  # its watch thread sends heartbeats until it exits
                 worker.send(Shutdown())
+                self.queries.lost(worker_id)
                 self._retired.append(worker)
 
     def _forget_pulse(self, worker_id: str) -> None:
@@ -633,6 +635,7 @@ class WorkerPool:
             self.abandon()
             self._killing_no_more()
         workers, self.live = [*self.live.values(), *self._retired], {}
+        self.queries.lost()
         for worker in workers:
             worker.send(Shutdown())
         watchers = [self._watchers[w.worker_id] for w in workers if w.worker_id in self._watchers]

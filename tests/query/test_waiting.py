@@ -1,0 +1,154 @@
+"""Queries that wait: for a subtask that is busy or dropped, or answers too late; for a lost worker."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from headgate.runtime.control.messages import AskState, StateAnswer, StateOutcome
+from headgate.runtime.coordinator.pending_queries import PendingQueries
+from headgate.runtime.worker.queries import StateQueries
+from headgate.state.keyed.keys import encode_key
+from headgate.tests.support.operators import ManualClock
+
+
+class Subtask:
+    """A subtask whose mails wait until `work`."""
+
+    def __init__(self, index: int, values: dict[str, Any]) -> None:
+        self.env = SimpleNamespace(vertex=SimpleNamespace(id=0), index=index)
+        operator = SimpleNamespace(query=lambda state, key: values[key])
+        self.chain = SimpleNamespace(operators=[SimpleNamespace(name="step", operator=operator)])
+        self._mails: list[Any] = []
+
+    def put_mail(self, mail: Any) -> None:
+        self._mails.append(mail)
+
+    def work(self) -> None:
+        for mail in self._mails:
+            mail()
+        self._mails.clear()
+
+
+class Regions(list[Any]):
+    """The deployments of attempt 7."""
+
+    def of_attempt(self, attempt: int) -> list[Any]:
+        return list(self) if attempt == 7 else []
+
+
+class Worker:
+    """Two subtasks in two regions, and what is sent to the coordinator."""
+
+    def __init__(self, *, started: bool = True) -> None:
+        self.clock = ManualClock()
+        self.sent: list[StateAnswer] = []
+        self.subtasks = [Subtask(index, {"a": 1, "odd": object()}) for index in range(2)]
+        regions: Any = Regions(
+            SimpleNamespace(region=index, started=started, subtasks=[subtask])
+            for index, subtask in enumerate(self.subtasks)
+        )
+        send: Any = self.sent.append
+        self.queries = StateQueries(regions, send, self.clock)
+
+    def ask(self, query: int, key: str = "a", *, index: int = 0, attempt: int = 7) -> None:
+        self.queries.ask(
+            AskState(
+                attempt=attempt,
+                query=query,
+                vertex=0,
+                index=index,
+                operator="step",
+                state="state",
+                key=encode_key(key),
+                bytes_max=100,
+                waiting_max=2,
+                timeout_ms=1_000,
+            )
+        )
+
+    @property
+    def outcomes(self) -> list[tuple[int, str]]:
+        return [(answer.query, answer.outcome.value) for answer in self.sent]
+
+
+def test_answers_come_between_batches() -> None:
+    worker = Worker()
+    worker.ask(1)
+    worker.ask(2, "odd")
+    assert worker.sent == []
+    worker.subtasks[0].work()
+    assert worker.outcomes == [(1, "read"), (2, "failed")]
+    assert worker.sent[0].value == b"1"
+    assert "no form in JSON" in worker.sent[1].text
+
+
+def test_an_error_of_a_query_is_its_answer() -> None:
+    worker = Worker()
+    worker.ask(1, "missing")
+    worker.subtasks[0].work()
+    assert (worker.outcomes, worker.sent[0].text) == ([(1, "failed")], "KeyError: 'missing'")
+
+
+def test_a_busy_subtask_refuses_more() -> None:
+    worker = Worker()
+    for query in (1, 2, 3):
+        worker.ask(query)
+    worker.ask(4, index=1)
+    assert worker.outcomes == [(3, "busy")]
+    worker.subtasks[0].work()
+    worker.ask(5)
+    worker.subtasks[0].work()
+    assert worker.outcomes[1:] == [(1, "read"), (2, "read"), (5, "read")]
+
+
+def test_nobody_gets_an_answer_that_comes_too_late() -> None:
+    worker = Worker()
+    worker.ask(1)
+    worker.clock.advance(1_000)
+    worker.ask(2)
+    worker.subtasks[0].work()
+    assert worker.outcomes == [(2, "read")]
+
+
+def test_queries_of_other_attempts_are_refused() -> None:
+    worker = Worker()
+    worker.ask(1, attempt=6)
+    worker.ask(2, index=9)
+    assert worker.outcomes == [(1, "elsewhere"), (2, "elsewhere")]
+    starting = Worker(started=False)
+    starting.ask(1)
+    assert starting.outcomes == [(1, "starting")]
+
+
+def test_queries_of_dropped_subtasks_are_refused_once() -> None:
+    worker = Worker()
+    worker.ask(1)
+    worker.ask(2, index=1)
+    worker.queries.refuse_waiting([1])
+    assert worker.outcomes == [(2, "elsewhere")]
+    worker.subtasks[1].work()  # a mail that is left does nothing
+    worker.queries.refuse_waiting(None)
+    assert worker.outcomes == [(2, "elsewhere"), (1, "elsewhere")]
+    worker.subtasks[0].work()
+    assert len(worker.sent) == 2
+
+
+def test_queries_end_with_their_worker() -> None:
+    async def main() -> None:
+        pending = PendingQueries()
+        (one, first), (two, second), (three, third) = (pending.add(w) for w in ("a", "b", "b"))
+        pending.answered(StateAnswer(query=two, outcome=StateOutcome.READ, value=b"1"))
+        pending.lost("b")
+        assert (await second).outcome is StateOutcome.READ
+        assert (await third).outcome is StateOutcome.ELSEWHERE
+        assert not first.done()
+        pending.lost()
+        assert (await first).outcome is StateOutcome.ELSEWHERE
+        for number in (one, two, three):
+            pending.drop(number)
+        assert len(pending) == 0
+        pending.answered(StateAnswer(query=one, outcome=StateOutcome.READ))  # nobody waits
+
+    asyncio.run(main())
