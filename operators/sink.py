@@ -170,6 +170,14 @@ class SinkWriter:
         """Write a batch; it becomes visible at once, or when committed, depending on the guarantee."""
         raise NotImplementedError
 
+    def backlogged(self) -> bool:
+        """Return True while too much waits to be written: that is the backpressure.
+
+        The subtask then reads no records until a callback of `context.timers` has made this False.
+        `write` may still be called, with records that are on their way.
+        """
+        return False
+
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
         """Close the open output at the barrier; return the pre-commit, a function run in a thread.
 
@@ -516,6 +524,10 @@ class SinkOperator(Operator):
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
         self.wrote = self.wrote or len(batch) > 0
+
+    def backlogged(self) -> bool:
+        """Return True while its subtask shall read no records."""
+        return self.writer.backlogged()
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot | None:
         precommit = self.writer.roll(checkpoint_id)

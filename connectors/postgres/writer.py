@@ -42,6 +42,8 @@ _AWAY_S: Final = 30.0
 """A call waits for at most this time for a server that is away."""
 _PAUSE_S: Final = 0.2
 _LOOK_MS: Final = 500
+_ROOM_MS: Final = 5
+"""The time between two looks whether there is room."""
 _COMMITS_MAX: Final = 20
 """So often a commit is tried that meets others of the same rows."""
 _DEAD_TABLE: Final = re.compile(r"(\d+)_(\d+)_(\d+)_\d+_[0-9a-f]+")
@@ -127,6 +129,8 @@ class PostgresWriter(SinkWriter):
         self._number = 0
         self._epoch: _Epoch | None = None
         self._chunk: _Chunk | None = None
+        self._awaits_room = False
+        """A timer looks whether there is room."""
         self._unprepared: dict[str, _Epoch] = {}
         """Epochs with staged rows that no checkpoint can have yet."""
 
@@ -197,7 +201,7 @@ class PostgresWriter(SinkWriter):
         if chunk.size_bytes >= min(_CHUNK_BYTES, self._settings.buffer_bytes):
             self._close_chunk()
             self._send_in_background()
-            self._wait_for_room()
+            self._await_room()
 
     def _new_name(self) -> str:
         """Return the name of a staged table, which is never used again.
@@ -255,12 +259,20 @@ class PostgresWriter(SinkWriter):
 
         self.context.run_in_thread(send)
 
-    def _wait_for_room(self) -> None:
-        """Wait while too many bytes wait to be sent: that is the backpressure."""
+    def backlogged(self) -> bool:
+        """Return True while too many bytes wait to be sent and a thread sends them."""
         with self._changed:
-            while self._waiting_bytes > self._settings.buffer_bytes and self._sending:
-                self._changed.wait(_PAUSE_S)
-        self._check()
+            return self._sending and self._waiting_bytes > self._settings.buffer_bytes
+
+    def _await_room(self) -> None:
+        """Look every few ms whether there is room, as the subtask reads nothing until a timer fires."""
+        if self.backlogged() and not self._awaits_room:
+            self._awaits_room = True
+            self.context.timers.call_later(_ROOM_MS, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        self._awaits_room = False
+        self._await_room()
 
     def _check(self) -> None:
         with self._changed:

@@ -122,6 +122,8 @@ class BatchSubtask:
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch-io")
         env = self._environment(directory, threads)
         self._chain = build_chain(env, self._outputs())
+        operators = [chained.operator for chained in self._chain.operators]
+        self._sinks = [each for each in operators if isinstance(each, SinkOperator)]
         self._timers = MailboxTimers(self._mail)
         worker_begins(self)
         try:
@@ -301,6 +303,8 @@ class BatchSubtask:
 
     async def _process(self, batch: Batch, input_index: int) -> None:
         head = self._chain.head
+        while any(sink.backlogged() for sink in self._sinks):
+            await self._timer()
         head.records_in += len(batch)
         if isinstance(head.operator, AsyncOperator):
             try:

@@ -75,6 +75,8 @@ class Subtask:
         self.partitions = [leaving.partition for leaving in self.leaving]
         for partition in self.partitions:
             partition.set_listener(self.signal.set)
+        operators = [chained.operator for chained in self.chain.operators]
+        self._sinks = [each for each in operators if isinstance(each, SinkOperator)]
         self.snapshots = SnapshotRunner(env, self.chain)
         self.committed = 0
         """The newest checkpoint whose output is visible, as far as this subtask is concerned."""
@@ -200,12 +202,12 @@ class Subtask:
                     await self._end()
             elif self.urgent():
                 pass
-            elif self._backlogged():
+            elif self._held_up():
                 await self._sleep(Activity.BACKPRESSURED)
             elif await self.step():
                 self._flush_if_due()
                 # otherwise sleep at once: the time of others does not count as our work
-                if not self._backlogged():
+                if not self._held_up():
                     await self._give_way()
             else:
                 await self._idle()
@@ -230,6 +232,10 @@ class Subtask:
     def urgent(self) -> bool:
         """Handle a barrier that does not wait for its turn; return False if there is none."""
         return False
+
+    def _held_up(self) -> bool:
+        """Return True while no records are read, as outputs or sinks have too much to do."""
+        return self._backlogged() or any(sink.backlogged() for sink in self._sinks)
 
     def _backlogged(self) -> bool:
         return any(partition.backlogged for partition in self.partitions)

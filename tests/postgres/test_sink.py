@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -531,3 +532,55 @@ def test_numbers_that_json_does_not_have_are_refused(
     hidden = values.slice(0, 1)
     run(written(sink, batch(id=ids.slice(0, 1), doc=hidden)))
     assert database.execute(f"SELECT count(*) FROM {table}") == [(1,)]
+
+
+def test_a_locked_table_holds_up_its_stream_and_nothing_else(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """The writer says that it is backlogged instead of blocking the event loop of its worker."""
+    table = new_table("id bigint, name text")
+    rows = batch(id=pa.array(range(1000)), name=pa.array(["x" * 100] * 1000))
+    sink = postgres_sink(database.dsn, table, buffer="10kb")
+
+    async def write() -> None:
+        writer = await opened(sink, rows)
+        with psycopg.connect(database.dsn) as other:
+            other.execute(f"LOCK TABLE {table}")
+            writer.write(rows)
+            writer.write(rows)
+            assert writer.backlogged()
+        while writer.backlogged():  # noqa: ASYNC110  a subtask is woken by a timer
+            await asyncio.sleep(0.01)
+        finish = writer.finish()
+        assert finish is not None
+        await asyncio.to_thread(finish)
+        writer.close()
+
+    run(write())
+    assert database.execute(f"SELECT count(*) FROM {table}") == [(2000,)]
+
+
+def test_a_job_goes_on_when_a_lock_is_released(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    table = new_table("n bigint")
+    job = hg.Job("locked")
+    source = generator({"n": sequence()}, rows=20_000, batch_rows=1000)
+    rows = job.read(source, name="rows")
+    rows.write(postgres_sink(database.dsn, table, buffer="1kb", guarantee="none"), name="out")
+    waiting = f"SELECT 1 FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
+
+    def release() -> None:
+        with psycopg.connect(database.dsn) as other:
+            other.execute(f"LOCK TABLE {table}")
+            locked.set()
+            while not database.execute(waiting):
+                pass
+
+    locked = threading.Event()
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert locked.wait(60)
+    job.run()
+    thread.join()
+    assert database.execute(f"SELECT count(*), sum(n) FROM {table}") == [(20_000, 199_990_000)]
