@@ -24,6 +24,8 @@ from .generator import (
     random_int,
     sequence,
 )
+from .http.events import sse_source
+from .http.polling import http_source
 from .http.sink import http_sink
 from .hybrid import hybrid_source
 from .iceberg.sink import iceberg_sink
@@ -62,6 +64,7 @@ __all__ = [
     "function_sink",
     "generator",
     "http_sink",
+    "http_source",
     "hybrid_source",
     "iceberg_sink",
     "json_format",
@@ -87,6 +90,7 @@ __all__ = [
     "schema_registry",
     "sequence",
     "spark_source",
+    "sse_source",
     "stop_after_idle",
     "throttle",
     "with_position",

@@ -27,6 +27,7 @@ class ForwardingSource(Source):
         self.discover_every_ms = source.discover_every_ms
         self.splits_end = source.splits_end
         self.stop_after_idle_ms = source.stop_after_idle_ms
+        self.replays = source.replays
         self.extras = source.extras
 
     def around(self, source: Source) -> Source:

@@ -61,7 +61,9 @@ class HybridSource(Source[Record_co]):
         self.row_type = history.row_type
         self.rejected_schema = history.rejected_schema
         self.extras = history.extras
+        self.replays = history.replays
         if isinstance(live, Source):
+            self.replays = history.replays and live.replays
             self.extras += live.extras
             self.bounded = live.bounded
             self.whole = self.schema = _check_alike(history, live)

@@ -44,7 +44,14 @@ from .functions.manifest import (
 from .functions.sink import FunctionSink
 from .functions.write_ahead import WriteAheadSink
 from .generator import generator
-from .http.manifest import HTTP_SINK, made_http_sink
+from .http.manifest import (
+    HTTP_SINK,
+    HTTP_SOURCE,
+    SSE_SOURCE,
+    made_http_sink,
+    made_http_source,
+    made_sse_source,
+)
 from .http.sink import HttpSink
 from .hybrid import hybrid_source
 from .iceberg.catalog import KINDS
@@ -534,6 +541,20 @@ SOURCES["redis"] = SourceConnector(
     _files(redis.make_source),
     bad_records=True,
 )
+
+
+def _service(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSpec], Source]:
+    def make_source(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+        arguments = _arguments(values)
+        rate = arguments.pop("rate", None)
+        source = make(schema=spec.schema, **arguments)
+        return source if rate is None else throttle(source, rate)
+
+    return make_source
+
+
+SOURCES["http"] = SourceConnector(HTTP_SOURCE, _service(made_http_source), schema="required")
+SOURCES["sse"] = SourceConnector(SSE_SOURCE, _service(made_sse_source))
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 

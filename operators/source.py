@@ -232,6 +232,8 @@ class Source(Generic[Record_co]):
             that there were is then refused, because those that had ended would be read again.
         stop_after_idle_ms: the source ends when none of its subtasks has had a record to read for this
             long; None: it does not.
+        replays: False if records that were read since the last checkpoint cannot be read again, so that a
+            failure loses them.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -246,6 +248,7 @@ class Source(Generic[Record_co]):
     discover_every_ms: int | None = None
     splits_end: bool = False
     stop_after_idle_ms: int | None = None
+    replays: bool = True
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:

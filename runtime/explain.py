@@ -22,7 +22,7 @@ from ..operators.partitioning import (
     Shuffle,
 )
 from ..operators.sink import Guarantee
-from .job_checks import pickled_states
+from .job_checks import pickled_states, sources_without_replay
 from .job_spec import JobSpec
 from .options.registry import Options
 from .options.state import CHECKPOINT_MODE
@@ -47,6 +47,7 @@ def explain_plan(spec: JobSpec) -> str:
     lines += ["", "delivery guarantees"]
     sinks = [n for v in plan.vertices for n in v.nodes if n.sink is not None]
     lines += [f"  {node.name}: {_guarantee(spec, node)}" for node in sinks]
+    lines += [f"  {text}" for text in sources_without_replay(spec.graph)]
     return "\n".join(lines)
 
 

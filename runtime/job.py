@@ -18,6 +18,7 @@ from ..errors import HeadgateError, InternalError, JobError, UsageError
 from .control.interrupts import Interrupts
 from .control.job_client import WARNINGS, EventListener, PublishedEvent
 from .explain import describe_node, explain_plan, mermaid_plan
+from .job_checks import sources_without_replay
 from .job_spec import JobSpec
 from .protocol.job_result import JobOutcome
 from .runnable_job import RunnableJob, cause_of
@@ -222,7 +223,10 @@ def checked_spec(job: Job, **how: Unpack[HowToRun]) -> JobSpec:
     Raises:
         UsageError: the job is wrong as written.
     """
-    return runnable(job).spec(**how)
+    spec = runnable(job).spec(**how)
+    for text in sources_without_replay(spec.graph):
+        _log.warning("%s", text)
+    return spec
 
 
 @_shows_how_to_run

@@ -210,6 +210,16 @@ class PickledState:
         return f"{self.step}: {', '.join(self.states)}  ({self.fix})"
 
 
+def sources_without_replay(graph: Graph) -> list[str]:
+    """Return a sentence for each source whose records a failure loses."""
+    return [
+        f"`{node.name}` ({node.source.describe()}) cannot be read again: a failure of the job loses its "
+        "records since the last checkpoint, whatever its sinks promise"
+        for node in graph.sources()
+        if node.source is not None and not node.source.replays
+    ]
+
+
 def pickled_states(graph: Graph) -> list[PickledState]:
     """The steps of a job whose state is pickled, in the order of the graph."""
     return [found for node in graph.nodes if (found := _of(node)) is not None]

@@ -32,6 +32,7 @@ FAST_ONE_IN: dict[str, int] = {
     "connectors/test_example_connector.py": 4,
     "connectors/test_function_sinks.py": 2,
     "connectors/test_http_sink.py": 3,
+    "connectors/test_http_sources.py": 3,
     "connectors/test_iceberg_sink.py": 4,
     "coordinator/test_global_commit.py": 3,
     "coordinator/test_regional.py": 4,

@@ -1,4 +1,4 @@
-"""A thread with an event loop, in which a sink calls functions while its subtask goes on."""
+"""A thread with an event loop, in which a connector makes calls while its subtask goes on."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ class LoopThread:
         refused: Future[T] = Future()
         refused.cancel()
         return refused
+
+    def soon(self, function: Callable[[], Any]) -> None:
+        """Call a function that does not block in the thread, unless it is closed."""
+        with self._lock:
+            if not self._closing:
+                self._loop.call_soon_threadsafe(function)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a plain or a coroutine function in the thread, and return its result.

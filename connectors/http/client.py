@@ -20,6 +20,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ...errors import JobError, StorageError, UsageError
 from ...operators.clock import Clock
+from ...operators.durations import Duration, parse_duration
+from ..rows import check_count
 from ..secrets import is_reference, read_secret
 
 RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -107,6 +109,34 @@ def _check_value(name: str, value: str) -> None:
             f"the value of a header has characters that cannot be sent header=`{name}`",
             fix="use printable ASCII",
         )
+
+
+def http_settings(
+    url: str,
+    headers: Mapping[str, str] | None,
+    ca: str | None,
+    timeout: Duration,
+    retries: int,
+    longest_pause: Duration,
+    own: frozenset[str],
+) -> HttpSettings:
+    """Return the checked settings of requests.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    check_url(url)
+    check_count("retries", retries, 0)
+    timeout_ms = parse_duration(timeout, "timeout")
+    check_count("timeout", timeout_ms, 1)
+    return HttpSettings(
+        url,
+        check_headers(headers or {}, own),
+        ca,
+        timeout_ms / 1000,
+        retries,
+        parse_duration(longest_pause, "longest_pause") / 1000,
+    )
 
 
 def check_reachable(settings: HttpSettings) -> None:

@@ -6,16 +6,24 @@ from typing import Any, Final
 
 from ...api.manifest.fields import (
     AnyText,
+    BooleanKind,
     ChoiceKind,
     Field,
     IntegerKind,
     Items,
+    ListOf,
+    NumberKind,
     Section,
     TextKind,
     duration,
     size,
 )
 from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.fields import format_field, read_format
+from ..formats.text import FORMATS
+from .events import METADATA, sse_source
+from .polling import http_source
 from .sink import BODIES, METHODS, ON_REFUSED, http_sink
 
 _URL: Final = Field(
@@ -59,6 +67,69 @@ HTTP_SINK: Final = Section(
         ),
     },
 )
+
+_REPEATS: Final = {
+    "retries": Field(IntegerKind(), "how often a request is made again; 10"),
+    "longestPause": Field(duration(), "the longest pause before that; 30s"),
+}
+_READ: Final = {
+    "batchRows": Field(IntegerKind(1), "rows per batch"),
+    "ca": _CA,
+    "rate": Field(NumberKind(), "rows per second; absent: no limit"),
+}
+HTTP_SOURCE: Final = Section(
+    "http",
+    {
+        "url": _URL,
+        "position": Field(
+            TextKind(), "the column whose value says which records come after a record"
+        ),
+        "parameter": Field(TextKind(), "the parameter of the query with that value; after"),
+        "start": Field(TextKind(), "its value in the first request; absent: no parameter"),
+        "every": Field(duration(), "the pause between two requests; 10s"),
+        "stop": Field(ChoiceKind(("latest",)), "where reading ends; absent: never"),
+        "items": Field(TextKind(), "the field of an answer with the array, `data.items`"),
+        "headers": _HEADERS,
+        "timeout": Field(duration(), "of one request; 30s"),
+        **_REPEATS,
+        "buffer": Field(size(), "most bytes of an answer; 32mb"),
+        **_READ,
+    },
+)
+SSE_SOURCE: Final = Section(
+    "sse",
+    {
+        "url": _URL,
+        "format": format_field(FORMATS),
+        "metadata": Field(
+            Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+            "further columns, by what they hold, such as `{event: kind}`",
+        ),
+        "events": Field(ListOf(TextKind()), "the types of events that are read; absent: all"),
+        "replay": Field(
+            BooleanKind(), "false: events may have no ids; those of down times are lost"
+        ),
+        "start": Field(TextKind(), "the id after which the first run begins"),
+        "bounded": Field(BooleanKind(), "true: the service is known to end, with a status 204"),
+        "headers": _HEADERS,
+        "silence": Field(duration(), "a connection without a byte for this long is made again; 1m"),
+        **_REPEATS,
+        "buffer": Field(size(), "most bytes of an event; 32mb"),
+        **_READ,
+    },
+)
+
+
+def made_http_source(*, url: str, **arguments: Any) -> Source:
+    """Return the source of a manifest with these fields, named as the arguments of `http_source`."""
+    return http_source(url, **arguments)
+
+
+def made_sse_source(*, url: str, **arguments: Any) -> Source:
+    """Return the source of a manifest with these fields, named as the arguments of `sse_source`."""
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return sse_source(url, **arguments)
 
 
 def made_http_sink(*, url: str, **arguments: Any) -> Sink:

@@ -32,7 +32,7 @@ from ..formats.text import JsonFormat
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..rows import check_count
-from .client import HttpClient, HttpSettings, check_headers, check_reachable, check_url
+from .client import HttpClient, HttpSettings, check_headers, check_reachable, http_settings
 from .dead_letters import Refused, write_refused
 
 Body = Literal["array", "lines", "object"]
@@ -303,7 +303,6 @@ def http_sink(
     Raises:
         UsageError: an argument is wrong. Whether the service can be reached is found when the job starts.
     """
-    check_url(url)
     for name, given, known in (
         ("method", method, METHODS),
         ("body", body, tuple(BODIES)),
@@ -319,7 +318,6 @@ def http_sink(
     if body == "object" and rows != 1:
         raise UsageError(f"an object is one record rows=`{rows}`", fix='body="array"')
     check_count("max_in_flight", max_in_flight, 1)
-    check_count("retries", retries, 0)
     if (on_refused == "dead_letters") != (dead_letters is not None):
         raise UsageError(
             'on_refused="dead_letters" and a directory dead_letters= belong together',
@@ -336,21 +334,12 @@ def http_sink(
     if isinstance(buffer, str):
         buffer = parse_size(buffer, "buffer")
     check_count("buffer", buffer, 1)
-    timeout_ms = parse_duration(timeout, "timeout")
-    check_count("timeout", timeout_ms, 1)
     if key_header is not None:
         check_headers({key_header: ""}, frozenset())
     address = "" if dead_letters is None else address_of(dead_letters)
     if address:
         parse_location(address)
-    http = HttpSettings(
-        url,
-        check_headers(headers or {}, frozenset(own)),
-        ca,
-        timeout_ms / 1000,
-        retries,
-        parse_duration(longest_pause, "longest_pause") / 1000,
-    )
+    http = http_settings(url, headers, ca, timeout, retries, longest_pause, frozenset(own))
     settings = HttpSinkSettings(
         http,
         method,

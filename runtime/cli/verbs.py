@@ -226,9 +226,11 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
         say(f"{file}: {count} {'mistake' if count == 1 else 'mistakes'}")
         raise typer.Exit(USAGE)
     from ..job import runnable
-    from ..job_checks import pickled_states
+    from ..job_checks import pickled_states, sources_without_replay
 
     typer.echo(f"{file}: ok, job {job.name}")
+    for text in sources_without_replay(runnable(job).graph):
+        say(f"note: {text}")
     for found in pickled_states(runnable(job).graph):
         say(f"note: state is pickled, since its type is not known. {found}")
 

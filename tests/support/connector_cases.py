@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,12 +29,14 @@ from headgate.connectors import (
     from_list,
     function_sink,
     http_sink,
+    http_source,
     iceberg_sink,
     kafka_sink,
     kafka_source,
     postgres_cdc_source,
     postgres_sink,
     postgres_source,
+    sse_source,
     write_ahead_sink,
 )
 from headgate.connectors.kafka.transactions import TransactionClient
@@ -51,7 +54,7 @@ from headgate.testing.connectors import (
 )
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
-from headgate.tests.support.http_stub import HttpStub, TakenRecords, taking
+from headgate.tests.support.http_stub import Asked, Given, HttpStub, TakenRecords, taking
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -306,6 +309,92 @@ class HttpSinkCase(Rows, SinkCase):
                 "status 401",
             ),
         }
+
+
+class HttpSourceCase(Rows, SourceCase):
+    """A service that gives the rows behind an id, some at a time."""
+
+    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES})
+    secrets = ("s3cr3t", "not-for-you")
+
+    def __init__(self) -> None:
+        self.server = self.stub = HttpStub(lambda asked: (404, {}, b""))
+
+    @contextmanager
+    def place(self) -> Iterator[list[Any]]:
+        rows: list[Any] = []
+
+        def answer(asked: Asked) -> Given:
+            if asked.headers.get("authorization") != "Bearer s3cr3t":
+                return 401, {}, b"not you: " + asked.headers["authorization"].encode()
+            return self.given(rows, asked)
+
+        self.stub.answer = answer
+        with self.stub:
+            yield rows
+
+    def given(self, rows: list[Any], asked: Asked) -> Given:
+        after = int(parse_qs(urlsplit(asked.path).query).get("after", ["-1"])[0])
+        found = [row for row in rows if row["id"] > after][:5]
+        return 200, {}, json.dumps({"data": {"rows": found}}).encode()
+
+    def put(self, place: list[Any], records: Sequence[Any]) -> None:
+        place.extend(records)
+
+    def source(self, place: list[Any], **options: Any) -> Source:
+        given = {
+            "headers": {"Authorization": "Bearer s3cr3t"},
+            "items": "data.rows",
+            "position": "id",
+            "batch_rows": 1,
+            "every": "10ms",
+            "longest_pause": "10ms",
+            "retries": 1000,
+            "stop": "latest",
+        }
+        url = options.pop("url", self.stub.url)
+        return http_source(f"{url}/rows?with=not-for-you", SCHEMA, **(given | options))
+
+    def live(self, place: list[Any]) -> Source:
+        return self.source(place, stop=None)
+
+    def mistakes(self, place: list[Any]) -> Mapping[str, tuple[Source, str]]:
+        wrong = {"Authorization": "Bearer not-for-you"}
+        return {
+            "no service": (self.source(place, url=f"http://{NOWHERE}"), NOWHERE),
+            "a wrong token": (self.source(place, headers=wrong), "status 401"),
+        }
+
+
+class SseSourceCase(HttpSourceCase):
+    """A service that gives events, and ends the stream behind three of them; 204 when there are no more."""
+
+    ends = True
+
+    def given(self, rows: list[Any], asked: Asked) -> Given:
+        after = int(asked.headers.get("last-event-id", "-1"))
+        found = [row for row in rows if row["id"] > after][:3]
+        if not found and self.ends:
+            return 204, {}, b""
+        events = [f"id: {row['id']}\ndata: {json.dumps(row)}\n\n".encode() for row in found]
+        return 200, {"Content-Type": "text/event-stream"}, events
+
+    def source(self, place: list[Any], **options: Any) -> Source:
+        given = {
+            "headers": {"Authorization": "Bearer s3cr3t"},
+            "batch_rows": 1,
+            "longest_pause": "10ms",
+            "retries": 1000,
+            "bounded": True,
+        }
+        url = options.pop("url", self.stub.url)
+        self.ends = True
+        return sse_source(f"{url}/rows?with=not-for-you", SCHEMA, **(given | options))
+
+    def live(self, place: list[Any]) -> Source:
+        made = self.source(place, bounded=False)
+        self.ends = False
+        return made
 
 
 # -- Kafka --------------------------------------------------------------------------------------------
@@ -661,6 +750,8 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "json_source": JsonSource,
     "parquet_source": ParquetSource,
     "from_list": ListSource,
+    "http_source": HttpSourceCase,
+    "sse_source": SseSourceCase,
     "csv_sink": CsvSink,
     "json_sink": JsonSink,
     "parquet_sink": ParquetSink,
