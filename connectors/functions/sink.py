@@ -153,17 +153,15 @@ class BatchFunctionWriter(CallingWriter):
 
     async def call(self, batch: Batch) -> None:
         rules = self._rules
-        argument = argument_of(batch, rules.records)
-        if rules.one:
-            argument = argument[0]
 
-        async def make(given: Any) -> None:
-            await called(self._function.function, given)
+        async def make(_: Batch) -> None:
+            argument = argument_of(batch, rules.records)
+            await called(self._function.function, argument[0] if rules.one else argument)
 
         limit = asyncio.timeout(rules.timeout_s)
         try:
             async with limit:
-                await attempt(make, argument, rules.retry, self._retried.inc, lambda: True)
+                await attempt(make, batch, rules.retry, self._retried.inc, lambda: True)
         except HeadgateError:
             raise
         except FAILURES as error:
@@ -176,7 +174,7 @@ class BatchFunctionWriter(CallingWriter):
                     where=str(self._origin),
                     fix="give function_sink a longer timeout=, or fewer records a call with rows=",
                 ) from error
-            record = argument if rules.one else several(batch)
+            record = argument_of(batch, "list")[0] if rules.one else several(batch)
             raise user_error(step, self._origin, record, error) from error
 
 
@@ -233,9 +231,9 @@ class OwnCopy:
 
 
 def argument_of(batch: Batch, records: RecordsAs) -> Any:
-    """Return a batch as the function of a user is given it."""
+    """Return a batch as the function of a user is given it, in a list that the function may change."""
     if not isinstance(batch, ColumnBatch):
-        return batch.records
+        return list(batch.records)
     return batch.data if records == "arrow" else to_rows(batch.data)
 
 

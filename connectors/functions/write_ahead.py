@@ -110,10 +110,16 @@ def _staged_data(batch: Batch) -> bytes:
 
 
 def _batch_of(staged: _Staged) -> Batch:
+    """Decode records. Raises CorruptError if that is impossible."""
     if not staged.columns:
         return ObjectBatch(cloudpickle.loads(staged.data))
-    with pa.ipc.open_stream(staged.data) as reader:
-        return ColumnBatch(reader.read_next_batch())
+    try:
+        with pa.ipc.open_stream(staged.data) as reader:
+            return ColumnBatch(reader.read_next_batch())
+    except (pa.ArrowInvalid, StopIteration) as error:
+        raise CorruptError(
+            f"the output that checkpoint {staged.checkpoint_id} has staged cannot be read: {error}"
+        ) from error
 
 
 def _epoch_of(staged: _Staged) -> Epoch:
@@ -250,17 +256,12 @@ class WriteAheadWriter(SinkWriter):
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
         for each in committables:
             staged = msgspec.msgpack.decode(each, type=_Staged)
-            try:
-                batch = _batch_of(staged)
-            except (pa.ArrowInvalid, StopIteration) as error:
-                raise CorruptError(
-                    f"the output that checkpoint {staged.checkpoint_id} has staged cannot be read: {error}"
-                ) from error
-            self._write(batch, _epoch_of(staged))
+            self._write(staged, _epoch_of(staged))
 
-    def _write(self, batch: Batch, epoch: Epoch) -> None:
+    def _write(self, staged: _Staged, epoch: Epoch) -> None:
         """Call the function until it succeeds, as often as the option allows."""
         for tries in range(self._retries + 1):
+            batch = _batch_of(staged)  # each time, because the function may change what it is given
             try:
                 error = self._calls.submit(self._tried(batch, epoch)).result()
             except CancelledError as cancelled:

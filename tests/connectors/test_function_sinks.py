@@ -324,6 +324,33 @@ def test_an_identity_stays_the_same_in_another_subtask_of_another_job() -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_repeat_has_the_records_that_a_call_has_removed_and_changed(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    monkeypatch.setattr(write_ahead, "RETRY_PAUSES_S", (0.0,))
+    seen: list[Any] = []
+
+    async def write(records: list[Any], *epoch: Epoch) -> None:
+        seen.append([dict(record) for record in records])
+        if ahead:
+            records[0]["n"] = -1
+        records.clear()
+        if len(seen) < 3:
+            raise ConnectionError("nobody is there")
+
+    sink = (
+        write_ahead_sink(write, guarantee="exactly_once", rows=2)
+        if ahead
+        else function_sink(write, rows=2, retry=hg.Retry(attempts=3, delay="1ms"))
+    )
+    writer = opened(sink)
+    writer.write(ObjectBatch([{"n": 1}, {"n": 2}]))
+    writer.commit(settled(writer), CommitPermit("conformance", 1, 1))
+    writer.close()
+    assert seen == [[{"n": 1}, {"n": 2}]] * 3
+
+
 def test_a_write_is_repeated_as_often_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_ahead, "RETRY_PAUSES_S", (0.0,))
     tries: list[str] = []
