@@ -4,8 +4,8 @@ A thread copies the rows of its splits, one split after the other. The rows behi
 greater keys: whatever happens to other rows, a row that keeps its key is neither doubled nor passed over.
 
 A source that polls reads in the same way, in the order of its growing column and then of the key, again and
-again. It stops at a *bound*: the highest value that it saw some time ago (`lag`), because transactions that
-commit late may still add rows below the highest value that it sees now.
+again. It stops at a *bound*: the highest key that it saw some time ago (`lag`), because transactions that
+commit late may still add rows below the highest one that it sees now.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,9 @@ from .relation import Relation
 from .values import copied_lines, from_texts, parse_rows, schema_of
 
 _BLOCK_BYTES: Final = 4 << 20
+_WITH_A_GREATEST: Final = ("timestamp", "date", "numeric", "real", "double precision")
+"""Types that have a value above all others, and how they begin."""
+_GREATEST: Final = ("infinity", "nan")
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,8 @@ class _Worker(Worker[TableSplit]):
     def _poll(self, connection: Connection) -> None:
         """Read new rows again and again, until the reader is closed."""
         settings, clock = self._settings, self._clock
-        seen: deque[tuple[float, str]] = deque()
-        """The highest values, and when they were seen."""
+        seen: deque[tuple[float, list[str]]] = deque()
+        """The highest keys, and when they were seen."""
         read = None
         while True:
             highest = self._highest(connection)
@@ -214,22 +218,40 @@ class _Worker(Worker[TableSplit]):
                     break
                 seen.popleft()
             if bound is not None and bound != read:
-                self._read_range(connection, [bound])
+                self._read_range(connection, bound)
                 read = bound
             self.pause(settings.every_s)
 
-    def _highest(self, connection: Connection) -> str | None:
-        """Return the highest value of the growing column; None: there are no rows."""
+    def _highest(self, connection: Connection) -> list[str] | None:
+        """Return the highest key, up to its first null; None: there are no rows.
+
+        Raises:
+            DataError: no row could follow it.
+        """
         from psycopg import sql
 
         split = self._left[0]
-        column = sql.Identifier(split.key[0])
+        columns = [sql.Identifier(name) for name in split.key]
         statement = sql.SQL(
-            "SELECT highest.{0}::text FROM "
-            "(SELECT {0} FROM {1} WHERE {0} IS NOT NULL ORDER BY {0} DESC LIMIT 1) AS highest"
-        ).format(column, self._settings.relation.rows(split.table))
+            "SELECT {} FROM (SELECT {} FROM {} WHERE {} IS NOT NULL ORDER BY {} LIMIT 1) AS highest"
+        ).format(
+            sql.SQL(", ").join(sql.SQL("highest.{}::text").format(each) for each in columns),
+            sql.SQL(", ").join(columns),
+            self._settings.relation.rows(split.table),
+            columns[0],
+            sql.SQL(", ").join(sql.SQL("{} DESC").format(each) for each in columns),
+        )
         found = connection.execute(statement).fetchone()
-        return None if found is None else str(found[0])
+        if found is None:
+            return None
+        if split.key_types[0].startswith(_WITH_A_GREATEST) and found[0].lower() in _GREATEST:
+            column, relation = split.key[0], self._settings.relation
+            raise DataError(
+                "a row has the greatest value that there is in the column that grows, so no new row could "
+                f"follow it incremental_by=`{column}` value=`{found[0]}` table=`{relation}`",
+                fix=f"leave such rows out by a query: ... WHERE {column} < '{found[0]}'",
+            )
+        return list(takewhile(lambda text: text is not None, found))
 
     def _read_range(self, connection: Connection, upto: list[str] | None) -> None:
         """Read the rest of a split up to a key, or up to all keys that begin with this."""

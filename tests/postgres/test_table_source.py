@@ -353,6 +353,44 @@ def test_a_source_is_idle_only_if_it_has_read_what_there_is(
     run(read())
 
 
+def test_rows_with_the_value_of_the_last_one_are_read(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """They come without one that has a higher value, which may be tomorrow."""
+    table = new_table("id bigint PRIMARY KEY, at date")
+    source = growing(database, table)
+
+    async def read() -> list[int]:
+        reader = open_reader(source, source.splits(1))
+        found: list[Any] = []
+        for number in (1, 2, 3):
+            database.execute(f"INSERT INTO {table} VALUES ({number}, '2024-01-01')")
+            found += await rows_from(reader, 1)
+        reader.close()
+        return [row["id"] for row in found]
+
+    assert run(read()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("timestamptz", "infinity"), ("date", "infinity"), ("double precision", "NaN")],
+)
+def test_a_value_that_nothing_can_follow_is_told(
+    database: PostgresServer, new_table: NewTable, kind: str, value: str
+) -> None:
+    table = new_table(f"id bigint PRIMARY KEY, at {kind}")
+    database.execute(f"INSERT INTO {table} VALUES (1, '{value}')")
+    source = growing(database, table).with_columns(["id"])
+
+    async def read() -> None:
+        reader = open_reader(source, source.splits(1))
+        await rows_from(reader, 2)
+
+    with pytest.raises(DataError, match=rf"no new row could follow it.*`at`.*`{value}`"):
+        run(read())
+
+
 class HeldClock(SystemClock):
     """Stands still until it is told to go, and counts how often it was looked at."""
 
