@@ -380,16 +380,7 @@ def kafka_source(
     values = to_schema(schema)
     made.check_columns(values)
     kinds = _check_metadata(metadata or {}, values)
-    _check_position("start", start, ("earliest", "latest", "committed"))
-    if stop is not None:
-        _check_position("stop", stop, ("latest",))
-    if start == "committed" and group is None:
-        raise UsageError("committed offsets are those of a group", fix='group="..."')
-    if on_lost not in ("fail", "skip"):
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`",
-            fix=suggest(on_lost, ("fail", "skip"), "policies"),
-        )
+    _check_reading(start, stop, group, on_lost)
     check_count("batch_rows", batch_rows, 1)
     if isinstance(buffer, str):
         buffer = parse_size(buffer, "buffer")
@@ -411,6 +402,19 @@ def kafka_source(
         with_security(check_properties(properties or {}), security),
     )
     return KafkaSource(settings, values, None if kinds else record_class(schema))
+
+
+def _check_reading(start: Start, stop: Stop | None, group: str | None, on_lost: str) -> None:
+    _check_position("start", start, ("earliest", "latest", "committed"))
+    if stop is not None:
+        _check_position("stop", stop, ("latest",))
+    if start == "committed" and group is None:
+        raise UsageError("committed offsets are those of a group", fix='group="..."')
+    if on_lost not in ("fail", "skip"):
+        raise UsageError(
+            f"no such policy on_lost=`{on_lost}`",
+            fix=suggest(on_lost, ("fail", "skip"), "policies"),
+        )
 
 
 def _check_topics(names: Sequence[str], pattern: str | None) -> None:

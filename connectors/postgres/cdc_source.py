@@ -222,35 +222,10 @@ def postgres_cdc_source(
     Raises:
         UsageError: an argument is wrong; without a schema, also if the table cannot be looked at.
     """
-    address = Address(dsn, password)
-    address.check()
-    if not table or not slot:
-        raise UsageError(
-            f"a table and a slot must be named table=`{table}` slot=`{slot}`",
-            fix='postgres_cdc_source("postgresql://...", "orders", slot="orders_to_headgate")',
-        )
-    for name, value, known in (
-        ("snapshot", snapshot, SNAPSHOTS),
-        ("on_lost", on_lost, ON_LOST),
-        ("new_columns", new_columns, NEW_COLUMNS),
-        ("stop", stop or "latest", ("latest",)),
-    ):
-        if value not in known:
-            raise UsageError(
-                f"no such choice {name}=`{value}`", fix=suggest(value, known, "choices")
-            )
-    for kind in metadata or {}:
-        if kind not in METADATA:
-            raise UsageError(
-                f"changes have no such metadata metadata=`{kind}`",
-                fix=suggest(kind, list(METADATA), "metadata"),
-            )
-    check_count("batch_rows", batch_rows, 1)
     if isinstance(buffer, str):
         buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
     settings = CdcSettings(
-        address,
+        Address(dsn, password),
         table,
         slot,
         publication or slot,
@@ -265,15 +240,52 @@ def postgres_cdc_source(
         batch_rows,
         buffer,
     )
+    _check_settings(settings)
     source = CdcSource(settings, _rows(settings, schema))
-    names = source.schema.names
+    _check_names(source.schema.names)
+    return source
+
+
+def _check_settings(settings: CdcSettings) -> None:
+    """Check the arguments, without a look at the database.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    settings.address.check()
+    table, slot = settings.table, settings.slot
+    if not table or not slot:
+        raise UsageError(
+            f"a table and a slot must be named table=`{table}` slot=`{slot}`",
+            fix='postgres_cdc_source("postgresql://...", "orders", slot="orders_to_headgate")',
+        )
+    for name, value, known in (
+        ("snapshot", settings.snapshot, SNAPSHOTS),
+        ("on_lost", settings.on_lost, ON_LOST),
+        ("new_columns", settings.new_columns, NEW_COLUMNS),
+        ("stop", settings.stop or "latest", ("latest",)),
+    ):
+        if value not in known:
+            raise UsageError(
+                f"no such choice {name}=`{value}`", fix=suggest(value, known, "choices")
+            )
+    for kind in settings.metadata:
+        if kind not in METADATA:
+            raise UsageError(
+                f"changes have no such metadata metadata=`{kind}`",
+                fix=suggest(kind, list(METADATA), "metadata"),
+            )
+    check_count("batch_rows", settings.batch_rows, 1)
+    check_count("buffer", settings.buffer_bytes, 1)
+
+
+def _check_names(names: Sequence[str]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(
             f"two columns have the same name column=`{twice[0]}`",
             fix="change op=, before= or metadata=",
         )
-    return source
 
 
 def _rows(settings: CdcSettings, schema: SchemaLike | None) -> pa.Schema:
