@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from itertools import count
 from typing import final
 
@@ -14,7 +15,8 @@ class PendingQueries:
     """The queries that workers have not answered yet."""
 
     def __init__(self) -> None:
-        self._numbers = count(1)
+        # A worker that is adopted may still answer what the coordinator before has asked.
+        self._numbers = count(secrets.randbits(62))
         self._pending: dict[int, tuple[str, asyncio.Future[StateAnswer]]] = {}
 
     def __len__(self) -> int:

@@ -135,6 +135,19 @@ def test_queries_of_dropped_subtasks_are_refused_once() -> None:
     assert len(worker.sent) == 2
 
 
+def test_a_late_answer_to_the_coordinator_before_is_for_nobody() -> None:
+    """A worker that another coordinator adopts has queries of the one before in its mailboxes."""
+
+    async def main() -> None:
+        before, after = PendingQueries(), PendingQueries()
+        number, _ = before.add("a")
+        _, answer = after.add("a")
+        after.answered(StateAnswer(query=number, outcome=StateOutcome.READ, value=b"1"))
+        assert not answer.done()
+
+    asyncio.run(main())
+
+
 def test_queries_end_with_their_worker() -> None:
     async def main() -> None:
         pending = PendingQueries()
