@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..api.manifest.fields import (
@@ -31,8 +32,8 @@ from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
 from .delta.sink import DeltaSink, delta_sink
-from .files.sink import FileSink, csv_sink, json_sink, parquet_sink
-from .files.source import csv_source, json_source, parquet_source
+from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
+from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.fields import format_field, read_format
 from .formats.text import FORMATS
 from .functions.manifest import (
@@ -272,6 +273,12 @@ SOURCES: dict[str, SourceConnector] = {
         Section("json", _TEXT_FILES),
         _files(json_source),
         schema="required",
+        bad_records=True,
+        tables=True,
+    ),
+    "text": SourceConnector(
+        Section("text", _TEXT_FILES),
+        _files(partial(files_source, format="text")),
         bad_records=True,
         tables=True,
     ),
@@ -633,6 +640,11 @@ SINKS: dict[str, SinkConnector] = {
     ),
     "csv": SinkConnector(Section("csv", _OUTPUT_FILES), _sink(csv_sink), FileSink.guarantees),
     "json": SinkConnector(Section("json", _OUTPUT_FILES), _sink(json_sink), FileSink.guarantees),
+    "text": SinkConnector(
+        Section("text", _OUTPUT_FILES),
+        _sink(partial(files_sink, format="text")),
+        FileSink.guarantees,
+    ),
     "print": SinkConnector(
         Section("print", {"width": Field(IntegerKind(20), "most characters of a line")}),
         _sink(print_sink),

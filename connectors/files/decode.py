@@ -221,6 +221,28 @@ class JsonDecoder:
         return _batch_of(columns, self._schema, len(lines))
 
 
+class TextDecoder:
+    """Takes each line as the value of the only column, without its line break."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def __call__(self, lines: Lines) -> pa.RecordBatch:
+        codes = np.frombuffer(lines.data, np.uint8)
+        ends = lines.ends - (codes[lines.ends - 1] == _NEWLINE)
+        ends = ends - (
+            codes[ends - 1] == _RETURN
+        )  # lines are not empty, so this is never before a start
+        data = lines.data
+        texts = [data[s:e] for s, e in zip(lines.starts.tolist(), ends.tolist(), strict=True)]
+        try:
+            column = pa.array(texts, pa.large_binary()).cast(pa.large_string())
+            column = column.cast(self._schema.field(0).type)
+        except pa.ArrowException as error:
+            raise Unreadable("not valid UTF-8") from error
+        return pa.RecordBatch.from_arrays([column], schema=self._schema)
+
+
 def _are_braced(lines: Lines) -> bool:
     """Return True if each line begins with `{` and ends with `}`, without white space around them."""
     codes = np.frombuffer(lines.data, np.uint8)

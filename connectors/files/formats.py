@@ -1,4 +1,4 @@
-"""Encoders of record batches as files: Parquet, CSV and JSON lines."""
+"""Encoders of record batches as files: Parquet, CSV, JSON lines and lines of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...operators.event_time import milliseconds
 from ...operators.rows import text_of_value
 from ...operators.time_range import INSTANT_MAX_MS, INSTANT_MIN_MS, INSTANT_TEXT
 
-FileFormat: TypeAlias = Literal["csv", "json", "parquet"]
+FileFormat: TypeAlias = Literal["csv", "json", "parquet", "text"]
 
 ROW_GROUP_ROWS = 65_536
 
@@ -103,6 +103,36 @@ class JsonEncoder:
         return None
 
 
+class TextEncoder:
+    """A line for each record, which has one column of text."""
+
+    buffered_bytes = 0
+
+    def __init__(self, stream: io.RawIOBase, schema: pa.Schema) -> None:
+        self._stream = stream
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write lines.
+
+        Raises:
+            DataError: a text is null or empty, or has line breaks, so it would not be read back.
+        """
+        column = batch.column(0)
+        lines = column.to_pylist()
+        for line in lines:
+            if not line or "\n" in line or line.endswith("\r"):
+                raise DataError(
+                    f"a text is no line column=`{batch.schema.names[0]}` value=`{line!r:.200}`",
+                    fix="a line is not null, not empty, and has no line break; filter or replace these "
+                    "before, or write JSON",
+                )
+        if lines:
+            self._stream.write("\n".join([*lines, ""]).encode())
+
+    def close(self) -> None:
+        return None
+
+
 _DAY_MS: Final = 86_400_000
 
 
@@ -143,12 +173,15 @@ ENCODERS: dict[str, Callable[[io.RawIOBase, pa.Schema], Encoder]] = {
     "parquet": ParquetEncoder,
     "csv": CsvEncoder,
     "json": JsonEncoder,
+    "text": TextEncoder,
 }
 
 
 def can_encode(format: str, type_: pa.DataType) -> bool:
     """Return True if the format has a form for columns of this type that can be read back."""
     kinds = pa.types
+    if format == "text":
+        return bool(kinds.is_string(type_) or kinds.is_large_string(type_))
     plain = (
         kinds.is_integer(type_)
         or kinds.is_floating(type_)

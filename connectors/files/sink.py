@@ -122,6 +122,11 @@ class FileSink(Sink):
                 f"{self.format} files need columns, and this stream is of Python objects",
                 fix="add into=<a Struct class or schema> to the map before it",
             )
+        if self.format == "text" and len(schema) != 1:
+            raise PlanError(
+                f"lines are made of one column columns=`{', '.join(schema.names)}`",
+                fix="select the column before, or write json",
+            )
         for column in schema:
             if not can_encode(self.format, column.type):
                 raise PlanError(
@@ -400,7 +405,8 @@ def files_sink(
 
     Args:
         path: the directory.
-        format: `csv` (with a header), `json` (one object per line) or `parquet`.
+        format: `csv` (with a header), `json` (one object per line), `parquet`, or `text` (a line for each
+            record, which has one column of text).
         guarantee: `exactly_once`: files appear when their checkpoint is complete. `at_least_once`: they
             appear as soon as they end, and again after a failure. `none`: local files are visible while
             they are written.

@@ -54,14 +54,17 @@ from .decode import (
     BadRecord,
     CsvDecoder,
     JsonDecoder,
+    TextDecoder,
     Unreadable,
     parse_header,
 )
-from .formats import FileFormat
+from .formats import FileFormat, can_encode
 from .locations import PathLike
 from .scan import latest_in_files, read_whole
 
-FORMATS = ("csv", "json", "parquet")
+FORMATS = ("csv", "json", "parquet", "text")
+LINES = pa.schema([pa.field("line", pa.string(), nullable=False)])
+"""The column of the format `text`, unless a schema names it."""
 REJECTED_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -253,11 +256,13 @@ class FileSource(Source[Record_co]):
         store = self._store({**options, **self.storage_options})
         if self.format == "parquet":
             return ParquetReader(store, split, self.schema, self.batch_rows)
-        convert: CsvDecoder | JsonDecoder
+        convert: CsvDecoder | JsonDecoder | TextDecoder
         if self.format == "csv":
             convert = CsvDecoder(
                 self.schema, split.header, self.text.delimiter, self.text.null_values
             )
+        elif self.format == "text":
+            convert = TextDecoder(self.schema)
         else:
             convert = JsonDecoder(self.schema)
         return TextReader(store, split, convert, self.batch_rows)
@@ -563,7 +568,7 @@ def files_source(
 
     Args:
         path: a file, a directory (with all below it), or a glob; local or s3://bucket/prefix.
-        format: `csv`, `json` (one object per line) or `parquet`.
+        format: `csv`, `json` (one object per line), `parquet` or `text` (a line is a record of one column).
         schema: the columns to read: a Struct class, a `pyarrow.Schema` or {name: type}. Other columns of
             the files are skipped. It is needed for csv and json; for parquet the default is that of the
             first file, which is then read at once.
@@ -721,6 +726,8 @@ def _source_of(
     if discover_every is not None:
         every_ms = parse_duration(discover_every, "discover_every")
         check_count("discover_every", every_ms, 1)
+    if schema is None and format == "text":
+        schema = LINES
     if schema is None:
         if format != "parquet":
             raise UsageError(
@@ -731,6 +738,11 @@ def _source_of(
         store = locations.filesystem(locations.parse_location(path).scheme, options)
         schema = parquet_footer(store, first.path)[0].remove_metadata()
     arrow = to_schema(schema)
+    if format == "text" and not (len(arrow) == 1 and can_encode("text", arrow.field(0).type)):
+        raise UsageError(
+            f"lines make one column of texts columns=`{', '.join(arrow.names)}`",
+            fix='schema={"line": "string"}, or another format',
+        )
     return FileSource(
         path,
         format,

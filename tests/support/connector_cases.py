@@ -145,6 +145,34 @@ class JsonSource(TextSource):
         (place / f"{next(_numbers):06}.json").write_text("{no JSON}\n")
 
 
+class Line:
+    """Records of one text each."""
+
+    def records(self) -> list[dict[str, Any]]:
+        return [{"line": f"line {n}, ä"} for n in range(12)]
+
+    def batches(self, records: Sequence[Any]) -> list[Batch]:
+        pairs = [list(records[at : at + 2]) for at in range(0, len(records), 2)]
+        return [ColumnBatch(pa.RecordBatch.from_pylist(pair)) for pair in pairs]
+
+
+class LinesSource(Line, TextSource):
+    format = "text"
+
+    def files(self, place: Path, **options: Any) -> Source:
+        return super().files(place, schema=None, **options)
+
+    def write(self, path: Path, records: Sequence[Any]) -> None:
+        path.write_text("".join(f"{record['line']}\n" for record in records))
+
+    def put_bad(self, place: Path) -> None:
+        (place / f"{next(_numbers):06}.text").write_bytes(b"\xff\n")
+
+    def mistakes(self, place: Path) -> Mapping[str, tuple[Source, str]]:
+        nowhere = files_source(str(place / "no"), format="text")
+        return {"a directory that does not exist": (nowhere, str(place / "no"))}
+
+
 class ParquetSource(FileSource):
     format = "parquet"
 
@@ -201,6 +229,13 @@ class JsonSink(FileSinkCase):
 
     def read(self, file: Path) -> list[Any]:
         return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+class LinesSink(Line, FileSinkCase):
+    format = "text"
+
+    def read(self, file: Path) -> list[Any]:
+        return [{"line": line} for line in file.read_text().splitlines()]
 
 
 class ParquetSink(FileSinkCase):
@@ -749,12 +784,14 @@ FILES_AND_MEMORY: dict[str, type[Case]] = {
     "csv_source": CsvSource,
     "json_source": JsonSource,
     "parquet_source": ParquetSource,
+    "files_source (text)": LinesSource,
     "from_list": ListSource,
     "http_source": HttpSourceCase,
     "sse_source": SseSourceCase,
     "csv_sink": CsvSink,
     "json_sink": JsonSink,
     "parquet_sink": ParquetSink,
+    "files_sink (text)": LinesSink,
     "collect": CollectSink,
     "function_sink": AsyncFunction,
     "write_ahead_sink": WriteAhead,
