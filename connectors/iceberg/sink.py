@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -47,11 +47,8 @@ from .table import (
     iceberg_type,
 )
 
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-
-_CREDENTIALS_MS: Final = 300_000
-"""The age at which what a REST catalog says about access to files is asked for again."""
+_OLD_MS: Final = 300_000
+"""The age at which the table is looked at again: what a REST catalog hands out expires, as snapshots do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +181,7 @@ class IcebergWriter(TableWriter):
 
         name = "/".join(filter(None, (self._values.path(file.key), file.name)))
         path = self._locations.new_data_location(name)
+        self._look_again()
         found = data_file_statistics_from_parquet_metadata(
             pq.read_metadata(file.local), self._plan, self._numbers
         ).to_serialized_dict()
@@ -211,17 +209,17 @@ class IcebergWriter(TableWriter):
         if scheme == "file":
             copy_durably(local, Path(place))
             return
-        with local.open("rb") as source, self._files().new_output(path).create(True) as output:
+        with local.open("rb") as source, self._io.new_output(path).create(True) as output:
             shutil.copyfileobj(source, output, COPIED_BYTES)
 
-    def _files(self) -> FileIO:
-        """Return how files of the table are reached. A catalog may hand out credentials that expire."""
+    def _look_again(self) -> None:
+        """Load the credentials of the table and its newest snapshot, if those that are known are old."""
         now_ms = self.context.clock.now_ms()
-        if self._settings.catalog.kind == "rest" and now_ms > self._loaded_ms + _CREDENTIALS_MS:
+        if now_ms > self._loaded_ms + _OLD_MS:
             with self._settings.catalog.opened(self._options) as catalog:
-                self._io = existing(catalog, self._settings.table).io
+                table = existing(catalog, self._settings.table)
+                self._io, self._since = table.io, table.metadata.current_snapshot_id
             self._loaded_ms = now_ms
-        return self._io
 
 
 def iceberg_sink(

@@ -25,6 +25,7 @@ from headgate.connectors.iceberg.catalog import IcebergCatalog
 from headgate.connectors.iceberg.sink import IcebergSink
 from headgate.connectors.iceberg.table import IcebergVersion, Part, iceberg_type
 from headgate.errors import HeadgateError, JobError, PlanError, StorageError, UsageError
+from headgate.operators.clock import Clock, SystemClock
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import EpochOutput, GlobalCommit
 from headgate.state.snapshot import CommitPermit
@@ -279,15 +280,26 @@ def sink_of(directory: Path, **options: Any) -> IcebergSink:
     return sink
 
 
-def part_of(sink: IcebergSink, tmp_path: Path, numbers: list[int]) -> bytes:
-    """Write a file as a subtask does, and return its committable."""
+def part_of(
+    sink: IcebergSink,
+    tmp_path: Path,
+    numbers: list[int],
+    before: Callable[[], None] = lambda: None,
+    clock: Clock = SystemClock(),
+) -> bytes:
+    """Write a file as a subtask does, after `before`, and return its committable."""
     writer = sink.writer()
     writer.open(
         operator_context(
-            job_name="old", operator_name="out", run_id="run", local_directory=lambda: tmp_path
+            job_name="old",
+            operator_name="out",
+            run_id="run",
+            local_directory=lambda: tmp_path,
+            clock=clock,
         )
     )
     writer.prepare()
+    before()
     writer.write(ColumnBatch(pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64())})))
     move = writer.roll(1)
     assert move is not None
@@ -433,6 +445,28 @@ def expire_snapshots(table: Table) -> None:
     newest = table.metadata.current_snapshot_id
     old = [each.snapshot_id for each in table.snapshots() if each.snapshot_id != newest]
     table.maintenance.expire_snapshots().by_ids(old).commit()
+
+
+def test_a_job_without_records_for_a_week_can_write(
+    tmp_path: Path, catalog: Catalog, table: Table
+) -> None:
+    """No snapshot is left that was there when it began, and it has no mark yet."""
+
+    class Later(SystemClock):
+        days = 0
+
+        def now_ms(self) -> int:
+            return super().now_ms() + 86_400_000 * self.days
+
+    clock = Later()
+
+    def week() -> None:
+        expire_snapshots(catalog.load_table(NAME))
+        clock.days = 7
+
+    sink = sink_of(tmp_path)
+    commit(sink, part_of(sink, tmp_path, [1], week, clock))
+    assert numbers_of(catalog) == [0, 1]
 
 
 @pytest.mark.parametrize("answer", ["0", "1"])
