@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from ...operators.elements import Batch
 from ...operators.sink import GuaranteeLike, Sink
 from ...operators.source import Source
+from ..proxy import CuttingProxy
 
 OnBadRecord = Literal["fail", "drop", "side_output"]
 
@@ -24,6 +25,7 @@ class Feature(Enum):
     BAD_RECORDS = "a policy for records that cannot be read"
     LAG = "the number of records that are still to be read"
     CONFIRMS = "positions of completed checkpoints are confirmed outside"
+    CUTS = "connections to a server that may break at any byte"
     MISTAKES = "settings that cannot work, such as a wrong password"
     EXACTLY_ONCE = "exactly-once output"
     AT_LEAST_ONCE = "output at least once"
@@ -55,6 +57,10 @@ class Case:
 
     def place(self) -> AbstractContextManager[Any]:
         """Make an empty place of its own for one check, such as a directory, a table or a topic."""
+        raise NotImplementedError
+
+    def cutting(self) -> AbstractContextManager[CuttingProxy]:
+        """Let what is made in the block connect through a proxy, which the block gets (CUTS)."""
         raise NotImplementedError
 
     def records(self) -> Sequence[Any]:

@@ -24,6 +24,7 @@ from ...operators.sink import (
     epochs_of,
 )
 from ...state.snapshot import CommitPermit
+from ..proxy import Direction
 from .cases import Checks, Feature, SinkCase
 from .context import (
     Items,
@@ -504,8 +505,17 @@ async def nothing_is_left_open(case: SinkCase) -> None:
             expect(not left, f"{situation}: left open: {left[:5]}")
 
 
+_CUTS: Final[tuple[tuple[int, Direction], ...]] = (
+    (0, "requests"),
+    (20, "requests"),
+    (0, "answers"),
+    (20, "answers"),
+)
+"""How many bytes pass in a direction before connections break."""
+
+
 class _Moment(Enum):
-    """The call during which the server is away."""
+    """The call during which the server is away, or connections break."""
 
     WRITE = "while records are written"
     PREPARE = "during the pre-commit"
@@ -533,6 +543,18 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
     """Take a checkpoint, and begin a second one during which the server dies."""
     server = case.server
     assert server is not None
+    operator = await _second_checkpoint(job, batches, moment)
+    server.kill()
+    going = asyncio.ensure_future(_go_on(job, operator, batches, moment))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(server.start)
+    await _ends(operator, going, f"the server died {moment.value}")
+
+
+async def _second_checkpoint(
+    job: _SinkJob, batches: Sequence[Batch], moment: _Moment
+) -> SinkOperator:
+    """Return a sink that has taken a checkpoint, and that is in front of this moment of the second one."""
     operator = await job.start()
     operator.process(batches[0], 0)
     await job.checkpoint(operator, 1)
@@ -540,21 +562,52 @@ async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment:
         operator.process(batches[1], 0)
     if moment is _Moment.COMMIT:
         await job.checkpoint(operator, 2, CrashPoint.BEFORE_COMMIT)
-    server.kill()
+    return operator
 
-    async def continue_writing() -> None:
-        if moment is _Moment.WRITE:
-            operator.process(batches[1], 0)
-        if moment is _Moment.COMMIT:
-            await job.commit(operator)
-        else:
-            await job.checkpoint(operator, 2)
 
-    going = asyncio.ensure_future(continue_writing())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(server.start)
-    await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
-    await asyncio.wait_for(asyncio.to_thread(operator.close), _CALL_S_MAX)
+async def _go_on(
+    job: _SinkJob, operator: SinkOperator, batches: Sequence[Batch], moment: _Moment
+) -> None:
+    """Finish the second checkpoint from this moment on."""
+    if moment is _Moment.WRITE:
+        operator.process(batches[1], 0)
+    if moment is _Moment.COMMIT:
+        await job.commit(operator)
+    else:
+        await job.checkpoint(operator, 2)
+
+
+@CHECKS.check(Feature.EXACTLY_ONCE, Feature.CUTS)
+async def once_if_a_connection_breaks(case: SinkCase) -> None:
+    """When a connection breaks while the sink writes, pre-commits or commits, each record is visible once.
+
+    What the sink has asked for may not have reached the server, in part, or as a whole, and the server may
+    have done it although its answer is lost.
+    """
+    batches = _batches(case)
+    with case.cutting() as proxy, _places(case) as places:
+        for moment in _Moment:
+            for behind, direction in _CUTS:
+                places.reset()
+                job = _SinkJob(_bound(places.sink(), batches), batches, None)
+                situation = f"connections broke behind {behind} bytes of {direction} {moment.value}"
+                operator = await _second_checkpoint(job, batches, moment)
+                proxy.cut_after(behind, direction)
+                going = asyncio.ensure_future(_go_on(job, operator, batches, moment))
+                await _ends(operator, going, situation)
+                proxy.calm()
+                await job.run(await job.start(), None)
+                expect_same(places.visible(), _all_of(batches), situation)
+        expect(proxy.cuts > 0, "the sink does not connect through the proxy of `cutting`")
+
+
+async def _ends(operator: SinkOperator, going: asyncio.Future[None], situation: str) -> None:
+    """Wait until a call and the sink have ended, whether or not the call has succeeded."""
+    try:
+        await asyncio.wait_for(asyncio.gather(going, return_exceptions=True), _CALL_S_MAX)
+        await asyncio.wait_for(asyncio.to_thread(operator.close), _CALL_S_MAX)
+    except TimeoutError:
+        raise AssertionError(f"{situation}: it hangs") from None
 
 
 @CHECKS.check(Feature.AT_LEAST_ONCE)

@@ -27,6 +27,9 @@ from .refusals import expect_no_secrets, refused
 CHECKS: Final[Checks[SourceCase]] = Checks()
 _CALL_S_MAX: Final = 60.0
 """A call that has not returned after this many seconds is assumed to hang."""
+_CUTS: Final = 8
+"""A connection is cut at this many places in the answers to a reader, and at both ends."""
+_ATTEMPTS_MAX: Final = 10
 _LOOKS_MAX: Final = 500
 """What a server has to tell is looked at so often, with a short pause each time."""
 
@@ -393,6 +396,55 @@ async def _dies_while_reading(case: SourceCase, place: Any) -> None:
         restored.close()
     reader.close()
     expect_same(found, case.records(), "the server died while the reader read")
+
+
+@CHECKS.check(Feature.CUTS)
+async def a_connection_may_break(case: SourceCase) -> None:
+    """When a connection breaks in front of, within or behind an answer, each record is read once.
+
+    A reader may connect again by itself, or fail with an error for users, which restarts the job from its
+    last position. It must not take a part of the records for all of them.
+    """
+    with case.place() as place, case.cutting() as proxy:
+        case.put(place, case.records())
+        source = case.source(place)
+        splits = source.splits(1)
+        before = proxy.passed("answers")
+        expect_same(await _restarted(source, splits), case.records(), "read without any cut")
+        size = proxy.passed("answers") - before
+        expect(size > 0, "the source does not connect through the proxy of `cutting`")
+        for place_of_cut in sorted({0, 1, *(size * part // _CUTS for part in range(1, _CUTS))}):
+            proxy.cut_after(place_of_cut, "answers")
+            found = await _restarted(source, splits)
+            proxy.calm()
+            situation = f"connections broke behind byte {place_of_cut} of {size} of the answers"
+            expect_same(found, case.records(), situation)
+
+
+async def _restarted(source: Source, splits: Sequence[bytes]) -> list[Any]:
+    """Return all records of a job that takes a checkpoint behind each batch, and restarts when it fails."""
+    found: list[Any] = []
+    for _ in range(_ATTEMPTS_MAX):
+        reader: SourceReader | None = None
+        try:
+            reader = open_reader(_copied(source), splits)
+            while not reader.finished:
+                records = await _in_time(_records(reader, 1), "the next record")
+                found += records
+                splits = reader.snapshot()
+            return found
+        except HeadgateError:
+            pass  # it goes on behind the last batch
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(
+                f"a broken connection: {type(error).__name__} is not an error for users: {error}"
+            ) from error
+        finally:
+            if reader is not None:
+                await _in_time(asyncio.to_thread(reader.close), "close behind a broken connection")
+    raise AssertionError(f"{_ATTEMPTS_MAX} readers have failed after one connection broke")
 
 
 @CHECKS.check(Feature.MISTAKES)

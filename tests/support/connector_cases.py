@@ -52,6 +52,7 @@ from headgate.testing.connectors import (
     SourceCase,
     read_all,
 )
+from headgate.testing.proxy import CuttingProxy
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
 from headgate.tests.support.http_stub import Asked, Given, HttpStub, TakenRecords, taking
@@ -567,6 +568,16 @@ class DatabaseTable:
     def __init__(self, database: PostgresServer) -> None:
         self.database = database
         self.server: Server | None = database
+        self.dsn = database.dsn
+
+    @contextmanager
+    def cutting(self) -> Iterator[CuttingProxy]:
+        with CuttingProxy(self.database.port) as proxy:
+            self.dsn = self.database.dsn.replace(str(self.database.port), str(proxy.port))
+            try:
+                yield proxy
+            finally:
+                self.dsn = self.database.dsn
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -588,7 +599,7 @@ class DatabaseTable:
 class PostgresTableSource(Rows, DatabaseTable, SourceCase):
     """The rows of a table; a live source polls for new ones."""
 
-    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES})
+    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.CUTS, Feature.MISTAKES})
     secrets = (PASSWORD,)
 
     def put(self, place: str, records: Sequence[Any]) -> None:
@@ -597,7 +608,7 @@ class PostgresTableSource(Rows, DatabaseTable, SourceCase):
             self.database.execute(f"INSERT INTO {place} VALUES ({record['id']}, {name})")
 
     def source(self, place: str, **options: Any) -> Source:
-        return postgres_source(self.database.dsn, place, batch_rows=1, **options)
+        return postgres_source(self.dsn, place, batch_rows=1, **options)
 
     def live(self, place: str) -> Source:
         return self.source(place, incremental_by="id", lag="0ms", every="10ms")
@@ -696,7 +707,7 @@ class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.MISTAKES),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES),
         }
     )
     secrets = (PASSWORD,)
@@ -705,7 +716,7 @@ class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
         return self.table_sink(place, guarantee=guarantee)
 
     def table_sink(self, place: str, **options: Any) -> PostgresSink:
-        return postgres_sink(self.database.dsn, place, **options)
+        return postgres_sink(self.dsn, place, **options)
 
     def visible(self, place: str) -> list[Any]:
         rows = self.database.execute(f"SELECT id, name FROM {place} ORDER BY id")

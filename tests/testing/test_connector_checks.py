@@ -15,10 +15,13 @@ from headgate.errors import UsageError
 from headgate.testing.connectors import (
     Check,
     Feature,
+    SinkCase,
+    SourceCase,
     connector_tests,
     sink_checks,
     source_checks,
 )
+from headgate.tests.testing.counter import CounterSinkCase, CounterSourceCase
 from headgate.tests.testing.shelf import ShelfSinkCase, ShelfSourceCase
 
 SOURCE_BUGS = {
@@ -30,6 +33,11 @@ SOURCE_BUGS = {
     "tells_how_much_is_left": ["one too many left"],
     "confirms_completed_checkpoints_only": ["confirms at the barrier", "confirms what it has read"],
     "a_server_may_die": ["ends when the server is away"],
+    "a_connection_may_break": [
+        "takes a part for all",
+        "begins again",
+        "a raw error",
+    ],
     "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
     "tells_no_secrets": ["shows the password"],
 }
@@ -42,6 +50,7 @@ SINK_BUGS = {
     "a_process_may_be_killed": ["keeps drafts in memory"],
     "nothing_is_left_open": ["leaves drafts"],
     "once_if_the_server_dies": ["does not see that the server is away"],
+    "once_if_a_connection_breaks": ["sends it again", "takes silence for success"],
     "nothing_is_lost": ["writes at the end"],
     "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
     "tells_no_secrets": ["shows the password"],
@@ -56,26 +65,35 @@ def bugs(checks: list[Any], planted: dict[str, list[str]]) -> list[Any]:
     ]
 
 
+def source_case(check: Check[Any], bug: str = "") -> SourceCase:
+    """The connector of a check: one with a network if connections are to break."""
+    return CounterSourceCase(bug) if Feature.CUTS in check.needs else ShelfSourceCase(bug)
+
+
+def sink_case(check: Check[Any], bug: str = "") -> SinkCase:
+    return CounterSinkCase(bug) if Feature.CUTS in check.needs else ShelfSinkCase(bug)
+
+
 @pytest.mark.parametrize("check", source_checks(), ids=lambda check: check.name)
 def test_a_good_source_passes(check: Check[Any]) -> None:
-    asyncio.run(check.run(ShelfSourceCase()))
+    asyncio.run(check.run(source_case(check)))
 
 
 @pytest.mark.parametrize("check", sink_checks(), ids=lambda check: check.name)
 def test_a_good_sink_passes(check: Check[Any]) -> None:
-    asyncio.run(check.run(ShelfSinkCase()))
+    asyncio.run(check.run(sink_case(check)))
 
 
 @pytest.mark.parametrize(("check", "bug"), bugs(source_checks(), SOURCE_BUGS))
 def test_a_mistake_of_a_source_is_found(check: Check[Any], bug: str) -> None:
     with pytest.raises(AssertionError, match=r".+"):
-        asyncio.run(check.run(ShelfSourceCase(bug)))
+        asyncio.run(check.run(source_case(check, bug)))
 
 
 @pytest.mark.parametrize(("check", "bug"), bugs(sink_checks(), SINK_BUGS))
 def test_a_mistake_of_a_sink_is_found(check: Check[Any], bug: str) -> None:
     with pytest.raises(AssertionError, match=r".+"):
-        asyncio.run(check.run(ShelfSinkCase(bug)))
+        asyncio.run(check.run(sink_case(check, bug)))
 
 
 def test_they_are_functions_of_one_test_each() -> None:
