@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -158,7 +158,6 @@ class PostgresLookup:
             # It begins behind the calls that begin now, and so asks for all their keys at once.
             server = asyncio.create_task(self._serve(pool))
             pool.servers.add(server)
-            server.add_done_callback(pool.servers.discard)
         wanted.callers += 1
         try:
             return await asyncio.shield(wanted.answer)
@@ -169,14 +168,18 @@ class PostgresLookup:
 
     async def _serve(self, pool: _Pool) -> None:
         """Ask for keys until none waits."""
-        while pool.waiting:
-            batch: list[_Wanted] = []
-            while pool.waiting and len(batch) < self._settings.batch_keys:
-                wanted = pool.waiting.popleft()
-                if wanted.callers:
-                    batch.append(wanted)
-            if batch:
-                await self._ask_for(pool, batch)
+        try:
+            while pool.waiting:
+                batch: list[_Wanted] = []
+                while pool.waiting and len(batch) < self._settings.batch_keys:
+                    wanted = pool.waiting.popleft()
+                    if wanted.callers:
+                        batch.append(wanted)
+                if batch:
+                    await self._ask_for(pool, batch)
+        finally:
+            # Not by a callback, which comes later: a key may begin to wait before it.
+            pool.servers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _ask_for(self, pool: _Pool, batch: Sequence[_Wanted]) -> None:
         """Ask for some keys, and answer their callers."""
@@ -200,7 +203,7 @@ class PostgresLookup:
             return
         found = [error] * len(batch) if error is not None else query.result()
         for wanted, row in zip(batch, found, strict=True):
-            if wanted.answer.done():
+            if wanted.answer.done() or not wanted.callers:
                 continue
             if isinstance(row, BaseException):
                 wanted.answer.set_exception(row)

@@ -269,6 +269,8 @@ def postgres_source(
         buffer = parse_size(buffer, "buffer")
     check_count("buffer", buffer, 1)
     lag_s, every_s = parse_duration(lag, "lag") / 1000, parse_duration(every, "every") / 1000
+    if not every_s:
+        raise UsageError(f"there must be time between two looks every=`{every}`", fix='every="1s"')
     settings = TableSettings(
         relation, keys, splits, incremental_by, lag_s, every_s, batch_rows, buffer
     )

@@ -202,12 +202,14 @@ class Subtask:
                     await self._end()
             elif self.urgent():
                 pass
-            elif self._held_up():
+            elif self._backlogged():
                 await self._sleep(Activity.BACKPRESSURED)
+            elif self._sinks_backlogged():
+                await self._sleep(Activity.FULL)
             elif await self.step():
                 self._flush_if_due()
                 # otherwise sleep at once: the time of others does not count as our work
-                if not self._held_up():
+                if not self._backlogged() and not self._sinks_backlogged():
                     await self._give_way()
             else:
                 await self._idle()
@@ -233,9 +235,9 @@ class Subtask:
         """Handle a barrier that does not wait for its turn; return False if there is none."""
         return False
 
-    def _held_up(self) -> bool:
-        """Return True while no records are read, as outputs or sinks have too much to do."""
-        return self._backlogged() or any(sink.backlogged() for sink in self._sinks)
+    def _sinks_backlogged(self) -> bool:
+        """Return True while a sink of the chain has too much to do: upstream waits for this subtask."""
+        return any(sink.backlogged() for sink in self._sinks)
 
     def _backlogged(self) -> bool:
         return any(partition.backlogged for partition in self.partitions)

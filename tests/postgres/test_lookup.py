@@ -219,6 +219,21 @@ def test_a_job_with_missing_rows(database: PostgresServer, new_table: NewTable) 
     assert len(failed.rows) == 1
 
 
+def test_each_subtask_has_connections_of_its_own(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    users = filled(database, new_table, 200)
+    job, found = hg.Job("join", parallelism=2), collect(guarantee="none")
+    stream = job.read(visits(*range(1, 201)), name="visits").rebalance()
+    lookup = postgres_lookup(database.dsn, users, key="id", connections=1)
+    stream.lookup("user", lookup, name="users", timeout="60s").write(found, name="out")
+    job.run()
+    assert sorted(row["name"] for row in found.rows) == sorted(f"row {n}" for n in range(1, 201))
+    connections = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'headgate-lookup'"
+    while database.execute(connections):
+        pass  # the server takes a moment to notice that they are closed
+
+
 def test_a_job_in_a_manifest(database: PostgresServer, new_table: NewTable, tmp_path: Path) -> None:
     users, ids = filled(database, new_table), new_table("id bigint PRIMARY KEY")
     database.execute(f"INSERT INTO {ids} VALUES (1), (2), (99)")

@@ -223,6 +223,8 @@ def test_mistakes(database: PostgresServer, new_table: NewTable) -> None:
         postgres_source(dsn)
     with pytest.raises(UsageError, match="either a table or a query"):
         postgres_source(dsn, "orders", query="SELECT 1")
+    with pytest.raises(UsageError, match="every=`0s`"):
+        postgres_source(dsn, "orders", incremental_by="id", every="0s")
     with pytest.raises(UsageError, match=r"query cannot be read.*syntax"):
         postgres_source(dsn, query="SELECT FROM WHERE", key="id")
     with pytest.raises(UsageError, match="names of their own"):
