@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -195,6 +195,36 @@ class _Worker(Worker[TableSplit]):
                 fix="give the source another name, so that it begins from the start; or start the job "
                 "fresh",
             )
+        if not found.keys:
+            for split in self._left:
+                if split.last is not None and split.rows and not split.polls:
+                    self._check_resumed(connection, split)
+
+    def _check_resumed(self, connection: Connection, split: TableSplit) -> None:
+        """Check that no row of a view or a query is left out when reading goes on behind a key.
+
+        Raises:
+            DataError: a row without a key, or another row with this key, would be.
+        """
+        from psycopg import sql
+
+        assert split.last is not None  # the caller has checked it
+        nulls = sql.SQL(" OR ").join(
+            sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in split.key
+        )
+        for condition, allowed, problem in (
+            (nulls, 0, "a row has no value in a column of its key"),
+            (_compared(split, "=", split.last), 1, "two rows have the same key"),
+        ):
+            statement = sql.SQL("SELECT FROM {} WHERE {} LIMIT {}").format(
+                self._settings.relation.rows(split.table), condition, sql.Literal(allowed + 1)
+            )
+            if len(connection.execute(statement).fetchall()) > allowed:
+                raise DataError(
+                    f"{problem}, so reading cannot go on behind a row key=`{', '.join(split.key)}` "
+                    f"last=`{', '.join(split.last)}` table=`{self._settings.relation}`",
+                    fix="key= needs columns that have values in all rows and identify a row",
+                )
 
     def _handed_over(self, piece: Piece[TableSplit]) -> None:
         self._left[0] = piece.position
@@ -304,6 +334,21 @@ class _Worker(Worker[TableSplit]):
             )
 
 
+def _compared(split: TableSplit, operator: str, values: Sequence[str]) -> Any:
+    """Return the condition that the first columns of the key compare with these values in this way."""
+    from psycopg import sql
+
+    names = [sql.Identifier(name) for name in split.key[: len(values)]]
+    kinds: list[Any] = list(split.key_types)
+    given = [
+        sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
+        for value, kind in zip(values, kinds, strict=False)
+    ]
+    return sql.SQL("({}) {} ({})").format(
+        sql.SQL(", ").join(names), sql.SQL(cast(Any, operator)), sql.SQL(", ").join(given)
+    )
+
+
 def copy_statement(
     settings: TableSettings, split: TableSplit, columns: Sequence[str], upto: list[str] | None
 ) -> Any:
@@ -311,20 +356,9 @@ def copy_statement(
     from psycopg import sql
 
     names = [sql.Identifier(name) for name in split.key]
-    kinds: list[Any] = list(split.key_types)
-
-    def compared(operator: Any, values: Sequence[str]) -> Any:
-        given = [
-            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(kind))
-            for value, kind in zip(values, kinds, strict=False)
-        ]
-        return sql.SQL("({}) {} ({})").format(
-            sql.SQL(", ").join(names[: len(values)]), sql.SQL(operator), sql.SQL(", ").join(given)
-        )
-
     conditions = [
-        *([] if split.last is None else [compared(">", split.last)]),
-        *([] if upto is None else [compared("<=", upto)]),
+        *([] if split.last is None else [_compared(split, ">", split.last)]),
+        *([] if upto is None else [_compared(split, "<=", upto)]),
     ]
     return sql.SQL("COPY (SELECT {} FROM {}{}{} ORDER BY {}) TO STDOUT (FORMAT csv)").format(
         sql.SQL(", ").join([*names, *map(sql.Identifier, columns)]),

@@ -217,6 +217,30 @@ def test_a_wrong_key_of_a_query_is_told(database: PostgresServer, new_table: New
         postgres_source(database.dsn, table, key="name").splits(1)
 
 
+@pytest.mark.parametrize(
+    ("values", "problem"), [("(1), (2), (NULL)", "no value"), ("(1), (1), (2)", "same key")]
+)
+def test_a_wrong_key_is_told_when_reading_goes_on_behind_a_row(
+    database: PostgresServer, new_table: NewTable, values: str, problem: str
+) -> None:
+    """Rows without a key, or with that of the last row, are not behind the last row."""
+    table = new_table("n int")
+    database.execute(f"INSERT INTO {table} VALUES {values}")
+    source = postgres_source(
+        database.dsn, query=f"SELECT * FROM {table}", key="n", batch_rows=1, buffer=1
+    )
+
+    async def read() -> None:
+        reader = open_reader(source, source.splits(1))
+        assert await rows_from(reader, 1) == [{"n": 1}]
+        positions = reader.snapshot()
+        reader.close()
+        await rest(source, positions)
+
+    with pytest.raises(DataError, match=rf"{problem}.* reading cannot go on.*`n` last=`1`"):
+        run(read())
+
+
 def test_mistakes(database: PostgresServer, new_table: NewTable) -> None:
     dsn = database.dsn
     with pytest.raises(UsageError, match="either a table or a query"):
