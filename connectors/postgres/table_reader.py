@@ -113,6 +113,7 @@ class TableReader(PieceReader[TableSplit]):
         self._settings = settings
         self._rows = rows
         self._splits: dict[str, TableSplit] = {}
+        self._worker: _Worker | None = None
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         found = [decoded(split, self._settings) for split in splits]
@@ -120,15 +121,14 @@ class TableReader(PieceReader[TableSplit]):
         for each in found:
             self.context.splits.opened(each.name)
         if found:
-            worker = _Worker(
+            self._worker = _Worker(
                 self._settings, self._rows, found, self.context, self._shared, self._wake
             )
-            self._start(worker, str(self._settings.relation))
+            self._start(self._worker, str(self._settings.relation))
 
     def poll(self) -> Batch | None:
         batch = super().poll()
-        # A server may take its time for the rows that there are.
-        self.held_back = any(not each.polls for each in self._splits.values())
+        self.held_back = bool(self._splits) and self._worker is not None and self._worker.behind
         return batch
 
     def _took(self, piece: Piece[TableSplit]) -> None:
@@ -163,6 +163,8 @@ class _Worker(Worker[TableSplit]):
         """The splits that are not finished, behind the rows that were handed over."""
         self._clock = context.clock
         self._application = f"headgate-{context.job_name}-{context.operator_name}"
+        self.behind = True
+        """There may be rows that were not handed over: the server takes its time, or they are too new."""
 
     def read(self) -> None:
         settings = self._settings
@@ -250,6 +252,7 @@ class _Worker(Worker[TableSplit]):
             if bound is not None and bound != read:
                 self._read_range(connection, bound)
                 read = bound
+            self.behind = highest is not None and highest != read
             self.pause(settings.every_s)
 
     def _highest(self, connection: Connection) -> list[str] | None:

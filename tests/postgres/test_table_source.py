@@ -364,16 +364,37 @@ def test_it_goes_on_between_equal_values(database: PostgresServer, new_table: Ne
     run(read())
 
 
+class HeldClock(SystemClock):
+    """Stands still until it is told to go, and counts how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.now_s, self.looks = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now_s
+
+
 def test_a_source_is_idle_only_if_it_has_read_what_there_is(
     database: PostgresServer, new_table: NewTable
 ) -> None:
     table = new_table("id bigint PRIMARY KEY, at timestamptz")
-    once, again = postgres_source(database.dsn, table), growing(database, table)
+    database.execute(f"INSERT INTO {table} VALUES (1, '2024-01-01')")
+    once, again = postgres_source(database.dsn, table), growing(database, table, lag="3s")
+    clock = HeldClock()
 
     async def read() -> None:
-        for source, held_back in ((once, True), (again, False)):
-            reader = open_reader(source, source.splits(1))
-            assert [reader.poll() is None, reader.held_back] == [True, held_back]
+        for source in (once, again):
+            reader = open_reader(source, source.splits(1), make_context(clock=clock))
+            if source is again:  # the row is too new until the clock goes on
+                while clock.looks < 10:
+                    assert [reader.poll() is None, reader.held_back] == [True, True]
+                    await asyncio.sleep(0.01)
+                clock.now_s = 3.0
+            assert len(await rows_from(reader, 1)) == 1
+            while reader.held_back:
+                assert reader.poll() is None
+                await asyncio.sleep(0.01)
             reader.close()
 
     run(read())
@@ -415,17 +436,6 @@ def test_a_value_that_nothing_can_follow_is_told(
 
     with pytest.raises(DataError, match=rf"no new row could follow it.*`at`.*`{value}`"):
         run(read())
-
-
-class HeldClock(SystemClock):
-    """Stands still until it is told to go, and counts how often it was looked at."""
-
-    def __init__(self) -> None:
-        self.now_s, self.looks = 0.0, 0
-
-    def monotonic(self) -> float:
-        self.looks += 1
-        return self.now_s
 
 
 def test_rows_that_commit_late_are_waited_for(
