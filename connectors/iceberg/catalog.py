@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...errors import StorageError, UsageError
 from ..s3_config import s3_service
@@ -163,6 +163,7 @@ def _hidden(text: str, properties: Mapping[str, str]) -> str:
     secrets += [urlsplit(value).password or "" for value in properties.values() if "@" in value]
     for value in properties.values():
         secrets += [given for key, given in parse_qsl(urlsplit(value).query) if _SECRET.search(key)]
+    secrets += [unquote(value) for value in secrets]
     secrets += [part for value in secrets for part in value.split(":")]
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")

@@ -46,7 +46,7 @@ class Partition:
         if self.transform in _TIMES:
             return timed or (dated and self.transform != "hour")
         if self.transform == "truncate":
-            return whole or text
+            return whole or type_ == pa.string()
         bucketed = whole or text or timed or dated or pa.types.is_time(type_)
         return bucketed or (self.transform == "identity" and pa.types.is_boolean(type_))
 
@@ -74,6 +74,20 @@ def parse_partition(text: str, columns: pa.Schema) -> Partition:
         raise PlanError(
             f"a table cannot be partitioned in this way partition_by=`{text}` type=`{kind}`",
             fix="use another column, or another transform such as bucket(16, c)",
+        )
+    return made
+
+
+def parse_partitions(texts: Sequence[str], columns: pa.Schema) -> tuple[Partition, ...]:
+    """Return the partitions of a table that a user writes; see `parse_partition`."""
+    made = tuple(parse_partition(text, columns) for text in texts)
+    timed = [each.column for each in made if each.transform in _TIMES]
+    twice = next((name for name in timed if timed.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(
+            f"a column is in two partitions by time column=`{twice}` "
+            f"partition_by=`{', '.join(texts)}`",
+            fix="keep the finer one: readers know that hours are parts of days",
         )
     return made
 
@@ -108,6 +122,8 @@ def partitions_of(schema: Schema, spec: PartitionSpec) -> list[Partition]:
             continue
         column = schema.find_column_name(field.source_id)
         known = name in ("identity", *_TIMES, *_COUNTED)
+        if name == "truncate" and str(schema.find_type(field.source_id)) == "binary":
+            known = False  # the library has no such transform
         if not known or column not in {each.name for each in schema.fields}:
             raise UsageError(
                 f"headgate cannot write to such partitions partition=`{field.name}` "

@@ -36,7 +36,7 @@ from ..tables.sink import (
 from ..tables.types import stored_schema
 from ..tables.writer import COPIED_BYTES, Key, LocalFile, TableWriter, copy_durably, split_by
 from .catalog import IcebergCatalog, load_table, with_whole_paths
-from .partitions import Partition, PartitionValues, parse_partition
+from .partitions import Partition, PartitionValues, parse_partitions
 from .table import (
     IcebergVersion,
     Part,
@@ -82,7 +82,7 @@ class IcebergSink(Sink):
 
     def bind(self, schema: pa.Schema | None) -> None:
         columns = stored_schema(table_columns(schema), iceberg_type, "Iceberg")
-        partitions = tuple(parse_partition(each, columns) for each in self.settings.partition_by)
+        partitions = parse_partitions(self.settings.partition_by, columns)
         self.settings = replace(self.settings, columns=columns, partitions=partitions)
 
     def writer(self) -> SinkWriter:

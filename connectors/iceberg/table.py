@@ -122,7 +122,15 @@ def check_fits(
         UsageError: the table has other columns or partitions.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 
+    version = table.metadata.format_version
+    if version > SUPPORTED_TABLE_FORMAT_VERSION:
+        raise UsageError(
+            f"the library of Iceberg cannot write to tables of this format version table=`{name}` "
+            f"version=`{version}`",
+            fix=f"write into a table of version {SUPPORTED_TABLE_FORMAT_VERSION}",
+        )
     there = {field.name: field for field in table.schema().fields}
     arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
     for field in schema:

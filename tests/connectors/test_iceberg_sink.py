@@ -28,6 +28,7 @@ from headgate.errors import HeadgateError, JobError, PlanError, StorageError, Us
 from headgate.operators.clock import Clock, SystemClock
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import EpochOutput, GlobalCommit
+from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
 from headgate.tests.support.connector_cases import IcebergSinkCase
@@ -147,6 +148,7 @@ EVENTS = {
     "at": pa.timestamp("us"),
     "who": pa.string(),
     "price": pa.decimal128(8, 2),
+    "raw": pa.binary(),
 }
 
 
@@ -158,6 +160,7 @@ def events() -> list[dict[str, Any]]:
             "at": None if n == 7 else start + datetime.timedelta(hours=n),
             "who": None if n == 8 else f"user {n % 3}/x",
             "price": Decimal(n) / 2,
+            "raw": bytes([n]),
         }
         for n in range(40)
     ]
@@ -204,10 +207,12 @@ def test_a_table_keeps_its_own_partitions(tmp_path: Path, catalog: Catalog) -> N
         ("bucket(n)", "no such partition"),
         ("bucket(0, n)", "no such partition"),
         ("week(at)", "no such partition"),
+        ("truncate(1, raw)", "cannot be partitioned"),
+        (["day(at)", "hour(at)"], "two partitions by time"),
     ],
 )
 def test_partitions_that_cannot_be_are_refused_at_plan_time(
-    tmp_path: Path, partition: str, problem: str
+    tmp_path: Path, partition: str | list[str], problem: str
 ) -> None:
     with pytest.raises(PlanError, match=problem):
         job_of(tmp_path, [], EVENTS, partition_by=partition).run()
@@ -251,6 +256,36 @@ def test_a_table_that_does_not_fit_is_found_before_the_first_record(
     catalog.create_table(NAME, there)
     with pytest.raises(UsageError, match=problem):
         job_of(tmp_path, [{"n": 1}], NUMBERS).run()
+
+
+def test_a_table_of_format_version_3_is_refused(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyiceberg.table.metadata.SUPPORTED_TABLE_FORMAT_VERSION", 1)
+    with pytest.raises(UsageError, match="format version table=`shop.orders` version=`2`"):
+        job_of(tmp_path, [{"n": 1}], NUMBERS).run()
+
+
+def test_a_manifest_makes_the_same_sink(tmp_path: Path, catalog: Catalog) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(f"""
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {{name: numbers}}
+spec:
+  checkpoint: {{every: 1h, storage: {tmp_path / "checkpoints"}}}
+  sources:
+    numbers: {{generator: {{fields: {{n: sequence}}, rows: 10}}}}
+  sinks:
+    out:
+      from: numbers
+      iceberg:
+        table: {NAME}
+        catalog: {{uri: "{catalog_of(tmp_path)["uri"]}", warehouse: "{catalog_of(tmp_path)["warehouse"]}"}}
+        partitionBy: ["bucket(2, n)"]
+""")
+    load_job(manifest).run()
+    assert numbers_of(catalog) == list(range(10))
 
 
 def test_wider_columns_other_orders_and_absent_columns_are_fine(
