@@ -46,7 +46,7 @@ class Partition:
         if self.transform in _TIMES:
             return timed or (dated and self.transform != "hour")
         if self.transform == "truncate":
-            return whole or type_ == pa.string()
+            return bool(whole or type_ == pa.string())
         bucketed = whole or text or timed or dated or pa.types.is_time(type_)
         return bucketed or (self.transform == "identity" and pa.types.is_boolean(type_))
 
