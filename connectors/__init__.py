@@ -32,6 +32,7 @@ from .iceberg.sink import iceberg_sink
 from .kafka.security import KafkaSecurity
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
+from .lines import socket_sink, socket_source, stdin_source
 from .nexmark import nexmark
 from .position_column import with_position
 from .postgres.cdc_source import postgres_cdc_source
@@ -89,8 +90,11 @@ __all__ = [
     "redis_source",
     "schema_registry",
     "sequence",
+    "socket_sink",
+    "socket_source",
     "spark_source",
     "sse_source",
+    "stdin_source",
     "stop_after_idle",
     "throttle",
     "with_position",

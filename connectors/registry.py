@@ -62,6 +62,7 @@ from .kafka.security import MECHANISMS, KafkaSecurity
 from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
+from .lines import SocketSink, socket_sink, socket_source, stdin_source
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
 from .postgres import cdc_model
@@ -560,6 +561,18 @@ def _service(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], Source
     return make_source
 
 
+_SOCKET = {
+    "port": Field(IntegerKind(1, 65535), "at which a program of this machine listens", True),
+    "host": Field(TextKind(), "127.0.0.1, ::1 or localhost; 127.0.0.1"),
+}
+SOURCES["stdin"] = SourceConnector(
+    Section("stdin", {}), lambda values, spec: stdin_source(), schema="refused"
+)
+SOURCES["socket"] = SourceConnector(
+    Section("socket", _SOCKET),
+    lambda values, spec: socket_source(**_arguments(values)),
+    schema="refused",
+)
 SOURCES["http"] = SourceConnector(HTTP_SOURCE, _service(made_http_source), schema="required")
 SOURCES["sse"] = SourceConnector(SSE_SOURCE, _service(made_sse_source))
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
@@ -660,6 +673,12 @@ SINKS: dict[str, SinkConnector] = {
     "function": SinkConnector(FUNCTION, _sink(made_function_sink), FunctionSink.guarantees),
     "writeAhead": SinkConnector(
         WRITE_AHEAD, _sink(made_write_ahead_sink), WriteAheadSink.guarantees
+    ),
+    "socket": SinkConnector(
+        Section("socket", _SOCKET),
+        lambda values, guarantee: socket_sink(**_arguments(values)),
+        SocketSink.guarantees,
+        guarantee_required=False,
     ),
     "http": SinkConnector(HTTP_SINK, _sink(made_http_sink), HttpSink.guarantees),
     "kafka": SinkConnector(

@@ -33,6 +33,8 @@ ANSWER_BYTES_MAX: Final = 4096
 """The most bytes of an answer that are read to show them."""
 CONNECT_S_MAX: Final = 10.0
 _SHOWN_MAX: Final = 300
+_SECRET_MIN: Final = 6
+"""Shorter values that stand in the job itself are not hidden: they would be found in any text."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -176,6 +178,10 @@ class Answer:
         return 200 <= self.status < 300
 
 
+def _may_be_secret(value: str) -> bool:
+    return len(value) >= _SECRET_MIN
+
+
 class NoAnswer(Exception):
     """A request was not answered. The text is the reason, without secrets."""
 
@@ -221,9 +227,9 @@ class HttpClient:
         for name, given in settings.headers.items():
             headers[name] = read_secret(name, given)
             _check_value(name, headers[name])
-            if is_reference(given) or name.lower() in ("authorization", "cookie"):
-                # A token is also hidden where it is repeated without the word `Bearer`.
-                self._secrets += [headers[name], *headers[name].split()]
+            # Any value may be a secret. A token is also hidden where it stands without the word `Bearer`.
+            parts = [headers[name], *headers[name].split()]
+            self._secrets += parts if is_reference(given) else filter(_may_be_secret, parts)
         context: ssl.SSLContext | bool = True
         if settings.url.startswith("https:"):
             try:

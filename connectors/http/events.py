@@ -20,6 +20,7 @@ from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
 from ...operators.suggestions import suggest
+from ..fetching import Piece, Split
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..rows import check_count
@@ -33,7 +34,7 @@ from .client import (
     http_settings,
     retry_after_s,
 )
-from .reader import FetchingReader, Piece, Split, decoded, refused
+from .reader import HttpReader, decoded, refused
 
 METADATA: Final = ("id", "event")
 EVENT: Final = "32mb"
@@ -192,7 +193,7 @@ def _breaks(chunk: bytes) -> bool:
     return b"\n" in chunk or b"\r" in chunk
 
 
-class EventReader(FetchingReader):
+class EventReader(HttpReader):
     """Reads a stream of events, and connects again when it ends."""
 
     def __init__(self, settings: EventSettings, values: pa.Schema, columns: list[str]) -> None:
@@ -208,7 +209,7 @@ class EventReader(FetchingReader):
         self._asked_s = 0.0
         """The pause that the service has asked for."""
 
-    async def fetch(self, client: HttpClient, position: str | int | None) -> None:
+    async def read(self, client: HttpClient, position: str | int | None) -> None:
         self._last = "" if position is None else str(position)
         http = self._settings.http
         while True:

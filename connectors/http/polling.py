@@ -16,10 +16,11 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
+from ..fetching import Piece, Split
 from ..formats.text import JsonFormat
 from ..rows import check_count
 from .client import HttpClient, HttpSettings, check_reachable, http_settings
-from .reader import FetchingReader, Piece, Split, decoded, refused, value_of
+from .reader import HttpReader, decoded, refused, value_of
 
 ANSWER: Final = "32mb"
 _OWN: Final = frozenset({"accept", "host"})
@@ -88,7 +89,7 @@ class HttpSource(Source[Any]):
         return f"http({self.settings.http.shown})"
 
 
-class PollingReader(FetchingReader):
+class PollingReader(HttpReader):
     """Asks again and again."""
 
     def __init__(self, settings: PollSettings, schema: pa.Schema, columns: list[str]) -> None:
@@ -97,7 +98,7 @@ class PollingReader(FetchingReader):
         self._columns = columns
         self._decode = JsonFormat().decoder(schema)
 
-    async def fetch(self, client: HttpClient, position: str | int | None) -> None:
+    async def read(self, client: HttpClient, position: str | int | None) -> None:
         settings = self._settings
         while True:
             payloads = await self._ask(client, position)

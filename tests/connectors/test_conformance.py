@@ -18,6 +18,8 @@ SLOW = {
     ("write_ahead_sink", "once_after_any_two_crashes"),
     ("http_sink", "once_after_any_two_crashes"),
     ("http_sink", "a_process_may_be_killed"),
+    ("files_sink (text)", "once_after_any_two_crashes"),
+    ("files_sink (text)", "a_process_may_be_killed"),
 }
 """These take seconds, and what they try is tried by others with the same writer."""
 

@@ -255,6 +255,14 @@ def test_secrets_of_headers_are_read_on_workers_and_not_shown(
     assert "a\nb" not in str(refused.value)
 
 
+def test_a_header_that_the_service_repeats_is_not_shown(service: Service) -> None:
+    stub, taken = service
+    taken.trouble = lambda asked: (403, {}, b"wrong key: " + asked.headers["x-api-key"].encode())
+    with pytest.raises(JobError, match=r"wrong key: \*\*\*") as failed:
+        written(http_sink(stub.url, headers={"X-Api-Key": "k3y-0f-0urs"}), rows(1))
+    assert "k3y-0f-0urs" not in str(failed.value)
+
+
 def test_tls(tmp_path: Path) -> None:
     certificate, key = certificate_for("127.0.0.1", tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
