@@ -24,6 +24,7 @@ from headgate.connectors import (
     parquet_source,
     throttle,
 )
+from headgate.connectors.files.locations import s3_client
 from headgate.errors import HeadgateError, StateError, UsageError
 from headgate.operators.source import Source, SplitsLeftOutError
 from headgate.runtime.manifest import load_job
@@ -230,6 +231,36 @@ def test_what_is_known_is_not_opened_again(
     assert source.discover(known(source, before)) == before
     (directory / "in" / "a.parquet").unlink()
     assert source.discover(known(source, before)) == []
+
+
+@pytest.mark.server
+def test_a_bucket_grows(s3_server: Any, directory: Path) -> None:
+    """A prefix without an object is empty, and an object that is written again is noticed by its ETag."""
+    client = s3_client(s3_server.options)
+
+    def upload(name: str, first: int) -> None:
+        body = put(directory / "in", "body", first).read_bytes()
+        client.put_object(Bucket=s3_server.bucket, Key=f"grows/{name}", Body=body)
+
+    source = parquet_source(
+        f"s3://{s3_server.bucket}/grows",
+        SCHEMA,
+        discover_every="10s",
+        storage_options=s3_server.options,
+    )
+    assert source.splits(1) == source.discover({}) == []
+    upload("a.parquet", 0)
+    upload("b.parquet.tmp", 0)
+    before = source.discover({})
+    assert keys(source, before) == ["a.parquet"]
+    assert {source.split_key(split) for split in source.splits(1)} == known(source, before).keys()
+    upload("a.parquet", 0)  # the same bytes at another time
+    upload("c.parquet", ROWS)
+    found = source.discover(known(source, before))
+    assert keys(source, found) == ["a.parquet", "c.parquet"]
+    upload("a.parquet", ROWS)
+    with pytest.raises(SplitsLeftOutError, match=r"grows/a\.parquet"):
+        source.discover(known(source, found))
 
 
 def test_the_parts_of_a_file_have_one_key(directory: Path) -> None:
