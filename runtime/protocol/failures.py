@@ -175,7 +175,7 @@ class FailureKind(Enum):
     REPEATED = "repeated", "the job failed the same way again and again", False, _SYSTEM
     POISON = "poison", "the same record failed the job again and again", False, _DATA
     EXCHANGE = "exchange", "a channel between subtasks broke", True, _RESOURCE
-    STORAGE = "storage", "the checkpoint store or a file system refused or broke", True, _RESOURCE
+    STORAGE = "storage", "the checkpoint store, files or a sink's target failed", True, _RESOURCE
     CORRUPT = "corrupt", "what is stored is not what was written", False, _RESOURCE
     STATE = "state", "the snapshot cannot be restored into this job", False, _USER
     USAGE = "usage", "the job is wrong as written", False, _USER
