@@ -45,6 +45,7 @@ from .table import (
     delta_type,
     object_store_options,
     open_table,
+    required_columns,
     stats_of,
 )
 
@@ -157,6 +158,12 @@ class DeltaWriter(TableWriter):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._options = {**context.options, **self._settings.storage_options}
+
+    def prepare(self) -> None:
+        settings = self._settings
+        library_options = settings.library_options(self.context.options)
+        required = required_columns(settings.address, library_options)
+        self.required = [name for name in self._schema.names if name in required]
 
     def stored(self) -> pa.Schema:
         return self._stored

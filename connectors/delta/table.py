@@ -105,6 +105,23 @@ def open_table(address: str, options: Mapping[str, str]) -> DeltaTable | None:
             return None
 
 
+def required_columns(address: str, options: Mapping[str, str]) -> set[str]:
+    """Return the columns of a table that must not be null; empty if there is no table.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    with _reaching(address):
+        try:
+            table = DeltaTable(address, storage_options=dict(options), without_files=True)
+        except TableNotFoundError:
+            return set()
+        return {field.name for field in table.schema().fields if not field.nullable}
+
+
 def create_table(
     address: str, schema: pa.Schema, partition_by: Sequence[str], options: Mapping[str, str]
 ) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...errors import DataError, UsageError
+from ...errors import UsageError
 from ...operators.sink import (
     GlobalCommit,
     Guarantee,
@@ -147,7 +147,7 @@ class IcebergWriter(TableWriter):
         given = set(settings.schema.names)
         own = schema.select(*(each.name for each in schema.fields if each.name in given))
         self._stored = schema_to_pyarrow(own)  # with the numbers by which readers know the columns
-        self._required = [each.name for each in own.fields if each.required]
+        self.required = [each.name for each in own.fields if each.required]
         self._values = PartitionValues(schema, table.spec())
         self._spec = table.metadata.default_spec_id
         self._uuid = str(table.metadata.table_uuid)
@@ -166,13 +166,6 @@ class IcebergWriter(TableWriter):
         return self._stored
 
     def split(self, rows: pa.RecordBatch) -> list[tuple[Key, pa.RecordBatch]]:
-        for name in self._required:
-            if rows.column(name).null_count:
-                raise DataError(
-                    "a required column of the table has a null "
-                    f"table=`{self._settings.table}` column=`{name}`",
-                    fix="filter such rows out, or make the column optional in the table",
-                )
         rows = rows.select(self._stored.names).cast(self._stored)
         return split_by(self._values.of_rows(rows), rows)
 

@@ -58,7 +58,12 @@ class TableWriter(SinkWriter):
 
     A file that no version of the table has is not seen by its readers. Those that dead attempts leave
     behind are deleted by the tools that clean such tables, as those of all writers.
+
+    Attributes:
+        required: the columns of the table that must not be null, once `prepare` has looked.
     """
+
+    required: Sequence[str] = ()
 
     def __init__(self, roll_bytes: int, buffer_bytes: int) -> None:
         self._roll_bytes = roll_bytes
@@ -98,6 +103,12 @@ class TableWriter(SinkWriter):
             raise InternalError("a sink of columns got objects")
         if not len(batch.data):
             return
+        for name in self.required:
+            if batch.data.column(name).null_count:
+                raise DataError(
+                    f"a required column of the table has a null column=`{name}`",
+                    fix="filter such rows out, or make the column optional in the table",
+                )
         try:
             split = self.split(batch.data)
         except pa.ArrowInvalid as error:

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 
 import headgate as hg
 from headgate.connectors import delta_sink, from_list
@@ -175,6 +175,18 @@ def test_a_table_that_does_not_fit_is_found_before_the_first_record(
     write_deltalake(tmp_path / "table", pa.table(there))
     with pytest.raises(UsageError, match=problem):
         job_of(tmp_path, [{"n": 1}], {"n": pa.int64()}).run()
+
+
+def test_a_null_in_a_required_column_is_an_error_with_its_name(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    columns = pa.schema([pa.field("n", pa.int64(), nullable=False), ("m", pa.int64())])
+    DeltaTable.create(table, schema=Schema.from_arrow(columns))
+    schema = {"n": pa.int64(), "m": pa.int64()}
+    job_of(tmp_path, [{"n": 1, "m": None}], schema).run()
+    job = job_of(tmp_path, [{"n": None, "m": 1}], schema, if_exists="append")
+    with pytest.raises(HeadgateError, match="has a null column=`n`"):
+        job.run(fresh=True)
+    assert rows_of(table) == [{"n": 1, "m": None}]
 
 
 def test_other_partitions_and_rules_for_writers_are_refused(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_null_in_a_required_column_is_an_error_with_its_name(
     tmp_path: Path, catalog: Catalog
 ) -> None:
     catalog.create_table(NAME, pa.schema([pa.field("n", pa.int64(), nullable=False)]))
-    with pytest.raises(HeadgateError, match="a null table=`shop.orders` column=`n`"):
+    with pytest.raises(HeadgateError, match="has a null column=`n`"):
         job_of(tmp_path, [{"n": 1}, {"n": None}], NUMBERS).run()
 
 
