@@ -24,6 +24,12 @@ class Counted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
         yield record % KEYS, count, record
 
 
+class CountedForClients(Counted):
+    """The same with a count that clients read while the job runs."""
+
+    count = hg.ValueState[int](default=0, queryable="count")
+
+
 class CountedAgain(hg.KeyedProcess[int, tuple[int, int, int], tuple[int, int, int, int]]):
     """Numbers what comes in behind the first count."""
 
@@ -80,6 +86,26 @@ def count(job: hg.Job, token: str) -> Any:
     """One shuffle, in front of the count."""
     numbers = job.read(Numbers(token), name="numbers").map(Trouble(token), name="trouble")
     return numbers.key_with(key_of).process(Counted(), name="count")
+
+
+def queried(job: hg.Job, token: str) -> Any:
+    """The same count, which clients read."""
+    numbers = job.read(Numbers(token), name="numbers").map(Trouble(token), name="trouble")
+    return numbers.key_with(key_of).process(CountedForClients(), name="count")
+
+
+def check_queried(world: World, key: int, least: int, count: int) -> None:
+    """Check a count that was read: no visible record is missing in it, and it has none that is not there.
+
+    Args:
+        world: of the job.
+        key: whose count it is.
+        least: the number of records of the key that were visible when the client asked.
+        count: the answer.
+    """
+    most = len(range(key, world.rows, KEYS))
+    if not least <= count <= most:
+        world.violated(f"a client has read {count} of key {key}, and it must be {least} to {most}")
 
 
 def growing(job: hg.Job, token: str) -> Any:

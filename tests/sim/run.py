@@ -18,7 +18,15 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from headgate.errors import FencedError, HeadgateError, InternalError, JobError, StorageError
+from headgate.errors import (
+    FencedError,
+    HeadgateError,
+    InternalError,
+    JobError,
+    StateError,
+    StorageError,
+    UsageError,
+)
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
@@ -31,9 +39,10 @@ from . import nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
+from .counting import check_queried
 from .invariants import STAND_INS
 from .loop import SimLoop
-from .outside import WORLDS, World
+from .outside import KEYS, WORLDS, World
 from .process import Process
 from .store import Storage
 from .watch import Watch
@@ -46,6 +55,8 @@ LEAVING_S = 60.0
 FOREVER_S = 1e6
 BOUNDED_RATE = 0.7
 """The probability that data which may be endless ends by itself."""
+READERS = 3
+"""The clients that read state, each one value at a time, where the job has such state."""
 ROUNDS_MAX = 50_000
 """Rounds of the event loop at one moment after which a job runs in circles."""
 
@@ -180,6 +191,8 @@ class Simulation:
         self._restarted_by = 0
         """The number of the last coordinator that did not go on with what it found."""
         self._requests: set[asyncio.Task[None]] = set()
+        self._numbers = [random.Random(n).randrange(1 << 61, 1 << 62) for n in range(1_000)]
+        """Where coordinators begin to count; not drawn, so that seeds mean what they meant."""
         WORLDS["sim"] = self.world
         self.loop.set_exception_handler(self._on_problem)
         self.watch.note(f"{self._kind} {self.plan.storm_s:.1f} s {sorted(self.plan.kinds)}")
@@ -192,6 +205,7 @@ class Simulation:
         return [
             *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
+            ("secrets.randbits", lambda bits: self._numbers.pop()),
             ("os.getpid", lambda: 1),
             (self.busy.target, self.busy.stand_in()),
             ("headgate.testing.loop.ROUNDS_MAX", ROUNDS_MAX),
@@ -249,6 +263,10 @@ class Simulation:
     async def _main(self) -> None:
         supervising = self.loop.create_task(self._supervise(), name="supervisor")
         storm = self.loop.create_task(nemesis.storm(self, self.plan), name="storm")
+        clients = [
+            self.loop.create_task(self._read(random.Random(f"{self.seed} {each}")), name="reader")
+            for each in range(READERS if self._workload.queried else 0)
+        ]
         await asyncio.wait({supervising}, timeout=self.plan.storm_s)
         storm.cancel()
         await asyncio.wait({storm})
@@ -259,6 +277,8 @@ class Simulation:
         stopping = self.loop.create_task(self._stop_when_done(), name="operator")
         await asyncio.wait({supervising}, timeout=LIVENESS_S)
         stopping.cancel()
+        for client in clients:
+            client.cancel()
         if not supervising.done():
             self.world.violated(f"does not finish; it waits for\n  {waiting_tasks(self.loop)}")
             supervising.cancel()
@@ -365,6 +385,31 @@ class Simulation:
             self.watch.seen[f"{verb} done"] += 1
         finally:
             asking.cancel()
+
+    async def _read(self, rng: random.Random) -> None:
+        """A client reads the counts of keys, as long as there is a job."""
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / 0.05))
+            key, leader = rng.randrange(KEYS), self.leader
+            least = len(self.world.by_key.get(key, ()))
+            client = LocalClient(leader.coordinator.clients, self.loop)
+            reading = leader.process.context.run(
+                self.loop.create_task,
+                client.request("query", state="count", key=str(key)),
+                name="answer query",
+            )
+            try:
+                async with asyncio.timeout(20):
+                    answer = await asyncio.shield(reading)
+            except (HeadgateError, TimeoutError) as error:
+                self.watch.seen["query refused"] += 1
+                if isinstance(error, InternalError | UsageError | StateError):
+                    self.world.violated(f"query: {error}")
+            else:
+                self.watch.seen["query done"] += 1
+                check_queried(self.world, key, least, answer["value"] or 0)
+            finally:
+                reading.cancel()
 
     # -- what is told -------------------------------------------------------------------------------
 

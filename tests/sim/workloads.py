@@ -38,6 +38,7 @@ class Workload:
         flushes: only the end of the data brings out the last results.
         endless: its source never ends.
         sink: makes the sink of the last stream.
+        queried: clients read the count of a key while the job runs.
     """
 
     build: Callable[[hg.Job, str], Any]
@@ -47,6 +48,7 @@ class Workload:
     flushes: bool = False
     endless: bool = False
     sink: type[Ledger] = Ledger
+    queried: bool = False
 
 
 KINDS = {
@@ -69,6 +71,7 @@ MORE_KINDS = {
     "growing regions": Workload(counting.growing_regions, counting.check_count, endless=True),
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
+    "queried": Workload(counting.queried, counting.check_count, conserves=True, queried=True),
 }
 """Only run by name: what a seed draws from KINDS stays as it is."""
 
