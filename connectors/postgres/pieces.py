@@ -166,6 +166,8 @@ class Worker(Generic[P]):
         self._buffer_bytes = buffer_bytes
         self.shared = shared
         self._wake = wake
+        self._pieces = 0
+        """How many pieces were handed over."""
 
     def read(self) -> None:
         """Read all that follows the last piece that was handed over."""
@@ -175,10 +177,11 @@ class Worker(Generic[P]):
         """Read until there is nothing more or the reader is closed; wait for a server that is away."""
         try:
             while True:
+                pieces = self._pieces
                 try:
                     self.read()
                 except Exception as error:
-                    self._raise_unless_away(error)
+                    self._raise_unless_away(error, went_on=self._pieces > pieces)
                 else:
                     return
         except Closed:
@@ -188,12 +191,16 @@ class Worker(Generic[P]):
                 self.shared.error = error
             self._wake()
 
-    def _raise_unless_away(self, error: Exception) -> None:
-        """Wait a moment if the server is away; else raise."""
+    def _raise_unless_away(self, error: Exception, *, went_on: bool) -> None:
+        """Wait a moment if the server is away; else raise.
+
+        A query that takes longer than the server allows is asked again only if something was read.
+        """
         import psycopg
 
         cause = error if isinstance(error, psycopg.Error) else error.__cause__
-        if cause is None or not is_lost(cause):
+        stuck = isinstance(cause, psycopg.errors.QueryCanceled) and not went_on
+        if cause is None or not is_lost(cause) or stuck:
             if isinstance(error, psycopg.Error):
                 raise cannot_use(self._address, error) from error
             raise error
@@ -217,6 +224,7 @@ class Worker(Generic[P]):
                 ):
                     shared.pieces.append(piece)
                     shared.waiting_bytes += piece.size_bytes
+                    self._pieces += 1
                     self._handed_over(piece)
                     break
                 shared.changed.wait(1)
