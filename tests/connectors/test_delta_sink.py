@@ -228,6 +228,22 @@ def test_a_job_under_another_name_does_not_repeat_what_its_savepoint_has(tmp_pat
     assert sorted(row["n"] for row in rows_of(tmp_path)) == [0, 1]
 
 
+def test_maintenance_of_the_table_forgets_no_commit(tmp_path: Path) -> None:
+    """Small files are put together, the old ones deleted, and the log is cut."""
+    write_deltalake(tmp_path, pa.table({"n": pa.array([0], pa.int64())}))
+    part = part_in(tmp_path, "part.parquet", [1])
+    commit(tmp_path, "old", part)
+    table = DeltaTable(str(tmp_path))
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    table.create_checkpoint()
+    for log in (tmp_path / "_delta_log").glob("*.json"):
+        log.unlink()
+    assert not (tmp_path / "part.parquet").exists()
+    commit(tmp_path, "old", part)
+    assert sorted(row["n"] for row in rows_of(tmp_path)) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("there", "problem"),
     [
