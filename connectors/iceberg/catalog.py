@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...errors import StorageError, UsageError
 from ..s3_config import s3_service
-from ..secrets import read_secret
+from ..secrets import is_reference, read_secret
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -57,6 +57,11 @@ class IcebergCatalog:
             raise UsageError(
                 "the catalog has no address",
                 fix='catalog={"uri": "https://..."} or {"uri": "sqlite:///catalog.db", "warehouse": ...}',
+            )
+        if is_reference(self.properties["uri"]) and "type" not in self.properties:
+            raise UsageError(
+                "the kind of the catalog cannot be told, as its address is read on each machine",
+                fix='add "type": "rest", or "sql"',
             )
         if self.kind not in KINDS:
             raise UsageError(

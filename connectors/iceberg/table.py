@@ -190,7 +190,9 @@ def create_table(
 
     if load_table(catalog, name) is not None:
         return
-    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    namespace = name.rpartition(".")[0]
+    if not catalog.namespace_exists(namespace):  # creating one is a right of its own
+        catalog.create_namespace_if_not_exists(namespace)
     try:
         transaction = catalog.create_table_transaction(name, schema)
         with transaction.update_spec() as update:

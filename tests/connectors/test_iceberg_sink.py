@@ -638,6 +638,7 @@ def test_relative_paths_are_those_of_the_process_that_makes_the_job(
     [
         ("orders", {"uri": "sqlite:///x"}, "not the name of a table"),
         (NAME, {}, "no address"),
+        (NAME, {"uri": "env:CATALOG"}, "kind of the catalog cannot be told"),
         (NAME, {"uri": "thrift://x", "type": "hive"}, "no such kind of catalog"),
     ],
 )
