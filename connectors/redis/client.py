@@ -130,7 +130,11 @@ def connect(address: Address, name: str) -> Any:
         else:
             # We try again ourselves: a request may have been carried out although its answer was lost.
             client = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
-        client.ping()
+        try:
+            client.ping()
+        except BaseException:
+            client.close()
+            raise
     except (redis.RedisError, OSError) as error:
         raise cannot_use(address, error) from error
     return client

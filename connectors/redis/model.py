@@ -122,6 +122,11 @@ class StreamSplit(msgspec.Struct):
     stop: str | None = None
     stop_seen: int = UNKNOWN
 
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return self.stream
+
 
 def decoded(split: bytes) -> StreamSplit:
     """Return a split as a stream.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -17,11 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, StateError
-from ...operators.base import OperatorContext
-from ...operators.drops import DropKind
-from ...operators.elements import Batch, ColumnBatch
-from ...operators.source import SourceReader
-from ..bad_records import BadRecordHandler
+from ..fetched_splits import FetchedSplitsReader, Piece
 from ..formats.format import UndecodableError
 from .client import cannot_use, connect, is_lost, persistently, reason_of, too_old
 from .fields import Fields, fields_decoder, payload_decoder
@@ -52,52 +44,8 @@ _LOOK_S: Final = 0.02
 _log = logging.getLogger("headgate.connectors.redis")
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Consecutive entries of one stream, decoded.
-
-    Attributes:
-        name: of the stream.
-        batch: the good records; None if there are none.
-        ids: theirs.
-        bad: the other entries: id, fields and reason.
-        after: the id of the last entry.
-        seen: as in the position.
-        size_bytes: of what it keeps in memory.
-        ended: nothing of the stream follows.
-    """
-
-    name: str
-    batch: pa.RecordBatch | None
-    ids: list[str]
-    bad: list[tuple[str, Fields, str]]
-    after: str
-    seen: int
-    size_bytes: int = 0
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class _Shared:
-    """The state that the thread and the mailbox share; `changed` guards it."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    pieces: deque[_Piece] = field(default_factory=deque)
-    waiting_bytes: int = 0
-    """The bytes of all pieces."""
-    paused: frozenset[str] = frozenset()
-    commands: list[Callable[[], None]] = field(default_factory=list)
-    """Requests for the thread to make, as they may block."""
-    lost: int = 0
-    """Entries that were trimmed before they were read, and are not yet counted."""
-    error: BaseException | None = None
-    closed: bool = False
-
-
-class RedisReader(SourceReader):
+class RedisReader(FetchedSplitsReader[StreamSplit]):
     """Reads some streams."""
-
-    can_pause_splits = True
 
     def __init__(self, settings: RedisSettings, values: pa.Schema, schema: pa.Schema) -> None:
         """Make a reader.
@@ -107,6 +55,7 @@ class RedisReader(SourceReader):
             values: the columns made of the fields of entries.
             schema: the columns to return.
         """
+        super().__init__(settings.buffer_bytes, settings.on_bad_record, "what writes to the stream")
         self._settings = settings
         self._schema = schema
         self._decode = (
@@ -114,100 +63,51 @@ class RedisReader(SourceReader):
             if settings.format is None
             else payload_decoder(settings.format, settings.field, values)
         )
-        self._streams: dict[str, StreamSplit] = {}
-        """Those that have not ended, with the positions of the mailbox."""
-        self._positions: dict[str, StreamSplit] = {}
-        """The positions of all streams, for the consumer group."""
         self._cuts: dict[int, list[StreamSplit]] = {}
+        self._commands: list[Callable[[], None]] = []
+        """Requests for the thread to make, as they may block."""
         self._fetched: dict[str, StreamSplit] = {}
         """The positions of the thread, of the streams that have not ended there."""
         self._count = min(_FIRST_COUNT, settings.batch_rows)
         self._ends: dict[str, int] = {}
         """The numbers of entries that were ever added to streams, as of the last look."""
-        self._shared = _Shared()
         self._client: Any = None
-
-    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
-        super().open(context, reject)
-        self._bad = BadRecordHandler(
-            self._settings.on_bad_record, context, reject, "what writes to the stream"
-        )
-        self._arrived = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def add_splits(self, splits: Sequence[bytes]) -> None:
-        for stream in map(decoded, splits):
-            name = stream.stream
-            if stream.stop is not None and self._settings.stop is None:
-                raise _no_stop_any_more(stream)
-            self._streams[name] = self._positions[name] = stream
-            self._fetched[name] = msgspec.structs.replace(stream)
-            self.context.splits.opened(name)
-        if self._streams:
-            threading.Thread(
-                target=self._run, name=f"redis {self.context.operator_name}", daemon=True
-            ).start()
 
     # -- the mailbox --------------------------------------------------------------------------------
 
-    def poll(self) -> Batch | None:
-        while True:
-            self._arrived.clear()
-            piece = self._next_piece()
-            if piece is None:
-                return None
-            if piece.bad:
-                self._handle_bad(piece)
-            position = self._positions[piece.name]
-            position.after, position.seen = piece.after, piece.seen
-            if piece.ended:
-                del self._streams[piece.name]
-                self.context.splits.ended(piece.name)
-            if piece.batch is not None and piece.batch.num_rows:
-                self.context.splits.reading(piece.name)
-                return ColumnBatch(piece.batch)
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        streams = [decoded(split) for split in splits]
+        for stream in streams:
+            if stream.stop is not None and self._settings.stop is None:
+                raise _no_stop_any_more(stream)
+            self._fetched[stream.name] = msgspec.structs.replace(stream)
+        self.begin(streams, "redis")
 
-    def _next_piece(self) -> _Piece | None:
-        """Take the first piece of a stream that is not paused, or only its first rows."""
-        shared, wanted = self._shared, self.rows_wanted
-        with shared.changed:
-            self.context.drops.add(DropKind.DELETED, shared.lost)
-            shared.lost = 0
-            for place, piece in enumerate(shared.pieces):
-                if piece.name in shared.paused:
-                    continue
-                if wanted and not piece.bad and len(piece.ids) > wanted:
-                    first, shared.pieces[place] = _cut(piece, wanted)
-                    return first
-                del shared.pieces[place]
-                shared.waiting_bytes -= piece.size_bytes
-                shared.changed.notify_all()
-                return piece
-            if shared.error is not None:
-                raise shared.error
-        return None
+    def cut(self, piece: Piece[StreamSplit], rows: int) -> StreamSplit:
+        at, left = piece.position, len(piece.marks) - rows
+        seen = UNKNOWN if at.seen == UNKNOWN else at.seen - left
+        return msgspec.structs.replace(at, after=piece.marks[rows - 1], seen=seen)
 
-    async def wait(self) -> None:
-        await self._arrived.wait()
+    def first_bad(self, piece: Piece[StreamSplit]) -> tuple[str, str, bytes]:
+        (id_, fields), reason = piece.bad[0]
+        text = b", ".join(name + b": " + value for name, value in fields.items())
+        return f"{piece.position.name} id {id_}", reason, text
 
-    @property
-    def finished(self) -> bool:
-        return not self._streams
-
-    def pause_splits(self, splits: frozenset[str]) -> None:
-        with self._shared.changed:
-            self._shared.paused = splits
-            self._shared.changed.notify_all()
-        self._arrived.set()
-
-    def snapshot(self) -> list[bytes]:
-        return [msgspec.msgpack.encode(each) for each in self._streams.values()]
+    def rejected(self, piece: Piece[StreamSplit]) -> pa.RecordBatch:
+        rows = [
+            {
+                "stream": piece.position.name,
+                "id": id_,
+                "reason": reason,
+                "fields": [{"name": name, "value": value} for name, value in fields.items()],
+            }
+            for (id_, fields), reason in piece.bad
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
     def begin_checkpoint(self, checkpoint_id: int) -> None:
         if self._settings.group is not None:
-            self._cuts[checkpoint_id] = [
-                msgspec.structs.replace(each) for each in self._positions.values()
-            ]
+            self._cuts[checkpoint_id] = list(self._positions.values())
 
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Write the positions of the checkpoint to the group. They are information: failures are logged."""
@@ -223,80 +123,41 @@ class RedisReader(SourceReader):
         """Return the entries left by stream, as of the call before: the thread looks them up."""
         self._command(self._look_up_ends, once=True)
         ends, lag = self._ends, {}
-        for name, each in list(self._streams.items()):
+        for name in list(self._going_on):
+            each = self._positions[name]
             end = ends.get(name, UNKNOWN) if each.stop is None else each.stop_seen
             if end != UNKNOWN and each.seen != UNKNOWN:
                 lag[name] = max(0, end - each.seen)
         return lag
 
-    def lag_s(self) -> float | None:
-        with self._shared.changed:
-            times = [order_of(piece.ids[0])[0] for piece in self._shared.pieces if piece.ids]
-        return max(0.0, (self.context.clock.now_ms() - min(times)) / 1000) if times else 0.0
-
-    def close(self) -> None:
-        """Stop the thread, which closes the connection."""
-        with self._shared.changed:
-            self._shared.closed = True
-            self._shared.changed.notify_all()
-
     def _command(self, command: Callable[[], None], *, once: bool = False) -> None:
         with self._shared.changed:
-            if self._shared.error is None and not (once and command in self._shared.commands):
-                self._shared.commands.append(command)
+            if self._shared.error is None and not (once and command in self._commands):
+                self._commands.append(command)
                 self._shared.changed.notify_all()
-
-    def _handle_bad(self, piece: _Piece) -> None:
-        def first() -> tuple[str, str, bytes]:
-            id_, fields, reason = piece.bad[0]
-            text = b", ".join(name + b": " + value for name, value in fields.items())
-            return f"{piece.name} id {id_}", reason, text
-
-        def rejected() -> pa.RecordBatch:
-            rows = [
-                {
-                    "stream": piece.name,
-                    "id": id_,
-                    "reason": reason,
-                    "fields": [{"name": name, "value": value} for name, value in fields.items()],
-                }
-                for id_, fields, reason in piece.bad
-            ]
-            return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
-
-        self._bad.handle(len(piece.bad), first, rejected)
 
     # -- the thread ---------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        shared, context = self._shared, self.context
+    def fetch_forever(self) -> None:
+        context = self.context
+        name = f"headgate-{context.job_name}-{context.operator_name}"
+        self._client = connect(self._settings.address, name)
         try:
-            name = f"headgate-{context.job_name}-{context.operator_name}"
-            self._client = connect(self._settings.address, name)
             while (commands := self._commands_or_room()) is not None:
                 for command in commands:
                     command()
                 if not commands:
                     self._fetch_all()
-        except BaseException as error:
-            with shared.changed:
-                shared.error = error
-            self._wake()
         finally:
-            if self._client is not None:
-                with contextlib.suppress(Exception):
-                    self._client.close()
+            with contextlib.suppress(Exception):
+                self._client.close()
 
     def _persistently(self, work: Callable[[], Any]) -> Any:
         """Ask the server, and again while it is away for a moment."""
         import redis
 
-        def goes_on() -> bool:
-            with self._shared.changed:
-                return not self._shared.closed
-
         try:
-            return persistently(work, self.context.clock, goes_on)
+            return persistently(work, self.context.clock, lambda: not self.closed)
         except redis.RedisError as error:
             if is_lost(error):
                 raise cannot_use(self._settings.address, error) from error
@@ -311,28 +172,17 @@ class RedisReader(SourceReader):
         shared = self._shared
 
         def goes_on() -> bool:
-            return bool(shared.closed or shared.commands or self._to_fetch())
+            return bool(shared.closed or self._commands or self.readable(list(self._fetched)))
 
         with shared.changed:
             shared.changed.wait_for(goes_on)
-            commands, shared.commands = shared.commands, []
+            commands, self._commands = self._commands, []
             return None if shared.closed and not commands else commands
-
-    def _to_fetch(self) -> list[str]:
-        """Return the streams to read now, none while too much waits; `changed` is held.
-
-        Pieces of paused streams must not hold up the others.
-        """
-        shared = self._shared
-        waiting = shared.waiting_bytes >= self._settings.buffer_bytes and any(
-            piece.name not in shared.paused for piece in shared.pieces
-        )
-        return [] if waiting else [name for name in self._fetched if name not in shared.paused]
 
     def _fetch_all(self) -> None:
         """Read the next entries of each stream; if there are none, wait for some."""
         with self._shared.changed:
-            names = self._to_fetch()
+            names = self.readable(list(self._fetched))
         found = False
         for name in names:
             found = self._fetch(name) or found
@@ -369,11 +219,7 @@ class RedisReader(SourceReader):
         piece = self._piece(at, entries, ended)
         if ended:
             del self._fetched[name]
-        with self._shared.changed:
-            self._shared.lost += lost
-            self._shared.pieces.append(piece)
-            self._shared.waiting_bytes += piece.size_bytes
-        self._wake()
+        self.put(piece, lost)
         return True
 
     def _ask(self, at: StreamSplit, count: int) -> tuple[StreamInfo, list[tuple[str, Fields]]]:
@@ -429,7 +275,9 @@ class RedisReader(SourceReader):
         at.seen = seen_at(info, at.after)
         return lost
 
-    def _piece(self, at: StreamSplit, entries: list[tuple[str, Fields]], ended: bool) -> _Piece:
+    def _piece(
+        self, at: StreamSplit, entries: list[tuple[str, Fields]], ended: bool
+    ) -> Piece[StreamSplit]:
         """Decode entries of one stream."""
         ids, fields = [id_ for id_, _ in entries], [found for _, found in entries]
         sizes = [
@@ -444,19 +292,18 @@ class RedisReader(SourceReader):
         except UndecodableError as error:
             place = f"{at.stream} id {ids[error.index]}"
             raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [(ids[index], fields[index], reason) for index, reason in decoded.bad]
+        bad = [((ids[index], fields[index]), reason) for index, reason in decoded.bad]
         if bad:
             places = {index for index, _ in decoded.bad}
             ids = [id_ for index, id_ in enumerate(ids) if index not in places]
         batch = decoded.batch()
-        return _Piece(
-            at.stream,
+        return Piece(
+            msgspec.structs.replace(at),
             None if batch is None else self._with_metadata(batch, at.stream, ids),
             ids,
             bad,
-            at.after,
-            at.seen,
             sum(sizes) + _ENTRY_BYTES,
+            order_of(ids[0])[0] if ids else -1,
             ended,
         )
 
@@ -506,37 +353,6 @@ class RedisReader(SourceReader):
                     "a position was not written to the group group=`%s` stream=`%s`: %s",
                     *(group, at.stream, reason_of(error)),
                 )
-
-    def _wake(self) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed, and there is no one left to wake
-            self._loop.call_soon_threadsafe(self._arrived.set)
-
-
-def _cut(piece: _Piece, rows: int) -> tuple[_Piece, _Piece]:
-    """Return the first rows of a piece without bad entries, and the rest of it."""
-    assert piece.batch is not None
-    left = len(piece.ids) - rows
-    first = _Piece(
-        piece.name,
-        piece.batch.slice(0, rows),
-        piece.ids[:rows],
-        [],
-        piece.ids[rows - 1],
-        UNKNOWN if piece.seen == UNKNOWN else piece.seen - left,
-    )
-    rest = _Piece(
-        piece.name,
-        piece.batch.slice(rows),
-        piece.ids[rows:],
-        [],
-        piece.after,
-        piece.seen,
-        piece.size_bytes,
-        piece.ended,
-    )
-    return first, rest
 
 
 def _no_stop_any_more(stream: StreamSplit) -> StateError:

@@ -1,0 +1,255 @@
+"""The half of a reader that runs in the mailbox, for readers whose thread fetches and decodes records.
+
+The thread puts finished pieces into a queue that is bounded in bytes, and the mailbox takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from ..operators.base import OperatorContext
+from ..operators.drops import DropKind
+from ..operators.elements import Batch, ColumnBatch, Positions
+from ..operators.source import SourceReader
+from .bad_records import BadRecordHandler, OnBadRecord
+
+
+class Position(Protocol):
+    """A split with its position, a `msgspec.Struct`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        ...
+
+
+P = TypeVar("P", bound=Position)
+
+
+@dataclass(slots=True)
+class Piece(Generic[P]):
+    """Consecutive records of one split, decoded.
+
+    Attributes:
+        position: behind the last record.
+        batch: the good records; None if there are none.
+        marks: the place of each of them, in the form of the reader.
+        bad: the other records, in the form of the reader, with the reasons.
+        size_bytes: of what it keeps in memory.
+        ready_ms: the time of the first record, in ms since 1970; -1: it has none.
+        ended: nothing of the split follows.
+    """
+
+    position: P
+    batch: pa.RecordBatch | None = None
+    marks: Sequence[Any] = ()
+    bad: list[tuple[Any, str]] = field(default_factory=list)
+    size_bytes: int = 0
+    ready_ms: int = -1
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Shared(Generic[P]):
+    """The state that the thread and the mailbox share; `changed` guards it."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    pieces: deque[Piece[P]] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    """The bytes of all pieces."""
+    paused: frozenset[str] = frozenset()
+    lost: int = 0
+    """Records that were deleted before they were read, and are not yet counted."""
+    error: BaseException | None = None
+    closed: bool = False
+
+
+class FetchedSplitsReader(SourceReader, Generic[P]):
+    """Takes pieces from a thread. A subclass fetches them.
+
+    Args:
+        buffer_bytes: while pieces of so many bytes wait, no more are fetched.
+        policy: for bad records.
+        culprit: the thing to correct if there are some, for the error.
+    """
+
+    can_pause_splits = True
+
+    def __init__(self, buffer_bytes: int, policy: OnBadRecord, culprit: str) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._policy, self._culprit = policy, culprit
+        self._positions: dict[str, P] = {}
+        """The positions of the mailbox, of all splits."""
+        self._going_on: dict[str, None] = {}
+        """The splits that have not ended."""
+        self._shared: Shared[P] = Shared()
+
+    # -- what a subclass has ------------------------------------------------------------------------
+
+    def fetch_forever(self) -> None:
+        """Fetch pieces, and `put` them, until the reader is closed; called in a thread."""
+        raise NotImplementedError
+
+    def cut(self, piece: Piece[P], rows: int) -> P:
+        """Return the position behind the first rows of a piece without bad records."""
+        raise NotImplementedError
+
+    def first_bad(self, piece: Piece[P]) -> tuple[str, str, bytes]:
+        """Return where the first bad record of a piece is, the reason, and its bytes."""
+        raise NotImplementedError
+
+    def rejected(self, piece: Piece[P]) -> pa.RecordBatch:
+        """Return the bad records of a piece as rows of the side output."""
+        raise NotImplementedError
+
+    def places(self, piece: Piece[P]) -> Positions | None:
+        """Return the positions of the good records, if they have numbers."""
+        return None
+
+    # -- the mailbox --------------------------------------------------------------------------------
+
+    def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
+        super().open(context, reject)
+        self._bad = BadRecordHandler(self._policy, context, reject, self._culprit)
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, positions: Sequence[P], kind: str) -> None:
+        """Begin to read splits; `kind` names the thread."""
+        for position in positions:
+            self._positions[position.name] = position
+            self._going_on[position.name] = None
+            self.context.splits.opened(position.name)
+        if positions:
+            name = f"{kind} {self.context.operator_name}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def poll(self) -> Batch | None:
+        while True:
+            self._arrived.clear()
+            piece = self._next_piece()
+            if piece is None:
+                return None
+            if piece.bad:
+                first, rejected = partial(self.first_bad, piece), partial(self.rejected, piece)
+                self._bad.handle(len(piece.bad), first, rejected)
+            name = piece.position.name
+            self._positions[name] = piece.position
+            if piece.ended:
+                del self._going_on[name]
+                self.context.splits.ended(name)
+            if piece.batch is not None and piece.batch.num_rows:
+                self.context.splits.reading(name)
+                return ColumnBatch(piece.batch, positions=self.places(piece))
+
+    def _next_piece(self) -> Piece[P] | None:
+        """Take the first piece of a split that is not paused, or only its first rows."""
+        shared, wanted = self._shared, self.rows_wanted
+        with shared.changed:
+            self.context.drops.add(DropKind.DELETED, shared.lost)
+            shared.lost = 0
+            for place, piece in enumerate(shared.pieces):
+                if piece.position.name in shared.paused:
+                    continue
+                if wanted and not piece.bad and piece.batch is not None and len(piece.marks) > wanted:
+                    shared.pieces[place] = replace(
+                        piece, batch=piece.batch.slice(wanted), marks=piece.marks[wanted:]
+                    )
+                    first = piece.batch.slice(0, wanted)
+                    return Piece(self.cut(piece, wanted), first, piece.marks[:wanted])
+                del shared.pieces[place]
+                shared.waiting_bytes -= piece.size_bytes
+                shared.changed.notify_all()
+                self.wake_thread()
+                return piece
+            if shared.error is not None:
+                raise shared.error
+        return None
+
+    async def wait(self) -> None:
+        await self._arrived.wait()
+
+    @property
+    def finished(self) -> bool:
+        return not self._going_on
+
+    def pause_splits(self, splits: frozenset[str]) -> None:
+        with self._shared.changed:
+            self._shared.paused = splits
+            self._shared.changed.notify_all()
+        self.wake_thread()
+        self._arrived.set()
+
+    def snapshot(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(self._positions[name]) for name in self._going_on]
+
+    def lag_s(self) -> float | None:
+        with self._shared.changed:
+            times = [piece.ready_ms for piece in self._shared.pieces if piece.ready_ms >= 0]
+        return max(0.0, (self.context.clock.now_ms() - min(times)) / 1000) if times else 0.0
+
+    def close(self) -> None:
+        """Stop the thread, which closes the connection: that may take longer than the subtask can wait."""
+        with self._shared.changed:
+            self._shared.closed = True
+            self._shared.changed.notify_all()
+        self.wake_thread()
+
+    def wake_thread(self) -> None:
+        """Tell the thread that something has changed, if it does not wait for `changed`."""
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.fetch_forever()
+        except BaseException as error:
+            with self._shared.changed:
+                self._shared.error = error
+            self._wake()
+
+    @property
+    def closed(self) -> bool:
+        """True if the thread should end."""
+        with self._shared.changed:
+            return self._shared.closed
+
+    def readable(self, names: Sequence[str]) -> list[str]:
+        """Return the splits to read now, none while too much waits; `changed` is held.
+
+        Pieces of paused splits must not hold up the others.
+        """
+        shared = self._shared
+        waiting = shared.waiting_bytes >= self._buffer_bytes and any(
+            piece.position.name not in shared.paused for piece in shared.pieces
+        )
+        return [] if waiting else [name for name in names if name not in shared.paused]
+
+    def put(self, piece: Piece[P], lost: int = 0) -> None:
+        """Hand a piece to the mailbox.
+
+        Args:
+            piece: the piece.
+            lost: records that were deleted before they were read.
+        """
+        with self._shared.changed:
+            self._shared.lost += lost
+            self._shared.pieces.append(piece)
+            self._shared.waiting_bytes += piece.size_bytes
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed, and there is no one left to wake
+            self._loop.call_soon_threadsafe(self._arrived.set)
