@@ -33,6 +33,8 @@ from .kafka.security import KafkaSecurity
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
 from .lines import socket_sink, socket_source, stdin_source
+from .nats.sink import nats_sink
+from .nats.source import nats_source
 from .nexmark import nexmark
 from .position_column import with_position
 from .postgres.cdc_source import postgres_cdc_source
@@ -73,6 +75,8 @@ __all__ = [
     "json_source",
     "kafka_sink",
     "kafka_source",
+    "nats_sink",
+    "nats_source",
     "nexmark",
     "numbers",
     "parquet_sink",

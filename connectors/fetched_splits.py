@@ -161,7 +161,12 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             for place, piece in enumerate(shared.pieces):
                 if piece.position.name in shared.paused:
                     continue
-                if wanted and not piece.bad and piece.batch is not None and len(piece.marks) > wanted:
+                if (
+                    wanted
+                    and not piece.bad
+                    and piece.batch is not None
+                    and len(piece.marks) > wanted
+                ):
                     shared.pieces[place] = replace(
                         piece, batch=piece.batch.slice(wanted), marks=piece.marks[wanted:]
                     )
@@ -218,9 +223,8 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
                 self._shared.error = error
             self._wake()
 
-    @property
-    def closed(self) -> bool:
-        """True if the thread should end."""
+    def is_closed(self) -> bool:
+        """Return True if the thread should end."""
         with self._shared.changed:
             return self._shared.closed
 

@@ -63,6 +63,8 @@ from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
+from .nats import manifest as nats
+from .nats.sink import NatsSink
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
 from .postgres import cdc_model
@@ -544,6 +546,11 @@ SOURCES["postgresCdc"] = SourceConnector(
     ),
     _files(_postgres_cdc),
 )
+SOURCES["nats"] = SourceConnector(
+    Section("nats", {**nats.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(nats.make_source),
+    bad_records=True,
+)
 SOURCES["redis"] = SourceConnector(
     Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(redis.make_source),
@@ -780,6 +787,7 @@ SINKS: dict[str, SinkConnector] = {
         _sink(_postgres_sink),
         PostgresSink.guarantees,
     ),
+    "nats": SinkConnector(Section("nats", nats.SINK), _sink(nats.make_sink), NatsSink.guarantees),
     "redis": SinkConnector(
         Section("redis", redis.SINK), _sink(redis.make_sink), RedisSink.guarantees
     ),

@@ -31,6 +31,8 @@ def main() -> None:
     print_table("start and stop of kafka", kafka["start"]["anyOf"][0])
     redis = sources["properties"]["redis"]["properties"]
     print_table("start and stop of redis", redis["start"]["anyOf"][0])
+    nats = sources["properties"]["nats"]["properties"]
+    print_table("start and stop of nats", nats["start"]["anyOf"][0])
     formats = kafka["format"]["anyOf"][0]
     print_table("format of kafka", formats)
     for name, fields in formats["properties"].items():

@@ -157,7 +157,7 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         import redis
 
         try:
-            return persistently(work, self.context.clock, lambda: not self.closed)
+            return persistently(work, self.context.clock, lambda: not self.is_closed())
         except redis.RedisError as error:
             if is_lost(error):
                 raise cannot_use(self._settings.address, error) from error

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headgate.connectors import redis_sink, redis_source
+import nats
+
+from headgate.connectors import nats_sink, nats_source, redis_sink, redis_source
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
-from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase
+from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase, read_all
+from headgate.testing.servers.nats import NatsServer
 from headgate.testing.servers.redis import RedisServer
-from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, SCHEMA, Rows
+from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, SCHEMA, Rows, in_thread
 
 _numbers = itertools.count()
 
@@ -145,4 +149,122 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
         }
 
 
+# -- NATS ---------------------------------------------------------------------------------------------
+
+NATS_USERS = """
+accounts {
+  ALL { jetstream: enabled, users: [{user: "ann", password: "right"}, {user: "all"}] }
+}
+no_auth_user: "all"
+"""
+"""Everybody may do everything, but who names a user must give the password."""
+
+
+class NatsStream:
+    """A stream of its own for each check, on a server that is killed now and then."""
+
+    secrets = (PASSWORD,)
+
+    def __init__(self, server: NatsServer) -> None:
+        self.nats = server
+        self.server: Server | None = server
+
+    def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Do something with JetStream."""
+
+        async def run() -> Any:
+            client = await nats.connect(self.nats.url)
+            try:
+                return await work(client.jetstream())
+            finally:
+                await client.close()
+
+        return in_thread(run)
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"case-{next(_numbers)}"
+        self.do(lambda stream: stream.add_stream(name=name, subjects=[f"{name}.>"]))
+        yield name
+        self.do(lambda stream: stream.delete_stream(name))
+
+    def publish(self, subject: str, values: Sequence[bytes]) -> None:
+        async def publish(stream: Any) -> None:
+            for value in values:
+                await stream.publish(subject, value)
+
+        self.do(publish)
+
+    @property
+    def wrong_user(self) -> dict[str, str]:
+        """Credentials that the server refuses."""
+        return {"user": "ann", "password": PASSWORD}
+
+
+class NatsSource(Rows, NatsStream, SourceCase):
+    """JSON in a stream."""
+
+    features = frozenset(
+        {
+            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
+            *(Feature.SERVER, Feature.MISTAKES),
+        }
+    )
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        self.publish(f"{place}.a", [json.dumps(record).encode() for record in records])
+
+    def put_bad(self, place: str) -> None:
+        self.publish(f"{place}.a", [b"{no JSON}"])
+
+    def source(self, place: str, **options: Any) -> Source:
+        given: dict[str, Any] = {
+            "url": self.nats.url,
+            "schema": SCHEMA,
+            "batch_rows": 1,
+            "stop": "latest",
+        }
+        return nats_source(options.pop("stream", place), **(given | options))
+
+    def live(self, place: str) -> Source:
+        return self.source(place, stop=None)
+
+    def tolerant(self, place: str, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        return {
+            "a stream that does not exist": (self.source(place, stream="none"), "none"),
+            "no server": (self.source(place, url=f"nats://{NOWHERE}"), NOWHERE),
+            "a wrong password": (self.source(place, **self.wrong_user), "uthorization"),
+        }
+
+
+class NatsSinkCase(Rows, NatsStream, SinkCase):
+    """JSON whose messages have ids, staged or at least once."""
+
+    features = frozenset(
+        {*(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE), *(Feature.SERVER, Feature.MISTAKES)}
+    )
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return nats_sink(f"{place}.a", url=self.nats.url, guarantee=guarantee)
+
+    def visible(self, place: str) -> list[Any]:
+        source = nats_source(place, url=self.nats.url, schema=SCHEMA, stop="latest")
+        return list(in_thread(lambda: read_all(source)))
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        url = self.nats.url
+        return {
+            "a subject of no stream": (nats_sink("no.such", url=url), "no.such"),
+            "no server": (nats_sink(f"{place}.a", url=f"nats://{NOWHERE}"), NOWHERE),
+            "a wrong password": (
+                nats_sink(f"{place}.a", url=url, **self.wrong_user),
+                "uthorization",
+            ),
+        }
+
+
+NATS: dict[str, type[Case]] = {"nats_source": NatsSource, "nats_sink": NatsSinkCase}
 REDIS: dict[str, type[Case]] = {"redis_source": RedisSource, "redis_sink": RedisSinkCase}

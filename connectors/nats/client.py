@@ -1,0 +1,196 @@
+"""The connection to servers of NATS: addresses, secrets, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from ...errors import SourceError, UsageError
+from ..secrets import is_reference, read_secret
+
+ANSWER_S_MAX: Final = 5.0
+"""The time in which a server has to answer a request."""
+AWAY_S: Final = 30.0
+"""Calls wait for at most this time for a server that is away."""
+PAUSE_S: Final = 0.2
+_NOT_FOUND, _UNAVAILABLE = 404, 503
+_log = logging.getLogger("headgate.connectors.nats")
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The addresses of a cluster, and the credentials, as the user gives them.
+
+    Attributes:
+        url: `nats://host:4222`, `tls://...`, several with commas; or where it can be read.
+        user: the name of the user; None: none is given.
+        password: the password, or where it can be read.
+        token: the token, or where it can be read.
+        credentials: a file with a JWT and its key (`.creds`), on each machine.
+        ca: the file of the authorities to trust; None: those of the system.
+        certificate: the file with the certificate of the client.
+        key: the file with its key.
+    """
+
+    url: str
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def check(self) -> None:
+        """Check the form of the addresses.
+
+        Raises:
+            UsageError: they are not those of servers.
+        """
+        if not is_reference(self.url):
+            _addresses(self.url)
+        if (self.user is None) != (self.password is None):
+            raise UsageError("user= and password= belong together", fix="give both, or neither")
+
+    def __str__(self) -> str:
+        """Return the addresses, which have no secrets."""
+        if is_reference(self.url):
+            return self.url
+        try:
+            return ",".join(_addresses(self.url))
+        except UsageError:
+            return "***"
+
+    def __repr__(self) -> str:
+        """Return the addresses without secrets."""
+        return f"Servers({self})"
+
+
+def _addresses(url: str) -> list[str]:
+    found = [each.strip() for each in url.split(",")]
+    for each in found:
+        try:
+            parts = urlsplit(each)
+            fits = parts.scheme in ("nats", "tls") and bool(parts.hostname)
+            fits = fits and "@" not in parts.netloc and not parts.path.strip("/")
+            fits = fits and (parts.port is None or parts.port > 0)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise UsageError(
+                "not the addresses of NATS servers",
+                fix='url="nats://host:4222", several with commas; credentials are given as user= and '
+                "password=, token= or credentials=",
+            )
+    return found
+
+
+def _options(servers: Servers, name: str) -> dict[str, Any]:
+    """Return the options of the client, with secrets read on this machine."""
+    made: dict[str, Any] = {
+        "name": name,
+        "connect_timeout": ANSWER_S_MAX,
+        "allow_reconnect": False,
+        "max_reconnect_attempts": 1,  # for the first connection as well
+        "reconnect_time_wait": 0,
+    }
+    if servers.password is not None:
+        made |= {"user": servers.user, "password": read_secret("password", servers.password)}
+    if servers.token is not None:
+        made["token"] = read_secret("token", servers.token)
+    if servers.credentials is not None:
+        made["user_credentials"] = servers.credentials
+    if servers.ca is not None or servers.certificate is not None:
+        try:
+            context = ssl.create_default_context(cafile=servers.ca)
+            if servers.certificate is not None:
+                context.load_cert_chain(servers.certificate, servers.key)
+        except OSError as error:
+            raise UsageError(
+                f"the files of certificates cannot be read: {error}",
+                fix="they must be there on all machines of the cluster",
+            ) from None
+        made["tls"] = context
+    return made
+
+
+@contextlib.asynccontextmanager
+async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
+    """Connect to the first server that answers, for the time of the block.
+
+    The client does not connect again by itself, since what has to be repeated then is known to its user.
+
+    Raises:
+        nats.errors.Error, OSError: none answers, or it refuses us.
+        UsageError: the addresses or a secret cannot be read.
+    """
+    import nats
+
+    options = _options(servers, name)
+    failure: BaseException = OSError("no address is given")
+    client: Any = None
+
+    async def note(error: Exception) -> None:
+        nonlocal failure
+        failure = error
+        _log.debug("the NATS client met an error: %s", error)
+
+    for address in _addresses(read_secret("url", servers.url)):
+        try:
+            client = await nats.connect(servers=[address], error_cb=note, **options)
+            break
+        except nats.errors.NoServersError:
+            pass  # the reason was told to `note`
+        except (nats.errors.Error, OSError) as error:
+            failure = error
+    if client is None:
+        raise failure
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), ANSWER_S_MAX)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return True if the connection broke or the server is away, so that trying again may help."""
+    from nats import errors
+    from nats.js.errors import APIError
+
+    if isinstance(error, APIError):
+        return bool(error.code == _UNAVAILABLE)
+    if isinstance(error, errors.MaxPayloadError | errors.BadSubjectError | errors.BadHeaderError):
+        return False
+    if isinstance(error, errors.Error):
+        refused = ("authorization", "authentication", "permissions")
+        return not any(word in str(error).lower() for word in refused)
+    if isinstance(error, ssl.SSLError):
+        return False
+    return isinstance(error, OSError | asyncio.TimeoutError)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return True if a stream or a consumer does not exist."""
+    from nats.js.errors import APIError
+
+    return isinstance(error, APIError) and error.code == _NOT_FOUND
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of the server or of the client, in one line."""
+    described = getattr(error, "description", None)
+    return " ".join(str(described or error).split()) or type(error).__name__
+
+
+def cannot_use(servers: Servers, error: BaseException) -> SourceError:
+    """Return the error for servers that do not answer, or refuse us."""
+    return SourceError(
+        f"the NATS servers cannot be used servers=`{servers}`: {reason_of(error)}",
+        fix="check the addresses, the credentials, TLS, and that JetStream is on",
+    )

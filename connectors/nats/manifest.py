@@ -1,0 +1,104 @@
+"""The fields of the connectors `nats` in a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...api.manifest.fields import (
+    ChoiceKind,
+    Field,
+    IntegerKind,
+    Items,
+    ListOf,
+    OneOf,
+    Section,
+    TextKind,
+    size,
+)
+from ...errors import UsageError
+from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.fields import format_field, read_format
+from ..formats.text import FORMATS
+from ..rows import parse_time
+from . import sink
+from .model import METADATA
+from .sink import nats_sink
+from .source import ON_LOST, nats_source
+
+_SERVERS: Final = {
+    "url": Field(
+        TextKind(),
+        "servers to ask first: `nats://host:4222`, several with commas; or `file:/path` or `env:NAME`, "
+        "read on each machine",
+        required=True,
+    ),
+    "user": Field(TextKind(), "the name of the user"),
+    "password": Field(
+        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
+    ),
+    "token": Field(TextKind(), "the token, in the same forms"),
+    "credentials": Field(TextKind(), "a file with a JWT and its key, on each machine"),
+    "ca": Field(TextKind(), "with TLS: the file of the authorities to trust; those of the system"),
+    "certificate": Field(TextKind(), "with TLS: the file with the certificate of the client"),
+    "key": Field(TextKind(), "with TLS: the file with its key"),
+}
+_POSITION: Final = {
+    "time": Field(
+        TextKind(), "the first message of this time or later, such as `2026-01-31T12:00:00Z`"
+    ),
+    "sequence": Field(IntegerKind(), "the sequence number of the first message; or of the last"),
+}
+SOURCE: Final = {
+    "stream": Field(TextKind(), "the name of the stream", required=True),
+    **_SERVERS,
+    "subjects": Field(ListOf(TextKind()), "only messages of these subjects, each of them a split"),
+    "format": format_field(FORMATS),
+    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
+    "metadata": Field(
+        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    ),
+    "start": Field(
+        OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
+        "where a run without state begins; earliest",
+    ),
+    "stop": Field(
+        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
+        "where reading ends; absent: never",
+    ),
+    "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
+    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+}
+SINK: Final = {
+    "subject": Field(TextKind(), "the subject of all messages; or a column has it"),
+    **_SERVERS,
+    "format": format_field(sink.FORMATS),
+    "metadata": Field(
+        Items(TextKind(), TextKind("|".join(sink.WRITABLE), f"one of {', '.join(sink.WRITABLE)}")),
+        "columns that become a part of the message beside its data, `{id: order_id}`",
+    ),
+    "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
+}
+
+
+def make_source(*, stream: str, **arguments: Any) -> Source:
+    """Return the source with these fields of a manifest as arguments."""
+    for name in ("start", "stop"):
+        given = arguments.get(name)
+        if isinstance(given, Mapping):
+            if len(given) != 1:
+                raise UsageError(f"{name} needs either time or sequence", fix="keep one")
+            at_time = "time" in given
+            arguments[name] = parse_time(name, given["time"]) if at_time else given["sequence"]
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return nats_source(stream, **arguments)
+
+
+def make_sink(**arguments: Any) -> Sink:
+    """Return the sink with these fields of a manifest as arguments."""
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return nats_sink(**arguments)

@@ -1,0 +1,104 @@
+"""The settings and splits that the source of NATS shares with its readers, and columns of metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import StateError
+from ..bad_records import OnBadRecord
+from ..formats.format import Format
+from .client import Servers
+
+REJECTED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("data", pa.binary()),
+    ]
+)
+"""The columns of the side output `rejected`."""
+METADATA: Final[Mapping[str, pa.DataType]] = {
+    "subject": pa.string(),
+    "sequence": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
+}
+"""The parts of a message beside its data, and the types of their columns."""
+OnLost: TypeAlias = Literal["fail", "skip"]
+Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
+Stop: TypeAlias = Literal["latest"] | datetime | int
+
+
+class NatsSplit(msgspec.Struct):
+    """A split: the messages of a stream, or those of some subjects, and the position in it.
+
+    Attributes:
+        stream: its name.
+        subject: a filter; empty: all messages.
+        after: the sequence number up to which messages were read.
+        stop: the sequence number of the last message to read; None: there is no end.
+    """
+
+    stream: str
+    subject: str
+    after: int
+    stop: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return f"{self.stream}/{self.subject}" if self.subject else self.stream
+
+
+def decoded(split: bytes) -> NatsSplit:
+    """Return a split as messages of a stream.
+
+    Raises:
+        StateError: it is the split of another source.
+    """
+    try:
+        return msgspec.msgpack.decode(split, type=NatsSplit)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            "the restored positions are not those of a NATS source: it was another source before",
+            fix="give it another name, so that it begins from the start; or start the job fresh",
+        ) from error
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return True if a subject can match both filters."""
+    return _overlap(one.split("."), other.split("."))
+
+
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    for first, second in zip(one, other, strict=False):
+        if ">" in (first, second):
+            return True
+        if "*" not in (first, second) and first != second:
+            return False
+    return len(one) == len(other)
+
+
+@dataclass(frozen=True)
+class NatsSettings:
+    """The arguments of `nats_source`, which documents them."""
+
+    stream: str
+    subjects: tuple[str, ...]
+    servers: Servers
+    format: Format
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    on_bad_record: OnBadRecord
+    on_lost: OnLost
+    batch_rows: int
+    buffer_bytes: int

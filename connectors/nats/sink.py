@@ -1,0 +1,362 @@
+"""Subjects of NATS JetStream as a sink. Each message has an id, by which a stream drops repeats.
+
+A stream remembers the ids of its *duplicate window*, two minutes by default. At least once, ids are those
+of a column, or made for an attempt, for requests whose answer was lost. Exactly once, records are staged in
+checkpoints, and the ids are fixed with them: see `functions/write_ahead.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import DataError, JobError, PlanError, SourceError, StorageError, UsageError
+from ...operators.base import OperatorContext
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.origin import Origin, capture_origin
+from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sizes import parse_size
+from ...operators.suggestions import suggest
+from ..files.sink import tag_of
+from ..formats.format import Encode, Format
+from ..formats.text import FormatName, to_format
+from ..functions.calling import CallBounds, CallingWriter
+from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
+from ..rows import check_count
+from .client import (
+    ANSWER_S_MAX,
+    AWAY_S,
+    PAUSE_S,
+    Servers,
+    cannot_use,
+    connected,
+    is_lost,
+    reason_of,
+)
+from .source import in_thread
+
+FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
+WRITABLE: Final = ("subject", "id")
+ID_HEADER: Final = "Nats-Msg-Id"
+ROWS: Final = 500
+"""So many messages are sent before the first answer is waited for."""
+_WITHIN_MS: Final = 1_000
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """The arguments of `nats_sink`, which documents them."""
+
+    subject: str
+    servers: Servers
+    format: Format
+    metadata: Mapping[str, str]
+    buffer_bytes: int
+
+
+class NatsSink(Sink):
+    """One subject, or those in a column."""
+
+    guarantees = frozenset(Guarantee)
+    needs_columns = True
+
+    def __init__(self, settings: SinkSettings, guarantee: Guarantee, origin: Origin) -> None:
+        self.settings = settings
+        self.guarantee = guarantee
+        self.extras = ("nats", *settings.format.extras)
+        self.place = f"{settings.subject or 'subjects'} of {settings.servers}"
+        self._origin = origin
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        if schema is None:
+            raise PlanError(
+                "messages of NATS are made of columns, and this stream is of Python objects",
+                fix="add into=<a Struct class or schema> to the map before it",
+            )
+        for kind, column in self.settings.metadata.items():
+            if column not in schema.names:
+                raise PlanError(
+                    f"there is no such column for metadata {kind}=`{column}`",
+                    fix=suggest(column, schema.names, "columns"),
+                )
+            if schema.field(column).type not in (pa.string(), pa.large_string()):
+                raise PlanError(
+                    f"a column has the wrong type for metadata {kind}=`{column}`",
+                    fix="it must be a string; cast it with select",
+                )
+        others = self.settings.metadata.values()
+        values = pa.schema([field for field in schema if field.name not in others])
+        try:
+            self.settings.format.check_output(values)
+        except UsageError as error:
+            raise PlanError(error.message, fix=error.fix) from error
+
+    def writer(self) -> SinkWriter:
+        settings = self.settings
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return NatsWriter(settings)
+        staging = WriteAheadSettings(ROWS, settings.buffer_bytes, "arrow")
+        return WriteAheadWriter(Publisher(settings), staging, self._origin)
+
+    def check_output(self, run: SinkRun) -> None:
+        """Check that a stream takes the subject; say how long it remembers ids."""
+        window_s = in_thread(lambda: _window_s(self.settings))
+        if self.guarantee is Guarantee.EXACTLY_ONCE and window_s is not None:
+            run.announce(
+                f"sink `{run.sink}`: the stream drops repeated messages for {window_s:g} s. A commit that "
+                "is interrupted for longer may make messages visible twice"
+            )
+
+    def describe(self) -> str:
+        return f"nats({self.settings.subject or self.settings.metadata['subject']})"
+
+
+async def _window_s(settings: SinkSettings) -> float | None:
+    """Return for how many seconds the stream of the subject drops repeats; None: that is not known."""
+    import nats
+
+    try:
+        async with connected(settings.servers, "headgate-check") as client:
+            if not settings.subject:
+                return None
+            jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+            try:
+                name = await jetstream.find_stream_name_by_subject(settings.subject)
+            except nats.js.errors.NotFoundError:
+                raise _no_stream(settings.subject, settings.servers) from None
+            window = (await jetstream.stream_info(name)).config.duplicate_window
+            return None if window is None else float(window)
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise cannot_use(settings.servers, error) from error
+
+
+def _no_stream(subject: str, servers: Servers) -> SourceError:
+    return SourceError(
+        f"no stream takes messages of the subject subject=`{subject}` servers=`{servers}`",
+        fix="create one with `nats stream add`, or check the name and the account of the user",
+    )
+
+
+class Publisher:
+    """Publishes the records of one subtask. It is the function of a write-ahead writer."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        self._encode: Encode | None = None
+        self._schema: pa.Schema | None = None
+        self._connection: contextlib.AsyncExitStack | None = None
+        self._jetstream: Any = None
+
+    async def open(self, context: OperatorContext) -> None:
+        """Connect; called in the event loop of the requests."""
+        import nats
+
+        self._context = context
+        self._name = f"headgate-{context.job_name}-{context.operator_name}"
+        try:
+            await self._connect()
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            raise cannot_use(self._settings.servers, error) from error
+
+    async def _connect(self) -> None:
+        await self.close()
+        stack = contextlib.AsyncExitStack()
+        client = await stack.enter_async_context(connected(self._settings.servers, self._name))
+        self._connection = stack
+        self._jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        stack, self._connection, self._jetstream = self._connection, None, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def __call__(self, data: pa.RecordBatch, epoch: Epoch) -> None:
+        """Publish the records that a checkpoint has staged."""
+        await self.publish(data, epoch.id)
+
+    async def publish(self, data: pa.RecordBatch, key: str) -> None:
+        """Publish records until a stream has acknowledged all of them.
+
+        Args:
+            data: the records.
+            key: makes the ids of messages, with their numbers, unless a column has ids.
+
+        Raises:
+            StorageError: the servers do not answer.
+            JobError: they do not take messages like these.
+        """
+        import nats
+
+        messages = self._messages_of(data, key)
+        clock = self._context.clock
+        deadline = clock.monotonic() + AWAY_S
+        while True:
+            try:
+                if self._jetstream is None:
+                    await self._connect()
+                await self._publish_all(messages)
+                return
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                if not is_lost(error):
+                    raise self._refused(error) from error
+                await self.close()
+                if clock.monotonic() > deadline:
+                    raise StorageError(
+                        f"messages are not acknowledged servers=`{self._settings.servers}`: "
+                        f"{reason_of(error)}",
+                        fix="check that the servers can be reached, and that a stream takes the subject",
+                    ) from error
+                self._context.logger.warning("NATS is tried again: %s", reason_of(error))
+                await asyncio.sleep(PAUSE_S)
+
+    async def _publish_all(self, messages: list[tuple[str, bytes, str]]) -> None:
+        """Publish messages; raise if one of them was not acknowledged, after all answers have come."""
+        jetstream = self._jetstream
+        answers = await asyncio.gather(
+            *(
+                jetstream.publish(subject, value, headers={ID_HEADER: id_})
+                for subject, value, id_ in messages
+            ),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    def _messages_of(self, data: pa.RecordBatch, key: str) -> list[tuple[str, bytes, str]]:
+        """Return subject, data and id of each record."""
+        settings, metadata = self._settings, self._settings.metadata
+        wanted = data.select([name for name in data.schema.names if name not in metadata.values()])
+        if self._encode is None or wanted.schema != self._schema:
+            self._schema = wanted.schema
+            self._encode = settings.format.encoder(wanted.schema, settings.subject)
+        rows = data.num_rows
+        subjects = self._texts(data, "subject") or [settings.subject] * rows
+        ids = self._texts(data, "id") or [f"{key}-{number}" for number in range(rows)]
+        values = [value or b"" for value in self._encode(wanted)]
+        return list(zip(subjects, values, ids, strict=True))
+
+    def _texts(self, data: pa.RecordBatch, kind: str) -> list[str] | None:
+        column = self._settings.metadata.get(kind)
+        if column is None:
+            return None
+        texts: list[str | None] = data.column(column).to_pylist()
+        found = [text for text in texts if text]
+        if len(found) < len(texts) or any(
+            each.isspace() for text in found for each in (text if kind == "subject" else "")
+        ):
+            raise DataError(
+                f"a record has no {kind} that NATS takes column=`{column}`",
+                fix="correct such records before the sink, or filter them out",
+            )
+        return found
+
+    def _refused(self, error: BaseException) -> JobError:
+        return JobError(
+            f"messages cannot be published servers=`{self._settings.servers}`: {reason_of(error)}",
+            fix="check the size limits of the servers and of the stream (max_payload, max_msg_size), that "
+            "it is not full, and the rights of the user",
+        )
+
+
+class NatsWriter(CallingWriter):
+    """Publishes records as they come, at least once."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        # One call at a time keeps the order.
+        super().__init__(CallBounds(ROWS, _WITHIN_MS, 1))
+        self._publisher = Publisher(settings)
+        self._calls = 0
+
+    async def begin(self) -> None:
+        await self._publisher.open(self.context)
+
+    async def release(self) -> None:
+        await self._publisher.close()
+
+    async def call(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        context = self.context
+        self._calls += 1
+        tag = tag_of(context.job_name, context.operator_name)
+        key = f"{tag}-{context.run_id}-{context.file_token}-{self._calls}"
+        await self._publisher.publish(batch.data, key)
+
+
+def nats_sink(
+    subject: str = "",
+    *,
+    url: str,
+    format: FormatName | Format = "json",
+    metadata: Mapping[str, str] | None = None,
+    guarantee: GuaranteeLike = "at_least_once",
+    buffer: str | int = BUFFER,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    credentials: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> NatsSink:
+    """Return a sink that publishes to a stream of NATS JetStream.
+
+    It needs `pip install 'headgate[nats]'`.
+
+    Args:
+        subject: the subject of all messages, which a stream must take; or a column has it (`metadata`).
+        url: the servers, as for `nats_source`.
+        format: of the data: `json` (an object of the columns that are not in `metadata`), `raw` (the one
+            column that is not), or what `avro_format` and `protobuf_format` return.
+        metadata: columns that become a part of the message beside its data: `subject` or `id` (the header
+            `Nats-Msg-Id`), such as {"id": "order_id"}.
+        guarantee: `at_least_once`; `exactly_once`, as long as a commit is not interrupted for longer than
+            the duplicate window of the stream; or `none`.
+        buffer: with `exactly_once`: the most bytes staged between two checkpoints, as for
+            `write_ahead_sink`.
+        user: the name of the user.
+        password: the password, or where it can be read on each machine: `file:/path` or `env:NAME`.
+        token: the token, likewise.
+        credentials: a file with a JWT and its key (`.creds`), on each machine.
+        ca: with TLS: the file of the authorities to trust. None: those of the system.
+        certificate: with TLS: the file with the certificate of the client.
+        key: with TLS: the file with its key.
+
+    Raises:
+        UsageError: an argument is wrong. Whether a stream takes the subject is found out when the job
+            starts.
+    """
+    given = dict(metadata or {})
+    for kind, column in given.items():
+        if kind not in WRITABLE:
+            raise UsageError(
+                f"messages are not given such metadata metadata=`{kind}: {column}`",
+                fix=suggest(kind, WRITABLE, "metadata"),
+            )
+    if bool(subject) == ("subject" in given):
+        raise UsageError(
+            "the subject must be given once",
+            fix='nats_sink("orders.eu"), or metadata={"subject": column}',
+        )
+    if any(each.isspace() or each in "*>" for each in subject):
+        raise UsageError(
+            f"no message can have this subject subject=`{subject}`",
+            fix='"orders.eu", without wildcards',
+        )
+    if not isinstance(format, Format) and format not in FORMATS:
+        raise UsageError(
+            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
+        )
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    servers = Servers(url, user, password, token, credentials, ca, certificate, key)
+    servers.check()
+    settings = SinkSettings(subject, servers, to_format(format), given, buffer)
+    return NatsSink(settings, parse_guarantee(guarantee), capture_origin())

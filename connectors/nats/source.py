@@ -1,0 +1,365 @@
+"""Reads a stream of NATS JetStream; the position is the sequence number of the last message.
+
+Messages stay in a stream as long as its limits say, so the source can be read again from any position.
+Nothing is acknowledged: consumers are made for a position and forgotten, and positions are those of
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import SourceError, UsageError
+from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.sizes import parse_size
+from ...operators.source import Record, Record_co, Source, SourceReader
+from ...operators.suggestions import suggest
+from ..bad_records import BadRecordPolicy, parse_policy
+from ..formats.format import Format
+from ..formats.text import FormatName, to_format
+from ..rows import check_count
+from .client import ANSWER_S_MAX, Servers, cannot_use, connected, is_missing
+from .model import (
+    METADATA,
+    REJECTED_SCHEMA,
+    NatsSettings,
+    NatsSplit,
+    OnLost,
+    Start,
+    Stop,
+    overlap,
+)
+from .reader import NatsReader
+
+BUFFER: Final = "32mb"
+ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
+T = TypeVar("T")
+
+
+class NatsSource(Source[Record_co]):
+    """The messages of a stream, each read exactly once."""
+
+    rejected_schema = REJECTED_SCHEMA
+
+    def __init__(
+        self, settings: NatsSettings, values: pa.Schema, row_type: type[Any] | None
+    ) -> None:
+        self.settings = settings
+        self.extras = ("nats", *settings.format.extras)
+        self.values = values
+        """The columns made of the data of messages."""
+        self.bounded = settings.stop is not None
+        self.row_type = row_type
+        self._columns: tuple[str, ...] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
+        """The columns of messages, then those of `metadata`; only the columns that are read."""
+        metadata = [
+            pa.field(column, METADATA[kind], nullable=kind == "headers")
+            for kind, column in self.settings.metadata.items()
+        ]
+        return pa.schema(
+            [
+                field
+                for field in [*self.values, *metadata]
+                if self._columns is None or field.name in self._columns
+            ]
+        )
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """Return one split for the stream, or one per subject, with the first and the last message."""
+        found = in_thread(lambda: _plan(self.settings))
+        return [msgspec.msgpack.encode(split) for split in found]
+
+    def reader(self) -> SourceReader:
+        return NatsReader(self.settings, self.values, self.schema)
+
+    def with_columns(self, columns: Sequence[str]) -> NatsSource[Record_co]:
+        """Return a source that reads only these columns. The format of a message is checked as a whole."""
+        # At least one column stays: a batch without columns has no rows to count.
+        wanted = tuple(name for name in self.schema.names if name in set(columns))
+        narrow = copy.copy(self)
+        narrow._columns = wanted or (self.schema.names[0],)
+        narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
+        return narrow
+
+    def describe(self) -> str:
+        settings = self.settings
+        subjects = f": {', '.join(settings.subjects)}" if settings.subjects else ""
+        return f"nats({settings.stream}{subjects})"
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run a coroutine in a thread with an event loop of its own, and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()
+
+
+async def _plan(settings: NatsSettings) -> list[NatsSplit]:
+    """Ask the servers for the stream, and return the splits."""
+    import nats
+
+    try:
+        async with connected(settings.servers, "headgate-splits") as client:
+            jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+            try:
+                state = (await jetstream.stream_info(settings.stream)).state
+            except nats.js.errors.NotFoundError as error:
+                if not is_missing(error):
+                    raise
+                raise SourceError(
+                    f"there is no such stream stream=`{settings.stream}` servers=`{settings.servers}`",
+                    fix="check the name, the account of the user, and the domain; create it with `nats "
+                    "stream add`",
+                ) from None
+            start = await _first(jetstream, settings, state) - 1
+            stop = await _last(jetstream, settings, state)
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise cannot_use(settings.servers, error) from error
+    if stop is not None and stop <= start:
+        return []
+    return [
+        NatsSplit(settings.stream, subject, start, stop) for subject in settings.subjects or ("",)
+    ]
+
+
+async def _first(jetstream: Any, settings: NatsSettings, state: Any) -> int:
+    """Return the sequence number of the first message to read; 1: that of the first one there is."""
+    at, behind = settings.start, int(state.last_seq) + 1
+    if at == "earliest":
+        return 1 if state.messages else behind
+    if at == "latest":
+        return behind
+    if isinstance(at, datetime):
+        return await _first_at(jetstream, settings.stream, at)
+    if at > behind:
+        raise _no_message("start", at, state.last_seq)
+    return at
+
+
+async def _last(jetstream: Any, settings: NatsSettings, state: Any) -> int | None:
+    """Return the sequence number of the last message to read; None: there is no end."""
+    at = settings.stop
+    if at is None:
+        return None
+    if at == "latest":
+        return int(state.last_seq)
+    if isinstance(at, datetime):
+        # The first message of that time or later is not read.
+        return await _first_at(jetstream, settings.stream, at) - 1
+    if at > state.last_seq:
+        raise _no_message("stop", at, state.last_seq)
+    return at
+
+
+def _no_message(name: str, at: int, last: int) -> UsageError:
+    return UsageError(
+        f"the stream has no such message {name}=`{at}`", fix=f"the last one is {last}"
+    )
+
+
+async def _first_at(jetstream: Any, stream: str, at: datetime) -> int:
+    """Return the number of the first message of a time or later, or that of the next one."""
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_TIME,
+        opt_start_time=at,
+        ack_policy=AckPolicy.NONE,
+        mem_storage=True,
+        inactive_threshold=1.0,
+    )
+    told = await jetstream.add_consumer(stream, config=config)
+    await jetstream.delete_consumer(stream, told.name)
+    return int(told.delivered.stream_seq) + 1
+
+
+class NatsOptions(TypedDict, total=False):
+    """The keyword arguments of `nats_source` beside the schema; it documents them."""
+
+    subjects: str | Sequence[str]
+    format: FormatName | Format
+    delimiter: str
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    on_bad_record: BadRecordPolicy
+    on_lost: OnLost
+    batch_rows: int
+    buffer: str | int
+    user: str | None
+    password: str | None
+    token: str | None
+    credentials: str | None
+    ca: str | None
+    certificate: str | None
+    key: str | None
+
+
+@overload
+def nats_source(
+    stream: str, *, url: str, schema: type[Record], **options: Unpack[NatsOptions]
+) -> NatsSource[Record]: ...
+@overload
+def nats_source(
+    stream: str, *, url: str, schema: ColumnsLike | None = ..., **options: Unpack[NatsOptions]
+) -> NatsSource: ...
+def nats_source(
+    stream: str,
+    *,
+    url: str,
+    schema: SchemaLike | None = None,
+    subjects: str | Sequence[str] = (),
+    format: FormatName | Format = "json",
+    delimiter: str = ",",
+    metadata: Mapping[str, str] | None = None,
+    start: Start = "earliest",
+    stop: Stop | None = None,
+    on_bad_record: BadRecordPolicy = "fail",
+    on_lost: OnLost = "fail",
+    batch_rows: int = 8192,
+    buffer: str | int = BUFFER,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    credentials: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> NatsSource:
+    """Return a source of the messages in a stream of NATS JetStream.
+
+    It needs `pip install 'headgate[nats]'`.
+
+    Args:
+        stream: the name of the stream, which keeps its messages by limits.
+        url: servers to ask first: `nats://host:4222`, several with commas; or where that can be read on
+            each machine: `file:/path` or `env:NAME`.
+        schema: the columns of the data: a Struct class, a `pyarrow.Schema` or {name: type}. With
+            `format="raw"` it is one column, by default `value` of type binary.
+        subjects: only messages of these subjects, such as "orders.eu.>". Each is a split, so different
+            subtasks can read them; no subject may match two of them. None: all messages, by one subtask.
+        format: of the data: `json` (an object each), `csv` (one line), `raw`, or what `avro_format` and
+            `protobuf_format` return.
+        delimiter: of CSV.
+        metadata: further columns, by what they hold: `subject`, `sequence`, `timestamp` (when the server
+            stored the message) or `headers`, such as {"timestamp": "sent_at"}.
+        start: where a run without state begins: `earliest`, `latest`, a time (a datetime: the first
+            message of that time or later), or the sequence number of the first message.
+        stop: where reading ends, which makes the source bounded: `latest` (all that is there when the job
+            starts), a time, or the sequence number of the last message. None: it never ends.
+        on_bad_record: the treatment of unreadable messages: `fail`, `drop` (counted), or `side_output`
+            (`rejected`).
+        on_lost: what happens if messages have been deleted before they were read: `fail`, or `skip` to the
+            first one that is left, with a warning.
+        batch_rows: most rows per batch.
+        buffer: about the most bytes that wait to be processed, per subtask.
+        user: the name of the user.
+        password: the password, or where it can be read on each machine: `file:/path` or `env:NAME`.
+        token: the token, likewise.
+        credentials: a file with a JWT and its key (`.creds`), on each machine.
+        ca: with TLS: the file of the authorities to trust. None: those of the system.
+        certificate: with TLS: the file with the certificate of the client.
+        key: with TLS: the file with its key.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the stream exists is found out when the job starts.
+    """
+    check_name(stream)
+    servers = Servers(url, user, password, token, credentials, ca, certificate, key)
+    servers.check()
+    made = to_format(format, delimiter)
+    if schema is None:
+        schema = made.columns()
+    values = to_schema(schema)
+    made.check_columns(values)
+    kinds = _check_metadata(metadata or {}, values)
+    _check_position("start", start, ("earliest", "latest"), least=1)
+    if stop is not None:
+        _check_position("stop", stop, ("latest",), least=0)
+    if on_lost not in ON_LOST:
+        raise UsageError(
+            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
+        )
+    check_count("batch_rows", batch_rows, 1)
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    settings = NatsSettings(
+        stream,
+        _check_subjects((subjects,) if isinstance(subjects, str) else tuple(subjects)),
+        servers,
+        made,
+        kinds,
+        start,
+        stop,
+        parse_policy(on_bad_record),
+        on_lost,
+        batch_rows,
+        buffer,
+    )
+    return NatsSource(settings, values, None if kinds else record_class(schema))
+
+
+def check_name(stream: str) -> None:
+    """Check the name of a stream.
+
+    Raises:
+        UsageError: no stream can have it.
+    """
+    if not stream or any(each.isspace() or each in ".*>/\\" for each in stream):
+        raise UsageError(
+            f"not the name of a stream stream=`{stream}`",
+            fix='"ORDERS"; subjects are given as subjects=',
+        )
+
+
+def _check_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    for number, subject in enumerate(subjects):
+        if not subject or any(each.isspace() for each in subject):
+            raise UsageError(f"not a subject subjects=`{subject}`", fix='subjects=["orders.eu.>"]')
+        for other in subjects[:number]:
+            if overlap(subject, other):
+                raise UsageError(
+                    f"a message could match two of the subjects subjects=`{other}, {subject}`",
+                    fix="it would be read twice; keep one of them, or make them disjoint",
+                )
+    return subjects
+
+
+def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:
+    for kind, column in metadata.items():
+        if kind not in METADATA:
+            raise UsageError(
+                f"messages have no such metadata metadata=`{kind}`",
+                fix=suggest(kind, list(METADATA), "metadata"),
+            )
+        if column in values.names or list(metadata.values()).count(column) > 1:
+            raise UsageError(
+                f"two columns have the same name column=`{column}`", fix="rename one of them"
+            )
+    return dict(metadata)
+
+
+def _check_position(name: str, given: object, words: Sequence[str], *, least: int) -> None:
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise UsageError(
+                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
+            )
+    elif isinstance(given, int) and not isinstance(given, bool):
+        check_count(name, given, least)
+    elif given not in words:
+        raise UsageError(
+            f"not a position in a stream {name}=`{given}`",
+            fix=f"one of {', '.join(words)}, a datetime, or a sequence number",
+        )

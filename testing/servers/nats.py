@@ -1,0 +1,106 @@
+"""NATS with JetStream, built with Go once and kept outside of the tree.
+
+The client nats-py (`pip install 'headgate[nats]'`) is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .process import HeldPort, ServerProcess
+from .programs import NotAvailableError, go_command, made_once
+
+VERSION: Final = "v2.11.4"
+MODULE: Final = f"github.com/nats-io/nats-server/v2@{VERSION}"
+_BUILD_S_MAX: Final = 600
+_GREETING_S_MAX: Final = 5
+
+
+class NatsServer:
+    """A server on loopback with JetStream, whose data survives its death.
+
+    Attributes:
+        port: its port on 127.0.0.1.
+        url: its address for clients.
+    """
+
+    def __init__(self, directory: Path, settings: str = "") -> None:
+        """Prepare a server; `start` starts it.
+
+        Args:
+            directory: for its configuration, its data and its log; created.
+            settings: further lines of its configuration.
+
+        Raises:
+            NotAvailableError: there is no client, no Go, no network, or not enough time.
+        """
+        if find_spec("nats") is None:
+            raise NotAvailableError("nats-py is not installed: pip install 'headgate[nats]'")
+        program = made_once(f"nats-server-{VERSION}", ["nats-server"], _build) / "nats-server"
+        directory.mkdir(parents=True, exist_ok=True)
+        self._port = HeldPort()
+        self.port = self._port.number
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._name = f"headgate-{self.port}"
+        config = directory / "nats.conf"
+        config.write_text(
+            f'server_name: "{self._name}"\nlisten: "127.0.0.1:{self.port}"\n'
+            f'jetstream {{ store_dir: "{directory.resolve() / "data"}" }}\n{settings}\n'
+        )
+        self._process = ServerProcess(
+            "NATS", [str(program), "-c", str(config)], directory / "nats.log", self._answers
+        )
+
+    def start(self) -> None:
+        """Start it, or start it again with its data.
+
+        Raises:
+            RuntimeError: it did not come up; the text has the end of its log.
+        """
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it at once, as a crash of the process does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Shut it down for good."""
+        self._process.stop()
+        self._port.release()
+
+    def _answers(self) -> bool:
+        """Return True if this very server greets us, and its JetStream is ready."""
+        with socket.create_connection(("127.0.0.1", self.port), _GREETING_S_MAX) as connection:
+            connection.settimeout(_GREETING_S_MAX)
+            line = connection.makefile("rb").readline()
+        kind, _, text = line.partition(b" ")
+        if kind != b"INFO":
+            return False
+        told = msgspec.json.decode(text)
+        return bool(told.get("server_name") == self._name and told.get("jetstream"))
+
+
+@contextlib.contextmanager
+def running(directory: Path, settings: str = "") -> Iterator[NatsServer]:
+    """Run a server for the time of the block.
+
+    Raises:
+        NotAvailableError: see `NatsServer`.
+    """
+    server = NatsServer(directory, settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def _build(directory: Path) -> None:
+    go_command("install", MODULE, seconds_max=_BUILD_S_MAX, GOBIN=str(directory))
