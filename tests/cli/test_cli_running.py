@@ -30,7 +30,9 @@ def test_list_checkpoint_stop_and_resume(cli, ticker: str) -> None:
 
     taken = cli("checkpoint", "ticker")
     assert taken.stdout.startswith("job ticker: checkpoint 1 completed in ")
-    answer = json.loads(cli("query", "ticker", "counts", "u1", "--json").stdout)
+    while (asked := cli("query", "ticker", "counts", "u1", "--json")).returncode:
+        assert "did not answer within" in asked.stderr  # on a machine that is very slow
+    answer = json.loads(asked.stdout)
     assert (answer["job"], answer["state"], answer["key"]) == ("ticker", "counts", "u1")
     assert answer["level"] == "live"
     assert json.loads(cli("list", "--json").stdout)[0]["last_checkpoint"] == 1

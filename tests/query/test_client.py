@@ -159,7 +159,9 @@ def test_the_client_for_scripts(lab: Any) -> None:
             found: dict[str, Any] = {}
 
             def use() -> None:
-                with hg.query.connect("clicks", url=api.url, token=api.token) as client:
+                with hg.query.connect(
+                    "clicks", url=api.url, token=api.token, patience="60s"
+                ) as client:
                     while "value" not in found:
                         answer = client.query("sums", "u1")
                         if answer.found:

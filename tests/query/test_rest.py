@@ -21,7 +21,7 @@ ODD = "a b/c?d=é&+%2F\n"
 
 
 def odd_job() -> hg.Job:
-    job = hg.Job("odd", parallelism=2)
+    job = hg.Job("odd", parallelism=2, options={"headgate.queries.timeout": "60s"})
     schema = {"user": "string", "n": "int64"}
     rows = job.read(from_list([{"user": ODD, "n": 3}], schema=schema), name="in")
     by_user = rows.key_by("user").agg(n=hg.sum("n"), name="one", queryable="sums")
