@@ -128,7 +128,7 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(service: Service) -> N
         return None
 
     taken.trouble = slow
-    written(http_sink(stub.url, timeout="200ms", longest_pause="1ms"), rows(1))
+    written(http_sink(stub.url, timeout="500ms", longest_pause="1ms", retries=1000), rows(1))
     go.set()
     assert taken.records == [{"id": 1}]
 

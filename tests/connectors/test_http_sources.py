@@ -267,8 +267,7 @@ def test_a_silent_stream_is_left_and_read_again(stub: HttpStub) -> None:
         return 200, {"Content-Type": "text/event-stream", "Content-Length": "100"}, [b": wait\n"]
 
     stub.answer = answer
-    # More connections than `retries` say nothing, which is no failure: each was answered.
-    assert read(events(stub, silence="50ms")) == ROWS
+    assert read(events(stub, silence="50ms", retries=1000)) == ROWS
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -383,3 +382,15 @@ def test_a_source_that_cannot_be_read_again_is_named(
 def test_arguments_that_cannot_work_are_refused(make: Callable[[], Source], message: str) -> None:
     with pytest.raises(HeadgateError, match=message):
         make()
+
+
+def test_connections_that_are_answered_and_silent_are_no_failures(stub: HttpStub) -> None:
+    served = stream_of(ROWS)
+
+    def answer(asked: Asked) -> Given:
+        if len(stub.asked) > 4:
+            return served(asked)
+        return 200, {"Content-Type": "text/event-stream"}, [b": nothing yet\n"]
+
+    stub.answer = answer
+    assert read(events(stub, retries=2)) == ROWS
