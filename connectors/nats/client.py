@@ -19,7 +19,7 @@ ANSWER_S_MAX: Final = 5.0
 AWAY_S: Final = 30.0
 """Calls wait for at most this time for a server that is away."""
 PAUSE_S: Final = 0.2
-_NOT_FOUND, _UNAVAILABLE = 404, 503
+_NOT_FOUND: Final = 404
 _log = logging.getLogger("headgate.connectors.nats")
 
 
@@ -161,10 +161,10 @@ async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
 def is_lost(error: BaseException) -> bool:
     """Return True if the connection broke or the server is away, so that trying again may help."""
     from nats import errors
-    from nats.js.errors import APIError
+    from nats.js.errors import APIError, ServiceUnavailableError
 
     if isinstance(error, APIError):
-        return bool(error.code == _UNAVAILABLE)
+        return isinstance(error, ServiceUnavailableError)
     if isinstance(error, errors.MaxPayloadError | errors.BadSubjectError | errors.BadHeaderError):
         return False
     if isinstance(error, errors.Error):

@@ -154,6 +154,25 @@ def test_what_a_filter_does_not_match_is_no_loss(server: NatsServer, stream: str
     assert asyncio.run(asyncio.wait_for(run(), 120)) == [1, 5]
 
 
+def test_a_consumer_that_the_server_forgets_is_made_again(server: NatsServer, stream: str) -> None:
+    async def forget(js: Any) -> None:
+        for consumer in await js.consumers_info(stream):
+            await js.delete_consumer(stream, consumer.name)
+
+    async def run() -> list[int]:
+        source = source_of(server, stream, stop=None)
+        reader = open_reader(source, source.splits(1))
+        found = []
+        for n in range(1, 4):
+            await asyncio.to_thread(put, server, f"{stream}.a", n)
+            found += [row for batch in await read_batches(reader, 1) for row in records_of(batch)]
+            await asyncio.to_thread(NatsStream(server).do, forget)
+        reader.close()
+        return ids(found)
+
+    assert asyncio.run(asyncio.wait_for(run(), 120)) == [1, 2, 3]
+
+
 def test_another_stream_of_the_same_name_is_an_error(server: NatsServer, stream: str) -> None:
     put(server, f"{stream}.a", 1, 2, 3)
     source = source_of(server, stream, start=3)
