@@ -368,7 +368,7 @@ OPERATORS = [
     (TABLE + "key: id}}}", "table has no schema table=`x` | schema: {column: type, ...}"),
     (
         "x: {from: orders, lookup: {key: id, table: {key: id}}}",
-        "table has no connector table=`x` | name one of csv, json, parquet",
+        "table has no connector table=`x` | name one of csv, json, text, parquet",
     ),
     (
         "x: {from: orders, lookup: {key: id, table: {parquet: {path: not-there.parquet}, key: id}}}",
