@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..errors import JobError, PlanError, SourceError, UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.sink import Guarantee, Sink, SinkRun, SinkWriter
+from ..operators.sink import Guarantee, Sink, SinkWriter
 from ..operators.source import Source, SourceReader
 from .fetching import FetchingReader, Piece, Split
 from .files.source import LINES
@@ -60,10 +60,6 @@ class SocketSource(LineSource):
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
-
-    def splits(self, parallelism: int) -> list[bytes]:
-        _connected(self.host, self.port).close()
-        return super().splits(parallelism)
 
     def reader(self) -> SourceReader:
         return SocketReader(self.host, self.port)
@@ -175,9 +171,6 @@ class SocketSink(Sink):
             except UsageError as error:
                 raise PlanError(error.message, fix=error.fix) from error
 
-    def check_output(self, run: SinkRun) -> None:
-        _connected(self.host, self.port).close()
-
     def writer(self) -> SinkWriter:
         return SocketWriter(self.host, self.port)
 
@@ -238,8 +231,8 @@ def _connected(host: str, port: int) -> socket.socket:
         raise _unreachable(host, port, error) from None
 
 
-def _unreachable(host: str, port: int, error: OSError) -> UsageError:
-    return UsageError(
+def _unreachable(host: str, port: int, error: OSError) -> JobError:
+    return JobError(
         f"nothing listens at address=`{host}:{port}`: {error}",
         fix=f"start the other program first, such as: nc -lk {host} {port}",
     )
@@ -276,7 +269,7 @@ def socket_source(port: int, *, host: str = "127.0.0.1") -> SocketSource:
         host: `127.0.0.1`, `::1` or `localhost`.
 
     Raises:
-        UsageError: this is no address of this machine. Whether anything listens is found at the start.
+        UsageError: this is no address of this machine. Whether anything listens is found when the job runs.
     """
     _check_address(host, port)
     return SocketSource(host, port)
@@ -294,7 +287,7 @@ def socket_sink(port: int, *, host: str = "127.0.0.1") -> SocketSink:
         host: `127.0.0.1`, `::1` or `localhost`.
 
     Raises:
-        UsageError: this is no address of this machine. Whether anything listens is found at the start.
+        UsageError: this is no address of this machine. Whether anything listens is found when the job runs.
     """
     _check_address(host, port)
     return SocketSink(host, port)

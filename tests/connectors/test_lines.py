@@ -17,7 +17,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import collect, from_list, socket_sink, socket_source, stdin_source
 from headgate.connectors import lines as of_lines
-from headgate.errors import HeadgateError, JobError, SourceError, UsageError
+from headgate.errors import JobError, SourceError, UsageError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import make_context
@@ -25,22 +25,18 @@ from headgate.testing.connectors import make_context
 
 @contextmanager
 def serving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Serve connections one after the other; the first has nothing to say, as it looks who listens."""
+    """Serve one connection, as `nc -l` does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             try:
-                server.accept()[0].close()
-                while True:
-                    connection = server.accept()[0]
-                    with connection:
-                        answer(connection)
+                with server.accept()[0] as connection:
+                    answer(connection)
             except OSError:
                 return
 
         threading.Thread(target=serve, daemon=True).start()
         yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
 
 
 def run(source: Any) -> list[Any]:
@@ -77,11 +73,12 @@ def test_a_line_without_an_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(UsageError, match="nothing listens"):
+    with pytest.raises(JobError, match="nothing listens"):
         run(socket_source(port))
     job = hg.Job("lines")
+    job.restart(0)
     job.read(from_list([1]), name="in").write(socket_sink(port), name="out")
-    with pytest.raises(HeadgateError, match="nothing listens"):
+    with pytest.raises(JobError, match="nothing listens"):
         job.run(cluster="in-process")
 
 
