@@ -332,7 +332,7 @@ def test_a_mistake_in_a_source_is_one_problem(
 SINKS = [
     (
         "y: {from: orders}",
-        "18: sink has no connector sink=`y` | name one of parquet, csv, json, print",
+        "18: sink has no connector sink=`y` | name one of parquet, csv, json, text, print",
     ),
     (
         "y: {parquet: {path: a}, guarantee: none}",
