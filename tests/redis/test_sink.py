@@ -409,3 +409,37 @@ def test_a_list_can_be_written(
     )
     job.run()
     assert ids(client, target) == [1]
+
+
+def commands_of(page: str, heading: str) -> list[str]:
+    """Return the rights that a page lists behind a text, as ACL writes them."""
+    behind = page[page.index(heading) :]
+    listed = behind[behind.index("`+") + 1 : behind.index("`", behind.index("`+") + 1)]
+    return listed.split()
+
+
+def test_the_listed_rights_are_enough(
+    server: RedisServer, client: Any, new_stream: NewStream, tmp_path: Path
+) -> None:
+    page = (Path(hg.__file__).parent / "docs" / "redis.md").read_text()
+    source, target, early = new_stream(), new_stream(), new_stream()
+    for n in range(3):
+        client.xadd(source, {"id": n})
+    rights = {
+        "reads": ([*commands_of(page, "## The source"), "+xgroup"], [f"~{source}"]),
+        "writes": (commands_of(page, "### Exactly once"), [f"~{target}", "~hg:*"]),
+        "adds": (commands_of(page, "At least once takes"), [f"~{early}"]),
+    }
+    for user, (commands, keys) in rights.items():
+        client.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *keys, *commands)
+    urls = {user: server.url.replace("//", f"//{user}:secret@") for user in rights}
+    job = hg.Job("rights")
+    job.checkpoint(every="1h", storage=str(tmp_path / "state"))
+    rows = job.read(
+        redis_source(source, url=urls["reads"], schema={"id": "long"}, stop="latest", group="g"),
+        name="numbers",
+    )
+    rows.write(redis_sink(target, url=urls["writes"], guarantee="exactly_once"), name="out")
+    rows.write(redis_sink(early, url=urls["adds"]), name="early")
+    job.run()
+    assert ids(client, target) == ids(client, early) == [0, 1, 2]
