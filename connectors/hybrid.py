@@ -12,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
+from ..api.manifest.fields import REFERENCE, Field, Section, Table, TextKind
+from ..api.manifest.references import resolve_function
+from ..api.manifest.registry import SourceConnector, SourceSpec
 from ..errors import StateError, UsageError
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
@@ -367,3 +371,71 @@ def _prepared(source: Source, run: SourceRun | None) -> Source:
         f"live=`{source.describe()}`",
         fix="give the source itself",
     )
+
+
+def hybrid_connector(others: Mapping[str, SourceConnector]) -> SourceConnector:
+    """Return the connector `hybrid` of these connectors."""
+    fields = {name: Field(each.fields, f"read with {name}") for name, each in others.items()}
+
+    def make(values: Mapping[str, Any], spec: SourceSpec) -> Source:
+        if ("live" in values) == ("liveFunction" in values):
+            raise UsageError(
+                "hybrid needs either live or liveFunction",
+                fix="live: {generator: ...}, or another source; or liveFunction: module:function",
+            )
+        history = _part("history", values["history"], spec, others)
+        live: Any = (
+            _part("live", values["live"], spec, others)
+            if "live" in values
+            else resolve_function(values["liveFunction"])
+        )
+        return hybrid_source(history, live, time_column=values.get("timeColumn"))
+
+    return SourceConnector(
+        Section(
+            "hybrid",
+            {
+                "history": Field(
+                    Section("history", fields), "what is read first: a source with an end", True
+                ),
+                "live": Field(Section("live", fields), "what is read then: another source"),
+                "liveFunction": Field(
+                    REFERENCE,
+                    "instead: a function of the highest event time of the history, in ms since 1970, "
+                    "that returns the source, `module:function`",
+                ),
+                "timeColumn": Field(
+                    TextKind(), "with liveFunction: the column it is the highest of"
+                ),
+            },
+        ),
+        make,
+        bad_records=True,
+    )
+
+
+def _part(
+    what: str, table: Table, spec: SourceSpec, others: Mapping[str, SourceConnector]
+) -> Source:
+    """Return the source in `history` or `live`. The fields beside `hybrid` hold for both."""
+    chosen = table.present(list(others))
+    if len(chosen) != 1:
+        raise UsageError(
+            f"{what} needs exactly one source found=`{', '.join(chosen)}`",
+            fix=f"one of: {', '.join(others)}",
+        )
+    connector = others[chosen[0]]
+    if spec.schema is None and connector.schema == "required":
+        raise UsageError(
+            f"{what} has no schema source=`{chosen[0]}`",
+            fix="schema: {column: type, ...}, beside hybrid",
+        )
+    fields = table.values[chosen[0]].values
+    # Generated rows define their columns themselves; these are compared later.
+    takes_schema = connector.schema != "refused" and not {"fields", "function"} & fields.keys()
+    own = replace(
+        spec,
+        schema=spec.schema if takes_schema else None,
+        on_bad_record=spec.on_bad_record if connector.bad_records else None,
+    )
+    return connector.make(fields, own)

@@ -54,7 +54,7 @@ from .http.manifest import (
     made_sse_source,
 )
 from .http.sink import HttpSink
-from .hybrid import hybrid_source
+from .hybrid import hybrid_connector
 from .iceberg.catalog import KINDS
 from .iceberg.sink import IcebergSink, iceberg_sink
 from .kafka.model import METADATA
@@ -78,80 +78,6 @@ from .rows import parse_time
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import stop_after_idle, throttle
-
-# --- hybrid ----------------------------------------------------------------------------------------
-
-
-def hybrid_connector(others: Mapping[str, SourceConnector]) -> SourceConnector:
-    """Return the connector `hybrid` of these connectors."""
-    fields = {name: Field(each.fields, f"read with {name}") for name, each in others.items()}
-
-    def make(values: Mapping[str, Any], spec: SourceSpec) -> Source:
-        if ("live" in values) == ("liveFunction" in values):
-            raise UsageError(
-                "hybrid needs either live or liveFunction",
-                fix="live: {generator: ...}, or another source; or liveFunction: module:function",
-            )
-        history = _part("history", values["history"], spec, others)
-        live: Any = (
-            _part("live", values["live"], spec, others)
-            if "live" in values
-            else resolve_function(values["liveFunction"])
-        )
-        return hybrid_source(history, live, time_column=values.get("timeColumn"))
-
-    return SourceConnector(
-        Section(
-            "hybrid",
-            {
-                "history": Field(
-                    Section("history", fields), "what is read first: a source with an end", True
-                ),
-                "live": Field(Section("live", fields), "what is read then: another source"),
-                "liveFunction": Field(
-                    REFERENCE,
-                    "instead: a function of the highest event time of the history, in ms since 1970, "
-                    "that returns the source, `module:function`",
-                ),
-                "timeColumn": Field(
-                    TextKind(), "with liveFunction: the column it is the highest of"
-                ),
-            },
-        ),
-        make,
-        bad_records=True,
-    )
-
-
-def _part(
-    what: str, table: Table, spec: SourceSpec, others: Mapping[str, SourceConnector]
-) -> Source:
-    """Return the source in `history` or `live`. The fields beside `hybrid` hold for both."""
-    chosen = table.present(list(others))
-    if len(chosen) != 1:
-        raise UsageError(
-            f"{what} needs exactly one source found=`{', '.join(chosen)}`",
-            fix=f"one of: {', '.join(others)}",
-        )
-    connector = others[chosen[0]]
-    if spec.schema is None and connector.schema == "required":
-        raise UsageError(
-            f"{what} has no schema source=`{chosen[0]}`",
-            fix="schema: {column: type, ...}, beside hybrid",
-        )
-    fields = table.values[chosen[0]].values
-    # Generated rows define their columns themselves; these are compared later.
-    takes_schema = connector.schema != "refused" and not {"fields", "function"} & fields.keys()
-    own = replace(
-        spec,
-        schema=spec.schema if takes_schema else None,
-        on_bad_record=spec.on_bad_record if connector.bad_records else None,
-    )
-    return connector.make(fields, own)
-
-
-# --- all connectors --------------------------------------------------------------------------------
-
 
 _BATCH_ROWS = Field(IntegerKind(1), "rows per batch")
 _STORAGE_OPTIONS = Field(Items(AnyText()), "`s3.*` options, if they differ from the job's")
