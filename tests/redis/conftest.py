@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headgate.testing.servers.process import HeldPort
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.redis import RedisServer, running
 from headgate.tests.support.skips import skip_or_fail
@@ -30,7 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def cluster(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A cluster of one node."""
-    with running(tmp_path_factory.mktemp("redis") / "node", "--cluster-enabled", "yes") as node:
+    directory = tmp_path_factory.mktemp("redis") / "node"
+    # By default the port of the cluster is 10,000 higher, and so perhaps none at all.
+    with (
+        HeldPort() as port,
+        running(directory, "--cluster-enabled", "yes", "--cluster-port", str(port)) as node,
+    ):
         with node.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             for _ in range(LOOKS_MAX):
