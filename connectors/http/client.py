@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit, urlunsplit
 
 from ...errors import JobError, StorageError, UsageError
 from ...operators.clock import Clock
@@ -344,10 +344,23 @@ class HttpClient:
 
     def redacted(self, text: str) -> str:
         """Return a text without the secrets of the requests."""
-        query = urlsplit(self.settings.url).query
-        for secret in sorted(filter(None, [*self._secrets, query]), key=len, reverse=True):
+        secrets = {*self._secrets, *_secrets_of(urlsplit(self.settings.url).query)}
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
+
+
+def _secrets_of(query: str) -> set[str]:
+    """Return a query and its values, in the forms in which the client or the service may give them back."""
+    found = {query}
+    for part in query.replace(";", "&").split("&"):
+        value = part.partition("=")[2]
+        plain = unquote_plus(value)
+        # Codes stand for all characters that need them, or only for those that aiohttp writes so.
+        codes = {quote(plain, safe=""), quote(plain, safe="/?:@!$'()*,~"), quote_plus(plain)}
+        forms = {value, plain, unquote(value), *codes}
+        found |= set(filter(_may_be_secret, forms))
+    return found
 
 
 def retry_after_s(header: str | None, now_ms: int) -> float:

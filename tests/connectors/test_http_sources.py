@@ -127,6 +127,22 @@ def test_a_service_that_is_away_and_one_that_refuses(stub: HttpStub) -> None:
         read(polled(stub))
 
 
+@pytest.mark.parametrize("query", ["token=s3c%2Fr3t%20x", "a=b&token=s3c/r3t+x"])
+def test_secrets_of_the_query_are_not_shown_in_other_spellings(stub: HttpStub, query: str) -> None:
+    """The client spells the query in its own way, and the service may name a value alone."""
+    spellings = ("s3c/r3t x", "s3c%2Fr3t%20x", "s3c/r3t%20x", "s3c%2Fr3t+x")
+    source = http_source(f"{stub.url}/rows?{query}", SCHEMA, stop="latest", retries=0)
+    stub.answer = lambda asked: (403, {}, ", ".join(("no such token", *spellings)).encode())
+    with pytest.raises(SourceError, match="no such token") as refused:
+        read(source)
+    # The name of the header is wrong, and the client's error about it has the address.
+    stub.answer = lambda asked: (200, {"bad header": "x"}, b"[]")
+    with pytest.raises(StorageError, match="/rows") as broken:
+        read(source)
+    for shown in (str(refused.value), str(broken.value)):
+        assert not [each for each in (*spellings, "r3t") if each in shown]
+
+
 def test_a_reader_waits_and_is_closed_while_the_service_hangs(stub: HttpStub) -> None:
     async def run() -> None:
         source = polled(stub, stop=None, every="1h")
