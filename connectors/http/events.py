@@ -280,7 +280,9 @@ class EventReader(HttpReader):
         if not events:
             return
         self._quiet, self._asked_s = 0, 0.0
-        if settings.replays and (missing := next((e for e in events if not e.own_id), None)):
+        if settings.replays and (
+            missing := next((e for e in events if not (e.own_id and e.id)), None)
+        ):
             raise SourceError(
                 f"an event has no id, so it could not be read again url=`{settings.http.shown}` "
                 f"event=`{missing.type}`",

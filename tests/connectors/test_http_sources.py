@@ -274,6 +274,14 @@ def test_streams_that_cannot_be_read_fail(
     assert "s3cr3t" not in str(failed.value)
 
 
+def test_an_event_with_an_empty_id_has_none(stub: HttpStub) -> None:
+    """An empty id resets the position, and the service would give all events again."""
+    head = {"Content-Type": "text/event-stream"}
+    stub.answer = lambda asked: (200, head, b'id: 1\ndata: {"id": 1}\n\nid:\ndata: {"id": 2}\n\n')
+    with pytest.raises(SourceError, match="has no id"):
+        read(events(stub))
+
+
 def test_a_silent_stream_is_left_and_read_again(stub: HttpStub) -> None:
     served = stream_of(ROWS)
 
