@@ -234,7 +234,10 @@ class RedisWriter(SinkWriter):
             raise
         if not self._exactly_once:
             return []
-        self._unprepared.pop(epoch.key, None)
+        with self._turn:
+            if self._closed:
+                raise self._was_closed()  # `close` deletes the staged entries
+            self._unprepared.pop(epoch.key, None)
         staged = Staged(
             *(self._settings.stream, epoch.key, self._keys.index, self._marker),
             *(epoch.number, epoch.chunks, epoch.entries),
@@ -278,13 +281,16 @@ class RedisWriter(SinkWriter):
                     if chunk is None or chunk.epoch.number > number:
                         return
                     if self._closed:
-                        raise JobError(f"the sink was closed stream=`{self._settings.stream}`")
+                        raise self._was_closed()
                 with self._about():
                     self._persistently(partial(self._send, chunk))
                 with self._changed:
                     self._queue.popleft()
                     self._waiting_bytes -= chunk.size_bytes
                     self._changed.notify_all()
+
+    def _was_closed(self) -> JobError:
+        return JobError(f"the sink was closed stream=`{self._settings.stream}`")
 
     def _send(self, chunk: _Chunk) -> None:
         """Send one chunk. It may have been sent before, if the connection broke."""

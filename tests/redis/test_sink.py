@@ -101,6 +101,27 @@ def test_a_chunk_that_is_sent_again_is_staged_once(
     assert ids(client, stream) == list(range(600))
 
 
+def test_a_writer_that_was_closed_gives_no_committable(
+    server: RedisServer, client: Any, new_stream: NewStream
+) -> None:
+    """A closed writer deletes what no checkpoint has, so no checkpoint may get it afterwards."""
+    stream = new_stream()
+
+    def run() -> Any:
+        writer = open_writer(stream, server.url)
+        writer.write(batch_of(*range(500)))
+        pre_commit = writer.roll(1)
+        writer._send_until(1)  # as the thread for full chunks does
+        assert client.keys("hg:{" + stream + "}:*")
+        writer.close()
+        return pre_commit
+
+    pre_commit = in_loop(run)  # the loop ends behind the thread of `close`
+    assert not client.keys("hg:{" + stream + "}:*")
+    with pytest.raises(JobError, match="was closed"):
+        pre_commit()
+
+
 @pytest.mark.parametrize("on_lost", ["fail", "skip"])
 def test_lost_entries_are_an_error_or_skipped(
     server: RedisServer, client: Any, new_stream: NewStream, on_lost: str
