@@ -297,8 +297,16 @@ class HttpClient:
             headers = {name.lower(): value for name, value in response.headers.items()}
             return Answer(response.status, headers, bytes(body))
 
-    async def patient(self, method: str, url: str, **options: Any) -> Answer:
+    async def patient(
+        self, method: str, url: str, busy: frozenset[int] = frozenset(), **options: Any
+    ) -> Answer:
         """Make a request until there is an answer that another request would not change.
+
+        Args:
+            method: of the request.
+            url: of the request.
+            busy: statuses by which the service says that it is still at an earlier try.
+            options: of `once`.
 
         Raises:
             StorageError: there is none after all retries.
@@ -311,7 +319,7 @@ class HttpClient:
             except NoAnswer as error:
                 reason = str(error)
             else:
-                if answer.status not in RETRIED:
+                if answer.status not in RETRIED and not (tries and answer.status in busy):
                     return answer
                 reason = self.shown_answer(answer)
                 asked_s = retry_after_s(answer.headers.get("retry-after"), self._clock.now_ms())

@@ -48,6 +48,8 @@ METHODS: Final[tuple[Method, ...]] = ("POST", "PUT", "PATCH")
 REFUSALS: Final = frozenset({400, 413, 422})
 """The statuses that are about the records of a request, and not about its sender."""
 TOO_LARGE: Final = 413
+IN_PROGRESS: Final = frozenset({409})
+"""The answer to a repeat while the service is still at the first request with its key."""
 ROWS: Final = 500
 KEY_HEADER: Final = "Idempotency-Key"
 
@@ -173,7 +175,8 @@ class Poster:
             headers[settings.key_header] = key
         url = settings.http.url
         body = _body_of(settings.body, values)
-        answer = await client.patient(settings.method, url, data=body, headers=headers)
+        busy = IN_PROGRESS if settings.key_header is not None else frozenset()
+        answer = await client.patient(settings.method, url, busy, data=body, headers=headers)
         if answer.good:
             return
         shown = client.shown_answer(answer)
@@ -270,7 +273,8 @@ def http_sink(
     """Return a sink that sends records to a service, as JSON, some of them a request.
 
     A request is made again when there is no answer, and for the statuses 408, 425, 429, 500, 502, 503 and
-    504: after pauses that grow from 0.5 s, with jitter, and not before the time in `Retry-After`.
+    504: after pauses that grow from 0.5 s, with jitter, and not before the time in `Retry-After`. So is a
+    repeat with a key for which the service answers 409, as it is still at the first request.
 
     Args:
         url: `http://` or `https://`, without credentials.

@@ -219,6 +219,26 @@ def test_a_refusal_fails_the_job_by_default(service: Service) -> None:
     assert len(stub.asked) == 1
 
 
+def test_a_service_that_is_still_at_the_first_try_is_asked_again(service: Service) -> None:
+    """Services with keys of idempotence answer 409 to a repeat while the first request is in progress."""
+    stub, taken = service
+    answers = iter([(503, {}, b"gone"), (409, {}, b"in progress"), (409, {}, b"in progress")])
+    taken.trouble = lambda asked: next(answers, None)
+    written(http_sink(stub.url, longest_pause="1ms"), rows(1))
+    assert taken.records == [{"id": 1}]
+    assert len({asked.headers["idempotency-key"] for asked in stub.asked}) == 1
+
+
+@pytest.mark.parametrize(("statuses", "key"), [([409], "Idempotency-Key"), ([503, 409], None)])
+def test_another_409_is_a_refusal(service: Service, statuses: list[int], key: str | None) -> None:
+    """The first request, and requests without a key, are behind no other."""
+    stub, taken = service
+    left = iter(statuses)
+    taken.trouble = lambda asked: (next(left), {}, b"no")
+    with pytest.raises(JobError, match="status 409"):
+        written(http_sink(stub.url, longest_pause="1ms", key_header=key), rows(1))
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 302])
 def test_a_refused_sender_is_not_a_refused_record(service: Service, status: int) -> None:
     stub, taken = service
