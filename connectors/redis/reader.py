@@ -253,6 +253,9 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
                 f"position=`{at.after}`: its last id is {info.last}; was it deleted and created again?",
                 fix="give the source another name, so that it begins from the start",
             )
+        if at.after != FIRST and info.added < at.seen:
+            self._forgotten(at, info)
+            return 1
         there = info.first is not None and order_of(info.first) <= order_of(at.after)
         if there or order_of(info.last) == order_of(at.after):
             return 0
@@ -274,6 +277,21 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         _log.warning("the job goes on without entries stream=`%s`: %s", at.stream, what)
         at.seen = seen_at(info, at.after)
         return lost
+
+    def _forgotten(self, at: StreamSplit, info: StreamInfo) -> None:
+        """Go on in a stream that has had fewer entries than were read of it, if the user allows that."""
+        what = (
+            f"of {at.seen:,} entries that were read the server knows {info.added:,}: it has forgotten "
+            "entries that it had acknowledged, or the stream was deleted and created again"
+        )
+        if self._settings.on_lost == "fail":
+            raise SourceError(
+                f"a stream has lost entries stream=`{at.stream}`: {what}",
+                fix="compare the stream with what writes to it; on_lost='skip' goes on with the entries "
+                "behind the position of the job",
+            )
+        _log.warning("the job goes on without entries stream=`%s`: %s", at.stream, what)
+        at.seen = seen_at(info, at.after)
 
     def _piece(
         self, at: StreamSplit, entries: list[tuple[str, Fields]], ended: bool

@@ -176,6 +176,37 @@ def test_another_stream_of_the_same_name_is_an_error(
         asyncio.run(read_on())
 
 
+@pytest.mark.parametrize("on_lost", ["fail", "skip"])
+def test_another_stream_with_higher_ids_is_a_loss(
+    server: RedisServer, client: Any, new_stream: NewStream, on_lost: str
+) -> None:
+    """Entries of the first stream were not read, and the counters of the second know nothing of them."""
+    stream = new_stream()
+    add(client, stream, *range(1, 7))
+
+    async def read_on() -> tuple[list[int], int]:
+        source = source_of(server, stream, batch_rows=1, buffer=1, on_lost=on_lost)
+        reader = open_reader(source, source.splits(1))
+        assert len(await read_batches(reader, 3)) == 3
+        positions = reader.snapshot()
+        reader.close()
+        client.delete(stream)
+        add(client, stream, 5, 8)  # the source ends at 1000-6
+        context = make_context()
+        reader = open_reader(source, positions, context)
+        try:
+            rows = [row for batch in await read_batches(reader) for row in records_of(batch)]
+        finally:
+            reader.close()
+        return ids(rows), context.drops.counts.get(DropKind.DELETED, 0)
+
+    if on_lost == "skip":
+        assert asyncio.run(read_on()) == ([5], 1)
+    else:
+        with pytest.raises(SourceError, match="forgotten entries .* created again"):
+            asyncio.run(read_on())
+
+
 def test_positions_with_an_end_need_one(
     server: RedisServer, client: Any, new_stream: NewStream
 ) -> None:
