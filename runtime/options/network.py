@@ -203,7 +203,8 @@ REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",
     Duration(at_least_ms=0),
     5_000,
-    "How long the REST API waits, once the job has ended, for operations and for answers under way.",
+    "How long the REST API waits, once the job has ended, for operations, for clients that have not asked "
+    "yet how theirs ended, and for answers under way.",
 )
 BUFFERS_PER_CHANNEL = Option[int](
     "taskmanager.network.memory.buffers-per-channel",

@@ -218,6 +218,8 @@ class RestServer:
         self._operations = Operations(options.get(REST_OPERATIONS))
         self._ended: dict[str, asyncio.Event] = {}
         """The events of operations that go on, set when they end."""
+        self._untold: dict[str, asyncio.Event] = {}
+        """The operations whose end no client has been told, with events that are set once one is."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[EventQueue] = set()
         self._listener = RestListener(ListenerLimits.of(options))
@@ -290,12 +292,24 @@ class RestServer:
         return self._runner.server
 
     async def close(self) -> None:
-        """Answer requests under way, as far as that takes little time, and stop."""
-        self._listener.stop_listening()
+        """Answer requests under way, as far as that takes little time, and stop.
+
+        A client that has begun an operation asks for its end on its own. So new requests are answered
+        until the clients of the operations that ended with the job know it.
+        """
         for watcher in self._watchers:
             watcher.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._close_s)
+        since_ms = self._clock.now_ms() - round(1000 * self._close_s)
+        asked = {
+            each.trigger_id for each in self._operations.all if (each.ended_ms or 0) >= since_ms
+        }
+        waiting = [told.wait() for each, told in self._untold.items() if each in asked]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._close_s):
+                await asyncio.gather(*waiting)
+        self._listener.stop_listening()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -432,6 +446,9 @@ class RestServer:
             broken = InternalError(f"the operation broke: {type(error).__name__}: {error}")
             self._operations.fail(trigger_id, problem_of(broken), self._clock.now_ms())
         finally:
+            remembered = {each.trigger_id for each in self._operations.all}
+            self._untold = {k: told for k, told in self._untold.items() if k in remembered}
+            self._untold[trigger_id] = asyncio.Event()
             self._ended.pop(trigger_id).set()
 
     async def _get_operations(self, request: web.Request) -> web.StreamResponse:
@@ -445,7 +462,10 @@ class RestServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await ended.wait()
-        return json_reply(self._operations.find(trigger_id))
+        answer = self._operations.find(trigger_id)
+        if answer.ended_ms is not None and trigger_id in self._untold:
+            self._untold.pop(trigger_id).set()
+        return json_reply(answer)
 
     # -- events -------------------------------------------------------------------------------------
 

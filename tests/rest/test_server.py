@@ -343,6 +343,28 @@ def test_a_hosted_job_has_its_api_where_the_options_say(
     assert hosted(job, use) == "CANCELED"
 
 
+def test_a_client_learns_how_its_operation_ended_though_the_job_has_ended_before_it_asked(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
+
+    async def use(coordinator: JobCoordinator) -> str:
+        token = coordinator.server.token
+        async with RestClient(coordinator.rest_url, token) as client:
+            await client.begin(answers.CancelCommand(trigger_id="c"))
+            async for event in client.events():
+                if event.kind == "ended":
+                    break
+        await asyncio.sleep(0.5)
+        async with RestClient(coordinator.rest_url, token) as client:
+            return (await client.operation("c")).status.value
+
+    job = hg.Job("hosted", options={"rest.port": "0"})
+    source = from_list([{"a": 1}, Pause("1h")], schema={"a": "int64"})
+    job.read(source, name="in").write(blackhole(), name="out")
+    assert hosted(job, use) == "COMPLETED"
+
+
 def test_a_port_that_is_taken_is_an_error_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
