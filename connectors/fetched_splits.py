@@ -78,7 +78,7 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
     """Takes pieces from a thread. A subclass fetches them.
 
     Args:
-        buffer_bytes: while pieces of so many bytes wait, no more are fetched.
+        buffer_bytes: while pieces of this size wait, no more are fetched.
         policy: for bad records.
         culprit: the thing to correct if there are some, for the error.
     """

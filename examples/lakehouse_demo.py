@@ -274,7 +274,7 @@ def _kill(
 
 
 def _wait(work: Path, jobs: dict[str, Running], rows: int) -> bool:
-    """Wait until the Iceberg table has so many rows; return False if it never has."""
+    """Wait until the Iceberg table has this number of rows; return False if it never has."""
     deadline = time.monotonic() + END_S_MAX
     while time.monotonic() < deadline:
         ended = [job for job in jobs.values() if job.ended]

@@ -282,7 +282,7 @@ class HttpClient:
     async def once(
         self, method: str, url: str, bytes_max: int = ANSWER_BYTES_MAX, **options: Any
     ) -> Answer:
-        """Make one request, and read at most so many bytes of the answer.
+        """Make one request, and read at most a given number of bytes of the answer.
 
         Raises:
             NoAnswer: there is none.

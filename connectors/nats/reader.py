@@ -36,13 +36,13 @@ from .model import METADATA, REJECTED_SCHEMA, NatsSettings, NatsSplit, decoded
 _MESSAGE_BYTES: Final = 500
 """About what a message takes beside its data."""
 _FIRST_COUNT: Final = 64
-"""So many messages are asked for as long as nothing is known about their size."""
+"""The number of messages that are asked for while nothing is known about their size."""
 _WAIT_S: Final = 0.5
 """A request waits for messages for this time."""
 _UNUSED_S: Final = 60.0
 """The server forgets a consumer that was not used for this time; another one is made then."""
 _IDLE_MAX: Final = 10
-"""After so many requests without the messages that were sent, a consumer is made again."""
+"""After this number of requests without the messages that were sent, a consumer is made again."""
 _log = logging.getLogger("headgate.connectors.nats")
 
 
@@ -200,7 +200,7 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
                     if told.delivered.consumer_seq != received and idle > _IDLE_MAX:
                         raise _Interrupted(f"messages of `{name}` did not arrive")
                     if told.delivered.consumer_seq == received and not told.num_pending:
-                        # What the filter does not match was read as well, in a sense.
+                        # The filter does not match the messages up to here, so the split has passed them.
                         self._catch_up(at, state.last_seq)
                 if name not in self._fetched:
                     return

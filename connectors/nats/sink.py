@@ -44,7 +44,7 @@ FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 WRITABLE: Final = ("subject", "id")
 ID_HEADER: Final = "Nats-Msg-Id"
 ROWS: Final = 500
-"""So many messages are sent before the first answer is waited for."""
+"""The number of messages that are sent before the first answer is waited for."""
 _WITHIN_MS: Final = 1_000
 
 

@@ -2,7 +2,7 @@
 
 Entries between two barriers are *staged* in a list of chunks. Each chunk is moved to the stream by one
 script, which is atomic: it adds the entries, removes the chunk from the list, and notes both in the
-marker of the writer. So a chunk is added once, whoever repeats the script, and the marker tells a chunk
+marker of the writer. So a chunk is added once, also if the script is repeated, and the marker tells a chunk
 that was added from one that was lost. A chunk is small, because the server does nothing else while a
 script runs.
 """

@@ -36,7 +36,7 @@ from .model import (
 _ENTRY_BYTES: Final = 200
 """About what an entry takes beside its fields."""
 _FIRST_COUNT: Final = 64
-"""So many entries are asked for as long as nothing is known about their size."""
+"""The number of entries that are asked for while nothing is known about their size."""
 _BLOCK_MS: Final = 200
 """The thread looks at least this often whether the reader was closed."""
 _LOOK_S: Final = 0.02

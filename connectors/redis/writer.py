@@ -26,7 +26,7 @@ from .keys import DROP, MARKER_S, MOVE, STAGE, SinkKeys, Staged, pack
 
 _CHUNK_ENTRIES: Final = 500
 _CHUNK_BYTES: Final = 256 << 10
-"""A chunk ends behind the entry with which it has so many entries or bytes."""
+"""A chunk ends behind the entry with which it reaches this number of entries or bytes."""
 _WAIT_S: Final = 0.2
 _LOOK_MS: Final = 500
 _log = logging.getLogger("headgate.connectors.redis")

@@ -1,4 +1,4 @@
-"""The commit of a checkpoint to a table: its files are added once, whoever repeats the commit.
+"""The commit of a checkpoint to a table: its files are added once, also if the commit is repeated.
 
 In the same atomic change that adds files, a table records a *mark* for each run of a job that wrote them:
 the newest checkpoint of that run whose files it has. A commit first looks what the table has, and leaves

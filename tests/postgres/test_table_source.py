@@ -39,7 +39,7 @@ def run(scenario: Any) -> Any:
 
 
 async def rows_from(reader: SourceReader, count: int) -> list[Any]:
-    """Return at least so many records, fewer if the reader has finished."""
+    """Return at least this number of records, fewer if the reader has finished."""
     found: list[Any] = []
     while len(found) < count and not reader.finished:
         batch = reader.poll()

@@ -145,7 +145,7 @@ def test_the_list_outlives_trimming_and_takeovers_and_nothing_of_it_is_left(logs
 @pytest.mark.parametrize(
     ("next_run", "kept"),
     [({}, True), ({"fresh": True}, False), ({"restore_from": "elsewhere"}, False)],
-    ids=["resumes", "begins anew", "begins with a savepoint"],
+    ids=["resumes", "begins again", "begins with a savepoint"],
 )
 def test_what_a_stopped_run_had_still_to_delete(
     logs: Logs, next_run: dict[str, Any], kept: bool
