@@ -13,7 +13,7 @@ from headgate.connectors import postgres_cdc_source, postgres_sink
 
 
 def effects(change):
-    """What a change adds to the total of a customer, and what it takes away."""
+    """Return the amounts that a change adds to the total of a customer, and takes away."""
     if change.op in ("snapshot", "insert", "update"):
         yield {"customer": change.customer, "orders": 1, "total": change.amount}
     if change.op in ("update", "delete"):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Literal, final
 
 Direction = Literal["requests", "answers"]
-"""What clients send to the server, or what the server sends to them."""
+"""A direction: to the server, or from the server to its clients."""
 
 _CHUNK: Final = 65536
 _BACKLOG: Final = 128
@@ -55,7 +55,7 @@ class CuttingProxy:
         self._connections: set[_Connection] = set()
         self._passed: dict[Direction, int] = {"requests": 0, "answers": 0}
         self._cut_at: dict[Direction, int] = {}
-        """How many bytes have passed in a direction when all connections are cut."""
+        """The number of bytes in a direction after which all connections are cut."""
         self._cuts = 0
         self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -103,7 +103,7 @@ class CuttingProxy:
 
     @property
     def cuts(self) -> int:
-        """How often connections were cut."""
+        """The number of times that connections were cut."""
         with self._lock:
             return self._cuts
 

@@ -95,7 +95,7 @@ class _Staged(msgspec.Struct, frozen=True, array_like=True):
     subtask: int
     part: int
     columns: bool
-    """Whether `data` is a stream of Arrow; if not, it is a pickled list."""
+    """True if `data` is a stream of Arrow; otherwise it is a pickled list."""
     data: bytes
 
 

@@ -174,7 +174,7 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether the service has done what was asked."""
+        """True if the service has done what was asked."""
         return 200 <= self.status < 300
 
 

@@ -112,7 +112,7 @@ class Event:
     id: str
     """The last id that was given; empty: none was."""
     own_id: bool
-    """Whether the event itself has one."""
+    """True if the event itself has an id."""
     type: str
 
 

@@ -39,7 +39,7 @@ class Partition:
         return f"{self.transform}({number}{self.column})"
 
     def takes(self, type_: pa.DataType) -> bool:
-        """Whether there are such partitions of a column of this type."""
+        """Tells whether a column of this type can be partitioned in this way."""
         timed, dated = pa.types.is_timestamp(type_), pa.types.is_date(type_)
         whole = pa.types.is_integer(type_) or pa.types.is_decimal(type_)
         text = type_ in (pa.string(), pa.binary())

@@ -45,7 +45,7 @@ _MERGED: Final = "commit.manifest-merge.enabled"
 
 
 class Statistics(msgspec.Struct, frozen=True, array_like=True):
-    """What a manifest says of a file, by the numbers of its columns."""
+    """The statistics of a file for its manifest, by the numbers of its columns."""
 
     column_sizes: dict[int, int]
     value_counts: dict[int, int]
@@ -88,7 +88,7 @@ def iceberg_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def _holds(table: pa.DataType | None, stream: pa.DataType) -> bool:
-    """Whether a column of a table holds all values of a column of a stream, both as `iceberg_type`."""
+    """Return True if a column of a table holds all values of a column of a stream (`iceberg_type`)."""
     if table is None:
         return False
     if table == stream or (stream, table) in _WIDER:
@@ -172,7 +172,7 @@ def check_fits(
 
 
 def _must_be_there(type_: pa.DataType) -> bool:
-    """Whether a type has parts that must not be null. The keys of a map are never null anyway."""
+    """Return True if a type has parts that must not be null. Keys of maps do not count: they never are."""
     if pa.types.is_map(type_):
         return not type_.item_field.nullable or _must_be_there(type_.item_type)
     if pa.types.is_large_list(type_) or pa.types.is_list(type_):

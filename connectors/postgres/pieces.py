@@ -167,7 +167,7 @@ class Worker(Generic[P]):
         self.shared = shared
         self._wake = wake
         self._pieces = 0
-        """How many pieces were handed over."""
+        """The number of pieces that were handed over."""
 
     def read(self) -> None:
         """Read all that follows the last piece that was handed over."""

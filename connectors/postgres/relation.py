@@ -22,7 +22,7 @@ WHERE t.oid = %s
 
 @dataclass(frozen=True)
 class Relation:
-    """What is read.
+    """The table or the query that is read.
 
     Attributes:
         address: of the database.

@@ -266,7 +266,7 @@ SELECT to_regclass(format('%%I.%%I', %(schema)s::text, %(name)s::text))::oid,
 
 @dataclass(frozen=True)
 class Identity:
-    """What a table is now that was known by a name and a number.
+    """The present identity of a table that was known by a name and a number.
 
     Attributes:
         oid: the number of the table that has the name; None: there is none.

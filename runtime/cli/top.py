@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ...errors import JobError
 from ..control.job_client import Connect, PublishedEvent, watch
 from ..finding import connect_to_job
+from ..options.recovery import COORDINATOR_RETURN_TIMEOUT
 from .console import FAILED, OK, report
 from .run import make_reporter
 
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from ..protocol.job_result import JobOutcome
     from .progress import Reporter
 
-RETURN_S_MAX: Final = 240.0
-"""How long a successor of a coordinator that went away is looked for; as the default of
-`headgate.coordinator.return-timeout`."""
+RETURN_S_MAX: Final = COORDINATOR_RETURN_TIMEOUT.default / 1000
+"""The time for which a successor of a coordinator that went away is looked for."""
 _LOOK_S: Final = 1.0
 _LINE_EVERY_S: Final = 1.0
 

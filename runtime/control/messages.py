@@ -356,7 +356,7 @@ class StateOutcome(StrEnum):
 
 
 class StateAnswer(Message, frozen=True):
-    """What a subtask answers to AskState."""
+    """The answer of a subtask to AskState."""
 
     query: int
     outcome: StateOutcome

@@ -22,6 +22,7 @@ from ..plan import PhysicalPlan, Vertex
 from ..protocol.ids import SubtaskId
 from .context import JobContext
 from .pending_queries import PendingQueries
+from .workers import LiveWorker
 
 LIVE: Final = "live"
 """The level of an answer that is read while the job runs: a failure may take it back."""
@@ -76,49 +77,39 @@ async def query_state(
         raise UsageError(f"the query has no key state=`{state.name}`", fix="give key=...")
     key = parse_key(state, text)
     _check_running(job)
+    if len(pending) >= options.get(QUERY_WAITING_MAX):
+        raise _too_many(options.get(QUERY_WAITING_MAX))
     key_group = key_group_of(hash_key(key), plan.max_parallelism)
     index = owner_of(key_group, vertex.parallelism, plan.max_parallelism)
     subtask = SubtaskId(vertex.id, index)
-    executions = job.attempt.executions
-    attempt = executions.attempt_of(subtask)
-    worker = job.pool.live.get(executions.placement.get(subtask, ""))
-    if (
-        worker is None
-        or attempt is None
-        or executions.failover.region_of(subtask) in job.attempt.restarting
-    ):
-        raise JobNotReady(f"the subtask of the key restarts state=`{state.name}`", fix=_LATER)
-    waiting_max, timeout_ms = options.get(QUERY_WAITING_MAX), options.get(QUERY_TIMEOUT)
-    if len(pending) >= waiting_max:
-        raise _too_many(waiting_max)
+    worker, attempt = _worker_of(job, subtask, state)
     number, answer = pending.add(worker.worker_id)
+    asked = AskState(
+        attempt=attempt,
+        query=number,
+        vertex=vertex.id,
+        index=index,
+        operator=node.name,
+        state=state.state,
+        key=encode_key(key),
+        bytes_max=options.get(QUERY_ANSWER_MAX),
+        waiting_max=options.get(QUERY_WAITING_MAX),
+        timeout_ms=options.get(QUERY_TIMEOUT),
+    )
     try:
-        worker.send(
-            AskState(
-                attempt=attempt,
-                query=number,
-                vertex=vertex.id,
-                index=index,
-                operator=node.name,
-                state=state.state,
-                key=encode_key(key),
-                bytes_max=options.get(QUERY_ANSWER_MAX),
-                waiting_max=waiting_max,
-                timeout_ms=timeout_ms,
-            )
-        )
-        async with asyncio.timeout(timeout_ms / 1000):
+        worker.send(asked)
+        async with asyncio.timeout(asked.timeout_ms / 1000):
             read = await answer
     except TimeoutError:
         raise JobNotReady(
-            f"the subtask of the key did not answer within {format_duration(timeout_ms)} "
-            f"state=`{state.name}` subtask=`{executions.name(subtask)}`",
+            f"the subtask of the key did not answer within {format_duration(asked.timeout_ms)} "
+            f"state=`{state.name}` subtask=`{job.attempt.executions.name(subtask)}`",
             fix="ask again: it restarts, or is in a long call; "
             f"{QUERY_TIMEOUT.key} is how long a query waits",
         ) from None
     finally:
         pending.drop(number)
-    _check_read(read, state, waiting_max, options.get(QUERY_ANSWER_MAX))
+    _check_read(read, state, asked.waiting_max, asked.bytes_max)
     found = bool(read.value)
     return {
         "job": job.env.spec.name,
@@ -134,6 +125,23 @@ async def query_state(
         "found": found,
         "value": msgspec.json.decode(read.value) if found else None,
     }
+
+
+def _worker_of(
+    job: JobContext, subtask: SubtaskId, state: QueryableState
+) -> tuple[LiveWorker, int]:
+    """Return the worker that has a subtask, and the number of the subtask's attempt.
+
+    Raises:
+        JobNotReady: the subtask restarts.
+    """
+    executions = job.attempt.executions
+    attempt = executions.attempt_of(subtask)
+    worker = job.pool.live.get(executions.placement.get(subtask, ""))
+    restarts = executions.failover.region_of(subtask) in job.attempt.restarting
+    if worker is None or attempt is None or restarts:
+        raise JobNotReady(f"the subtask of the key restarts state=`{state.name}`", fix=_LATER)
+    return worker, attempt
 
 
 def _find(plan: PhysicalPlan, name: object) -> tuple[Vertex, Node, QueryableState]:

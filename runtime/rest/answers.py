@@ -534,7 +534,7 @@ class StatesAnswer(Answer, frozen=True):
 
 
 class QueryAnswer(Answer, frozen=True):
-    """What a state has for a key."""
+    """The value that a state has for a key."""
 
     job: str
     run: str

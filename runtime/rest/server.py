@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -35,6 +35,7 @@ from ..options.registry import Options
 from .answers import (
     Command,
     Health,
+    OperationAnswer,
     OperationsAnswer,
     RequestProblem,
     encode_event,
@@ -299,21 +300,31 @@ class RestServer:
         """
         for watcher in self._watchers:
             watcher.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._close_s)
         since_ms = self._clock.now_ms() - round(1000 * self._close_s)
-        asked = {
-            each.trigger_id for each in self._operations.all if (each.ended_ms or 0) >= since_ms
-        }
-        waiting = [told.wait() for each, told in self._untold.items() if each in asked]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._close_s):
-                await asyncio.gather(*waiting)
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                await self._told_since(since_ms)
         self._listener.stop_listening()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runner.cleanup()
+
+    async def _told_since(self, since_ms: int) -> None:
+        """Wait until clients know the end of each operation that has ended since then."""
+        recent = {
+            each.trigger_id for each in self._operations.all if (each.ended_ms or 0) >= since_ms
+        }
+        waiting = [told.wait() for each, told in self._untold.items() if each in recent]
+        await asyncio.gather(*waiting)
+
+    def _note_told(self, answers: Sequence[OperationAnswer]) -> None:
+        """Note that a client is told of these operations, and so of the end of those that have ended."""
+        for answer in answers:
+            if answer.ended_ms is not None and answer.trigger_id in self._untold:
+                self._untold.pop(answer.trigger_id).set()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -411,6 +422,7 @@ class RestServer:
             )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        self._note_told([answer])
         return json_reply(
             answer, status=202, headers={"Location": f"/v1/operations/{command.trigger_id}"}
         )
@@ -452,6 +464,7 @@ class RestServer:
             self._ended.pop(trigger_id).set()
 
     async def _get_operations(self, request: web.Request) -> web.StreamResponse:
+        self._note_told(self._operations.all)
         return json_reply(OperationsAnswer(operations=self._operations.all))
 
     async def _get_operation(self, request: web.Request) -> web.StreamResponse:
@@ -463,8 +476,7 @@ class RestServer:
                 async with asyncio.timeout(wait_s):
                     await ended.wait()
         answer = self._operations.find(trigger_id)
-        if answer.ended_ms is not None and trigger_id in self._untold:
-            self._untold.pop(trigger_id).set()
+        self._note_told([answer])
         return json_reply(answer)
 
     # -- events -------------------------------------------------------------------------------------

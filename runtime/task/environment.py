@@ -109,7 +109,7 @@ class TaskSettings:
     """The interval of a source's latency markers; 0: there are none (`metrics.latency.interval`).
     """
     commit_retries: int = 10
-    """How often a commit is repeated whose target is away (`sink.committer.retries`)."""
+    """The number of times that a commit is repeated while its target is away (`sink.committer.retries`)."""
     debloat: DebloatSettings | None = None
     """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 

@@ -511,7 +511,7 @@ _CUTS: Final[tuple[tuple[int, Direction], ...]] = (
     (0, "answers"),
     (20, "answers"),
 )
-"""How many bytes pass in a direction before connections break."""
+"""The number of bytes that pass in a direction before connections break."""
 
 
 class _Moment(Enum):

@@ -365,6 +365,28 @@ def test_a_client_learns_how_its_operation_ended_though_the_job_has_ended_before
     assert hosted(job, use) == "COMPLETED"
 
 
+def test_an_answer_to_a_repeated_request_tells_the_end_as_well(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Then the API closes at once: the time-out would be longer than this test may take."""
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
+
+    async def use(coordinator: JobCoordinator) -> str:
+        async with RestClient(coordinator.rest_url, coordinator.server.token) as client:
+            command = answers.CancelCommand(trigger_id="c")
+            answer = await client.begin(command)
+            while answer.ended_ms is None:
+                await asyncio.sleep(0.01)
+                answer = await client.begin(command)
+            return answer.status.value
+
+    options = {"rest.port": "0", "headgate.rest.close-timeout": "1h"}
+    job = hg.Job("hosted", options=options)
+    source = from_list([{"a": 1}, Pause("1h")], schema={"a": "int64"})
+    job.read(source, name="in").write(blackhole(), name="out")
+    assert hosted(job, use) == "COMPLETED"
+
+
 def test_a_port_that_is_taken_is_an_error_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
