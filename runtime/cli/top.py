@@ -60,13 +60,15 @@ async def _follow(connect: Connect, reporter: Reporter) -> JobOutcome | None:
         reporter.note("the coordinator went away; looking for the one that takes over")
         deadline = time.monotonic() + RETURN_S_MAX
         while True:
+            await asyncio.sleep(
+                _LOOK_S
+            )  # also a coordinator that is about to close lets us connect
             try:
                 client = await connect()
                 break
             except JobError:
                 if time.monotonic() > deadline:
                     return None
-            await asyncio.sleep(_LOOK_S)
 
 
 class _SinceNow:

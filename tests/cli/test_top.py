@@ -84,8 +84,22 @@ def test_it_goes_over_to_the_coordinator_that_takes_over(monkeypatch: pytest.Mon
 
 def test_it_gives_up_when_none_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "RETURN_S_MAX", -1.0)
+    monkeypatch.setattr(top, "_LOOK_S", 0.0)
     outcome, _ = followed([Coordinator(), JobNotFound("no such job runs on this machine")])
     assert outcome is None
+
+
+def test_a_coordinator_that_hangs_up_at_once_is_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+
+    monkeypatch.setattr("headgate.runtime.cli.top.asyncio.sleep", sleep)
+    followed([Coordinator(), Coordinator(), Coordinator(event("ended", "over", ENDED))])
+    assert pauses == [1.0, 1.0]
 
 
 def test_what_happened_before_is_left_out() -> None:
