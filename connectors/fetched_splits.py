@@ -1,6 +1,8 @@
-"""The half of a reader that runs in the mailbox, for readers whose thread fetches and decodes records.
+"""Readers whose thread fetches and decodes records beside the subtask, some ahead.
 
-The thread puts finished pieces into a queue that is bounded in bytes, and the mailbox takes them.
+The thread puts finished pieces into a bounded queue, and the mailbox takes them. `FetchedSplitsReader` is
+for clients that block, `LoopedReader` for those that have coroutines, and `OneSplitReader` for sources
+that have one split.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +23,13 @@ from ..operators.base import OperatorContext
 from ..operators.drops import DropKind
 from ..operators.elements import Batch, ColumnBatch, Positions
 from ..operators.source import SourceReader
+from ..operators.splits import WHOLE
 from .bad_records import BadRecordHandler, OnBadRecord
+
+AHEAD_MAX: Final = 4
+"""The most pieces that a `OneSplitReader` fetches ahead."""
+_CLOSE_S_MAX: Final = 5.0
+"""The longest wait for the thread of a `OneSplitReader`. One that goes on after it does so unheard."""
 
 
 class Position(Protocol):
@@ -29,7 +37,7 @@ class Position(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the split in event time and in metrics."""
+        """The name of the split in event time and in metrics; `WHOLE`: it is not reported."""
         ...
 
 
@@ -93,6 +101,7 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         self._going_on: dict[str, None] = {}
         """The splits that have not ended."""
         self._shared: Shared[P] = Shared()
+        self._thread: threading.Thread | None = None
 
     # -- what a subclass has ------------------------------------------------------------------------
 
@@ -129,10 +138,12 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         for position in positions:
             self._positions[position.name] = position
             self._going_on[position.name] = None
-            self.context.splits.opened(position.name)
+            if position.name != WHOLE:
+                self.context.splits.opened(position.name)
         if positions:
             name = f"{kind} {self.context.operator_name}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
 
     def poll(self) -> Batch | None:
         while True:
@@ -147,9 +158,11 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             self._positions[name] = piece.position
             if piece.ended:
                 del self._going_on[name]
-                self.context.splits.ended(name)
+                if name != WHOLE:
+                    self.context.splits.ended(name)
             if piece.batch is not None and piece.batch.num_rows:
-                self.context.splits.reading(name)
+                if name != WHOLE:
+                    self.context.splits.reading(name)
                 return ColumnBatch(piece.batch, positions=self.places(piece))
 
     def _next_piece(self) -> Piece[P] | None:
@@ -234,10 +247,14 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         Pieces of paused splits must not hold up the others.
         """
         shared = self._shared
-        waiting = shared.waiting_bytes >= self._buffer_bytes and any(
+        waiting = self.is_full() and any(
             piece.position.name not in shared.paused for piece in shared.pieces
         )
         return [] if waiting else [name for name in names if name not in shared.paused]
+
+    def is_full(self) -> bool:
+        """Return True if enough waits to be taken; `changed` is held."""
+        return self._shared.waiting_bytes >= self._buffer_bytes
 
     def put(self, piece: Piece[P], lost: int = 0) -> None:
         """Hand a piece to the mailbox.
@@ -257,3 +274,123 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             RuntimeError
         ):  # the loop is closed, and there is no one left to wake
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+class LoopedReader(FetchedSplitsReader[P]):
+    """Its thread runs an event loop, in which a subclass fetches pieces."""
+
+    def __init__(self, buffer_bytes: int, policy: OnBadRecord, culprit: str) -> None:
+        super().__init__(buffer_bytes, policy, culprit)
+        self._thread_loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None
+
+    async def fetch_all(self) -> None:
+        """Fetch pieces, and `put` them, until the reader is closed or all splits have ended."""
+        raise NotImplementedError
+
+    def fetch_forever(self) -> None:
+        asyncio.run(self._fetch_in_loop())
+
+    async def _fetch_in_loop(self) -> None:
+        self._changed, self._thread_loop = asyncio.Event(), asyncio.get_running_loop()
+        await self.fetch_all()
+
+    def wake_thread(self) -> None:
+        if self._changed is not None:
+            self.call_in_thread(self._changed.set)
+
+    def call_in_thread(self, function: Callable[[], object]) -> None:
+        """Call a function that does not block in the thread, if it runs."""
+        if self._thread_loop is not None:
+            with contextlib.suppress(RuntimeError):  # the thread has ended
+                self._thread_loop.call_soon_threadsafe(function)
+
+    async def has_room(self, name: str) -> bool:
+        """Wait until the split may be read; return False if the reader is closed."""
+        assert self._changed is not None
+        while True:
+            self._changed.clear()
+            with self._shared.changed:
+                if self._shared.closed:
+                    return False
+                if self.readable([name]):
+                    return True
+            await self._changed.wait()
+
+
+class OneSplit(msgspec.Struct):
+    """The one split of a source."""
+
+    position: str | int | None
+    """The position of the last record that was read; None: there was none."""
+
+    @property
+    def name(self) -> str:
+        """The split stands for the whole source."""
+        return WHOLE
+
+
+class OneSplitReader(LoopedReader[OneSplit]):
+    """Reads a source with one split: one subtask has it, and the others have nothing to read."""
+
+    def __init__(self, what: str) -> None:
+        """Make a reader.
+
+        Args:
+            what: names the thread.
+        """
+        super().__init__(0, OnBadRecord.FAIL, "the source")
+        self._what = what
+        self._reached: str | int | None = None
+        """The position of the last piece."""
+        self._fetching: asyncio.Task[Any] | None = None
+
+    async def fetch(self, position: str | int | None) -> None:
+        """Hand on what follows a position, in order; return at the end of the source.
+
+        It is cancelled when the reader is closed.
+        """
+        raise NotImplementedError
+
+    async def hand_on(self, batch: pa.RecordBatch | None, position: str | int | None) -> None:
+        """Put records when there is room for them; for `fetch`.
+
+        Args:
+            batch: the records; None: only the position has changed.
+            position: that of the last record.
+        """
+        if await self.has_room(WHOLE):
+            self._reached = position
+            self.put(Piece(OneSplit(position), batch))
+
+    def is_full(self) -> bool:
+        return len(self._shared.pieces) >= AHEAD_MAX
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        found = [msgspec.msgpack.decode(each, type=OneSplit) for each in splits]
+        for split in found:
+            self._reached = split.position
+        self.begin(found, f"{self._what} of")
+
+    async def fetch_all(self) -> None:
+        self._fetching = asyncio.current_task()
+        if self.is_closed():
+            return
+        try:
+            await self.fetch(self._reached)
+        except asyncio.CancelledError:
+            if not self.is_closed():
+                raise
+            return
+        self.put(Piece(OneSplit(self._reached), ended=True))
+
+    def lag_s(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        """End the thread, so that it takes nothing that another reader could read."""
+        super().close()
+        if self._fetching is not None:
+            self.call_in_thread(self._fetching.cancel)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S_MAX)

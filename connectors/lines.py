@@ -20,7 +20,7 @@ from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import Guarantee, Sink, SinkWriter
 from ..operators.source import Source, SourceReader
-from .fetching import FetchingReader, Piece, Split
+from .fetched_splits import OneSplit, OneSplitReader
 from .files.source import LINES
 from .formats.text import JsonFormat
 from .rows import check_count
@@ -39,7 +39,7 @@ class LineSource(Source[Any]):
     replays = False
 
     def splits(self, parallelism: int) -> list[bytes]:
-        return [msgspec.msgpack.encode(Split(None))]
+        return [msgspec.msgpack.encode(OneSplit(None))]
 
     def with_columns(self, columns: Sequence[str]) -> LineSource:
         return self  # it has only one
@@ -68,7 +68,7 @@ class SocketSource(LineSource):
         return f"socket({self.host}:{self.port})"
 
 
-class LineReader(FetchingReader):
+class LineReader(OneSplitReader):
     """Cuts chunks of bytes into lines."""
 
     def chunks(self) -> AsyncIterator[bytes]:
@@ -92,7 +92,7 @@ class LineReader(FetchingReader):
         if lines:
             texts = [line.removesuffix(b"\r").decode(errors="replace") for line in lines]
             column = pa.array(texts, pa.string())
-            await self.put(Piece(pa.RecordBatch.from_arrays([column], schema=LINES), None))
+            await self.hand_on(pa.RecordBatch.from_arrays([column], schema=LINES), None)
 
 
 class StdinReader(LineReader):

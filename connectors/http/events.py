@@ -20,7 +20,7 @@ from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
 from ...operators.suggestions import suggest
-from ..fetching import Piece, Split
+from ..fetched_splits import OneSplit
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..rows import check_count
@@ -85,7 +85,7 @@ class EventSource(Source[Any]):
 
     def splits(self, parallelism: int) -> list[bytes]:
         check_reachable(self.settings.http)
-        return [msgspec.msgpack.encode(Split(self.settings.start or None))]
+        return [msgspec.msgpack.encode(OneSplit(self.settings.start or None))]
 
     def reader(self) -> SourceReader:
         assert self.schema is not None
@@ -297,8 +297,8 @@ class EventReader(HttpReader):
             for part, column in settings.metadata.items():
                 field = pa.field(column, pa.string(), False)
                 data = data.append_column(field, pa.array(parts[part], pa.string()))
-            await self.put(Piece(data.select(self._columns), self._position(some[-1].id)))
-        await self.put(Piece(None, self._position(self._last)))
+            await self.hand_on(data.select(self._columns), self._position(some[-1].id))
+        await self.hand_on(None, self._position(self._last))
 
     def _position(self, id: str) -> str | None:
         return id if self._settings.replays else None

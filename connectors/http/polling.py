@@ -16,7 +16,7 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
-from ..fetching import Piece, Split
+from ..fetched_splits import OneSplit
 from ..formats.text import JsonFormat
 from ..rows import check_count
 from .client import HttpClient, HttpSettings, check_reachable, http_settings
@@ -69,7 +69,7 @@ class HttpSource(Source[Any]):
 
     def splits(self, parallelism: int) -> list[bytes]:
         check_reachable(self.settings.http)
-        return [msgspec.msgpack.encode(Split(self.settings.start))]
+        return [msgspec.msgpack.encode(OneSplit(self.settings.start))]
 
     def reader(self) -> SourceReader:
         assert self.schema is not None
@@ -106,7 +106,7 @@ class PollingReader(HttpReader):
                 some = payloads[start : start + settings.batch_rows]
                 data = decoded(some, self._decode, settings.http.shown)
                 position = self._after(data, position)
-                await self.put(Piece(data.select(self._columns), position))
+                await self.hand_on(data.select(self._columns), position)
             more = bool(payloads) and settings.position is not None
             if settings.bounded and not more:
                 return

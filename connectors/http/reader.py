@@ -11,12 +11,12 @@ from ...errors import BadRecordError, SourceError
 from ...operators.async_calls.in_flight import RETRIES_COUNTER
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch
-from ..fetching import FetchingReader
+from ..fetched_splits import OneSplitReader
 from ..formats.format import Decode
 from .client import HttpClient, HttpSettings
 
 
-class HttpReader(FetchingReader):
+class HttpReader(OneSplitReader):
     """Has a client for the time of its requests."""
 
     def __init__(self, http: HttpSettings, what: str) -> None:
@@ -30,7 +30,7 @@ class HttpReader(FetchingReader):
         self._http = http
 
     async def read(self, client: HttpClient, position: str | int | None) -> None:
-        """Put what follows a position, in order; return at the end of the source."""
+        """Hand on what follows a position, in order; return at the end of the source."""
         raise NotImplementedError
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ...errors import SourceError, StateError
 from ...operators.elements import Positions
-from ..fetched_splits import FetchedSplitsReader, Piece
+from ..fetched_splits import LoopedReader, Piece
 from ..formats.format import UndecodableError
 from .client import (
     ANSWER_S_MAX,
@@ -50,7 +50,7 @@ class _Interrupted(Exception):
     """Raised if a consumer can no longer be used, and another one should be made."""
 
 
-class NatsReader(FetchedSplitsReader[NatsSplit]):
+class NatsReader(LoopedReader[NatsSplit]):
     """Reads some splits."""
 
     def __init__(self, settings: NatsSettings, values: pa.Schema, schema: pa.Schema) -> None:
@@ -74,8 +74,6 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
         self._count = min(_FIRST_COUNT, settings.batch_rows)
         self._worked_s = 0.0
         """When the server answered last."""
-        self._thread_loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
 
     # -- the mailbox --------------------------------------------------------------------------------
 
@@ -121,29 +119,19 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
                 lag[name] = lag.get(name, 0) + len(piece.marks) + len(piece.bad)
         return lag
 
-    def wake_thread(self) -> None:
-        loop, changed = self._thread_loop, self._changed
-        if loop is not None and changed is not None:
-            with contextlib.suppress(RuntimeError):  # the thread has ended
-                loop.call_soon_threadsafe(changed.set)
-
     # -- the thread ---------------------------------------------------------------------------------
 
-    def fetch_forever(self) -> None:
-        asyncio.run(self._fetch_patiently())
-
-    async def _fetch_patiently(self) -> None:
+    async def fetch_all(self) -> None:
         """Read all splits, on another connection whenever one is lost."""
         import nats
 
         settings, context = self._settings, self.context
-        self._thread_loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._worked()
         name = f"headgate-{context.job_name}-{context.operator_name}"
         while self._fetched and not self.is_closed():
             try:
                 async with connected(settings.servers, name) as client:
-                    await self._fetch_all(client.jetstream(timeout=ANSWER_S_MAX))
+                    await self._read_all(client.jetstream(timeout=ANSWER_S_MAX))
             except _Interrupted as error:
                 _log.info("the NATS source asks again: %s", error)
             except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -159,7 +147,7 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
     def _worked(self) -> None:
         self._worked_s = self.context.clock.monotonic()
 
-    async def _fetch_all(self, jetstream: Any) -> None:
+    async def _read_all(self, jetstream: Any) -> None:
         tasks = [asyncio.create_task(self._read(jetstream, name)) for name in list(self._fetched)]
         try:
             await asyncio.gather(*tasks)
@@ -180,7 +168,7 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
                 await self._check_begin(jetstream, at)
                 self._end(at)
                 return
-            while await self._has_room(name):
+            while await self.has_room(name):
                 state = (await jetstream.stream_info(at.stream)).state
                 self._worked()
                 self._skip_lost(at, state)
@@ -230,18 +218,6 @@ class NatsReader(FetchedSplitsReader[NatsSplit]):
         self._pending[at.name] = told.num_pending
         bound = await jetstream.pull_subscribe_bind(consumer=consumer, stream=at.stream)
         return bound, told.num_pending
-
-    async def _has_room(self, name: str) -> bool:
-        """Wait until the split may be read; return False if the reader is closed."""
-        assert self._changed is not None
-        while True:
-            self._changed.clear()
-            with self._shared.changed:
-                if self._shared.closed:
-                    return False
-                if self.readable([name]):
-                    return True
-            await self._changed.wait()
 
     async def _check_begin(self, jetstream: Any, at: NatsSplit) -> None:
         self._skip_lost(at, (await jetstream.stream_info(at.stream)).state)
