@@ -21,6 +21,7 @@ from ..operators.functions.dead_letters import FAILED, OnErrorLike
 from ..operators.graph import Chaining
 from ..operators.joins.lookup import LookupFunction, LookupHow, LookupService
 from ..operators.joins.static_table import StaticTable
+from ..operators.notebook import html_table
 from ..operators.origin import capture_origin
 from ..operators.partitioning import Broadcast, Global, Rebalance, Rescale, Shuffle
 from ..operators.per_record.base import MAX_IN_FLIGHT
@@ -93,6 +94,13 @@ class Stream(Generic[T]):
         columns = ["Python objects"] if schema is None else [f"{f.name} {f.type}" for f in schema]
         time = "; event time" if self.has_event_time else ""
         return f"{type(self).__name__}({self.name}: {', '.join(columns)}{time})"
+
+    def _repr_html_(self) -> str:
+        """The columns and their types as a table, which notebooks show."""
+        time = ", with event time" if self.has_event_time else ""
+        columns = [(field.name, field.type) for field in self.schema or ()]
+        records = "" if self.schema is not None else " of Python objects"
+        return html_table(f"{type(self).__name__} {self.name}{records}{time}", columns)
 
     def show(self, n: int = 10, *, within: Duration = "10s") -> None:
         """Print the first records of this stream as a table.

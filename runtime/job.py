@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -17,9 +18,10 @@ from ..api.written_job import WrittenJob, definition_of
 from ..errors import HeadgateError, InternalError, JobError, UsageError
 from .control.interrupts import Interrupts
 from .control.job_client import WARNINGS, EventListener, PublishedEvent
-from .explain import describe_node, explain_plan, mermaid_plan
+from .explain import describe_node, explain_plan
 from .job_checks import sources_without_replay
 from .job_spec import JobSpec
+from .plan_svg import svg_plan
 from .protocol.job_result import JobOutcome
 from .runnable_job import RunnableJob, cause_of
 
@@ -201,13 +203,14 @@ class Job(WrittenJob):
         steps = [f"  {describe_node(node)}" for node in definition.graph.nodes]
         return "\n".join([head, *(steps or ["  no steps yet"])])
 
-    def _repr_markdown_(self) -> str:
-        """The plan as a flowchart, which notebooks draw; as text while the job cannot run yet."""
+    def _repr_html_(self) -> str:
+        """The plan as a drawing, which notebooks show; as text while the job cannot run yet."""
         try:
             spec = runnable(self).spec()
         except UsageError as error:
-            return f"```\n{self!r}\n\nit cannot run yet: {error}\n```"
-        return f"```mermaid\n{mermaid_plan(spec)}\n```"
+            text = f"{self!r}\n\nit cannot run yet: {error}"
+            return f"<pre>{escape(text)}</pre>"
+        return f'<div style="overflow-x: auto">{svg_plan(spec)}</div>'
 
 
 def runnable(job: Job) -> RunnableJob:

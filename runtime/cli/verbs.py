@@ -197,6 +197,7 @@ def explain(
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print the plan as a Mermaid flowchart instead.")
     ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print the plan as an SVG drawing.")] = False,
 ) -> None:
     """Print the logical and physical graph, chains, parallelism, key groups and guarantees.
 
@@ -204,9 +205,16 @@ def explain(
     """
     from ..explain import mermaid_plan
     from ..job import runnable
+    from ..plan_svg import svg_plan
 
+    if mermaid and svg:
+        raise UsageError("--mermaid and --svg are two forms of one plan", fix="give one of them")
     job = load_file(file, parallelism, with_mode(settings, runtime_mode))
-    typer.echo(mermaid_plan(runnable(job).spec()) if mermaid else job.explain())
+    if mermaid or svg:
+        spec = runnable(job).spec()
+        typer.echo(mermaid_plan(spec) if mermaid else svg_plan(spec))
+    else:
+        typer.echo(job.explain())
 
 
 def validate(file: File, parallelism: Parallelism = None, settings: Settings = None) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from ...errors import HeadgateError, JobError, ManifestErrors
+from ...operators.durations import format_duration
+from ...operators.notebook import html_table
 from ...state.sealed import Record
 from .drops import Dropped
 
@@ -96,6 +98,18 @@ class JobOutcome:
         """Return all of it but the error, as JSON values."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {**plain, "dropped": msgspec.to_builtins(self.dropped)}
+
+    def _repr_html_(self) -> str:
+        """How the job ended as a table, which notebooks show."""
+        rows: list[tuple[str, object]] = [("status", self.status), ("reason", self.reason)]
+        if self.error is not None:
+            rows.append(("error", self.error))
+        rows.append(("newest checkpoint", self.checkpoint or "none"))
+        if self.ended_ms and self.began_ms:
+            rows.append(("duration", format_duration(self.ended_ms - self.began_ms)))
+        rows.append(("restarts", self.restarts))
+        rows += [(f"dropped by {d.step}", f"{d.count:,} {d.kind}") for d in self.dropped]
+        return html_table(f"Run {self.run}".rstrip(), rows)
 
     @staticmethod
     def of_json(found: Mapping[str, Any], error: HeadgateError | None) -> JobOutcome:

@@ -1,0 +1,17 @@
+"""Tables of HTML, as notebooks show them for a value at the end of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+
+def html_table(caption: str, rows: Iterable[tuple[str, object]]) -> str:
+    """A table of two columns, a name and a value, below a caption. Values are shown as their text."""
+    lines = "".join(
+        f'<tr><th style="text-align: left">{escape(name)}</th>'
+        f'<td style="text-align: left">{escape(str(value))}</td></tr>'
+        for name, value in rows
+    )
+    head = f'<caption style="text-align: left">{escape(caption)}</caption>'
+    return f"<table>{head}<tbody>{lines}</tbody></table>"
