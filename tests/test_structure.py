@@ -95,8 +95,8 @@ def all_imports() -> dict[str, list[tuple[str, bool]]]:
 
 
 def test_the_package_was_found() -> None:
-    assert {"errors", "operators.elements", "runtime.protocol.barriers.aligned"} <= MODULES.keys()
-    assert ("operators.elements", True) in all_imports()["runtime.protocol.barriers.aligned"]
+    assert {"errors", "operators.elements", "runtime.protocol.barriers.handler"} <= MODULES.keys()
+    assert ("operators.elements", True) in all_imports()["runtime.protocol.barriers.handler"]
     assert ("errors", True) in all_imports()["state.keygroups"]
 
 

@@ -1,5 +1,5 @@
 """Batches and control elements on their way between subtasks: buffers, credits, partitioners, wire format.
 
-Reading path: `channel.py` (the sending end and its credits), `gate.py` (the receiving end, which grants
-them), `partition.py` (what a subtask emits into), `wire.py` and `hub.py` (between workers).
+Reading path: `partition.py` (what a subtask emits into: the sending ends of channels, and their credits),
+`gate.py` (the receiving end, which grants them), `wire.py`, `links.py` and `hub.py` (between workers).
 """

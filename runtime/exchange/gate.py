@@ -16,9 +16,10 @@ from typing import Protocol
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import Batch, CheckpointBarrier, Control, Element
 from ...state.snapshot import ChannelAddress
-from .channel import BATCHES, ChannelId, append_control, barrier_index, batches_before
 from .channel_state import GateCapture, InFlightRecords
+from .partition import BATCHES, OutputChannel, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
+from .wire import ChannelId
 
 NOWHERE = ChannelAddress(source="", side="", target="", input_index=0, sender=0, receiver=0)
 """The address of a channel that is part of no checkpoint."""
@@ -460,3 +461,32 @@ class InputGate:
             check(batches == channel.queued, "buffers miscounted", queued=channel.queued)
             expected = 1 if channel.queue and not channel.blocked else 0
             check(self._ready.count(position) == expected, "turn lost", position=position)
+
+
+class LocalOutputChannel(OutputChannel):
+    """Sends to a gate of the same event loop."""
+
+    _gate: InputGate | None = None
+    _position = 0
+
+    def bind(self, gate: InputGate) -> None:
+        """Connect to the gate, which grants the first credits at once."""
+        check(self._gate is None, "channel is bound already", channel=self.channel_id)
+        self._gate = gate
+        self._position = gate.attach(self.channel_id, self)
+        gate.open(self._position)
+
+    def _can_transmit(self) -> bool:
+        return self._gate is not None
+
+    def _transmit(self, batch: Batch, backlog: int) -> None:
+        assert self._gate is not None
+        self._gate.receive(self._position, batch, backlog)
+
+    def _transmit_control(self, control: Control) -> None:
+        assert self._gate is not None
+        self._gate.receive_control(self._position, control)
+
+    def _announce_backlog(self, backlog: int) -> None:
+        assert self._gate is not None
+        self._gate.receive_backlog(self._position, backlog)

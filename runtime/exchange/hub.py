@@ -24,10 +24,8 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ExchangeError, UsageError, check
-from ...operators.elements import Batch, Control
 from ..listening import LOOPBACK, Admission, Listener, ListenerLimits
-from .channel import ChannelId, OutputChannel
-from .gate import InputGate
+from .gate import InputGate, LocalOutputChannel
 from .links import (
     SCRATCH_BYTES,
     AcceptingEnd,
@@ -36,8 +34,9 @@ from .links import (
     SocketOutputChannel,
     refusal_of,
 )
+from .partition import OutputChannel
 from .settings import ExchangeSettings
-from .wire import WIRE_VERSION
+from .wire import WIRE_VERSION, ChannelId
 
 UDS_PATH_BYTES_MAX = 107
 """The longest path of a Unix socket on Linux."""
@@ -373,32 +372,3 @@ class ExchangeHub:
         """The connection is gone."""
         self._accepting.pop(end, None)
         self._admission.leave(end)
-
-
-class LocalOutputChannel(OutputChannel):
-    """Sends to a gate of the same event loop."""
-
-    _gate: InputGate | None = None
-    _position = 0
-
-    def bind(self, gate: InputGate) -> None:
-        """Connect to the gate, which grants the first credits at once."""
-        check(self._gate is None, "channel is bound already", channel=self.channel_id)
-        self._gate = gate
-        self._position = gate.attach(self.channel_id, self)
-        gate.open(self._position)
-
-    def _can_transmit(self) -> bool:
-        return self._gate is not None
-
-    def _transmit(self, batch: Batch, backlog: int) -> None:
-        assert self._gate is not None
-        self._gate.receive(self._position, batch, backlog)
-
-    def _transmit_control(self, control: Control) -> None:
-        assert self._gate is not None
-        self._gate.receive_control(self._position, control)
-
-    def _announce_backlog(self, backlog: int) -> None:
-        assert self._gate is not None
-        self._gate.receive_backlog(self._position, backlog)

@@ -22,14 +22,15 @@ import msgspec
 from ...errors import ExchangeError, HeadgateError
 from ...operators.elements import Batch, Control, EndOfPartition
 from ..listening import GREETING_BYTES_MAX
-from .channel import BATCHES, ChannelId, OutputChannel
 from .gate import InputGate
+from .partition import BATCHES, OutputChannel
 from .settings import ExchangeSettings
 from .wire import (
     BACKLOG_MAX,
     HEADER_BYTES,
     SEQUENCE_MASK,
     WIRE_VERSION,
+    ChannelId,
     ElementDecoder,
     ElementEncoder,
     FrameKind,

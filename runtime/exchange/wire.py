@@ -36,7 +36,6 @@ from ...operators.elements import (
     Watermark,
     WatermarkStatus,
 )
-from .channel import ChannelId
 from .settings import FRAME_SIZE_MAX_BYTES
 
 WIRE_VERSION = 3
@@ -48,6 +47,8 @@ BACKLOG_MAX = 0xFFFF
 SEQUENCE_MASK = 0xFFFF_FFFF
 TIMESTAMPS_COLUMN = pa.field("__timestamps", pa.int64(), nullable=False)
 
+ChannelId: TypeAlias = int
+"""Names a channel within one attempt; given by the planner, fits in 32 bits."""
 Parts: TypeAlias = list[Any]
 """Bytes-like objects to be written one after the other."""
 

@@ -2,6 +2,6 @@
 
 Reading path: `subtask.py` has the loop. `source_subtask.py`, `input_subtask.py` and `iteration.py`
 differ in where records come from. `chain.py` has the operators and their outputs. `snapshots.py` takes
-part in checkpoints: `state_files.py` and `channel_state_writer.py` write a cut, and `state_restore.py`
-reads it back. `parquet_files.py` is the format of tables.
+part in checkpoints and writes the cuts, `channel_state_writer.py` writes records that a barrier overtook,
+and `state_restore.py` reads state back. `parquet_files.py` is the format of tables.
 """

@@ -19,7 +19,7 @@ from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..exchange.channel_state import InFlightRecords
 from ..exchange.partition import OutgoingBarrier
 from .concurrency import in_thread
-from .state_files import SnapshotTarget
+from .local_files import SnapshotTarget
 
 STATE: Final = "channel-state"
 """The name of this state in the manifest."""

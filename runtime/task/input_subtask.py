@@ -27,11 +27,11 @@ from ...operators.elements import (
 from ...state.snapshot import ChannelAddress
 from ..exchange.gate import InputGate
 from ..exchange.slicing import BatchSizer
-from ..protocol.barriers.aligned import AlignedBarrierHandler
 from ..protocol.barriers.alternating import AlternatingBarrierHandler
 from ..protocol.barriers.at_least_once import AtLeastOnceTracker
 from ..protocol.barriers.handler import (
     AbortCheckpoint,
+    AlignedBarrierHandler,
     AlignmentDecision,
     BarrierHandler,
     BlockChannel,

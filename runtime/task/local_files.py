@@ -6,6 +6,8 @@ those of the other workers of its job on this machine, including dead ones: the 
 killed worker finds its copies.
 
 A copy is a hard link wherever possible. State files are never written twice, so a link stays valid.
+
+`SnapshotTarget` is where the files of one checkpoint or savepoint go: the storage, with copies here.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import xxhash
 
@@ -26,6 +31,8 @@ from ...operators.sizes import format_size
 from ...state.checked_files import measure_file
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
+from ..storage.base import CheckpointStore
+from .concurrency import in_thread
 
 T = TypeVar("T")
 TEMPORARY_SUFFIX = ".tmp"
@@ -304,3 +311,41 @@ class LocalCopies:
             self.damaged += 1
             if name in self._sizes and self._sizes[name][0] == path:
                 self._drop(name)
+
+
+class FileNames(Protocol):
+    """Makes the names of the state files of one subtask and checkpoint."""
+
+    def __call__(self, operator: str, state: str, kind: str, file_id: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTarget:
+    """The destination of one checkpoint or savepoint.
+
+    Attributes:
+        store: None: nothing is kept, only pre-commits are made.
+        name_of: makes the names of files.
+        inline_bytes_max: tables and metas up to this size are stored in the manifest.
+        copies: keeps files on this machine too; None: none are kept.
+        checkpoint_id: the checkpoint.
+    """
+
+    store: CheckpointStore | None
+    name_of: FileNames
+    inline_bytes_max: int
+    copies: LocalCopies | None = None
+    checkpoint_id: int = 0
+
+    async def write(self, name: str, data: bytes | Path, threads: Executor) -> None:
+        """Write a file to the store, after keeping a local copy, with no wait in between.
+
+        Raises:
+            StorageError: the store refused.
+        """
+        assert self.store is not None  # otherwise there is nothing to write
+        copies = self.copies
+        if copies is not None and copies.keeps:
+            keep = partial(copies.keep, name, data, self.checkpoint_id)
+            await in_thread(threads, keep)
+        await self.store.write_file(name, data)

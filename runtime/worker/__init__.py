@@ -1,7 +1,6 @@
 """A worker: a process that hosts subtasks and obeys one coordinator.
 
 Reading path: `worker.py` handles the coordinator's messages, `deployment.py` has the subtasks of each
-region, and `channels.py` connects them. `leader_link.py` decides which coordinator to obey.
-`heartbeats.py` and `watch.py` go on while user code holds the event loop. Reports to the coordinator
-are in `reports.py` and `subtask_metrics.py`.
+region and what they report to the coordinator, and `channels.py` connects them. `heartbeats.py` and
+`watch.py` go on while user code holds the event loop. Metrics are in `subtask_metrics.py`.
 """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headgate.operators.elements import CheckpointBarrier, EndOfData, ObjectBatch, Watermark
-from headgate.runtime.exchange.channel import ChannelId
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
+from headgate.runtime.exchange.wire import ChannelId
 from headgate.runtime.task.input_subtask import InputSubtask
 
 

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from headgate.operators.elements import ColumnBatch, ObjectBatch
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
+from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.settings import ExchangeSettings
 
 

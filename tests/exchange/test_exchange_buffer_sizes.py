@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from headgate.errors import ExchangeError
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ColumnBatch, EndOfPartition, ObjectBatch
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.exchange.slicing import BatchSizer

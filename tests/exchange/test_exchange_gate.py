@@ -15,8 +15,7 @@ from headgate.operators.elements import (
     Watermark,
     WatermarkStatus,
 )
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 
 

@@ -20,8 +20,8 @@ from headgate.operators.elements import (
     Watermark,
 )
 from headgate.runtime.exchange import links
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import ExchangeHub, LocalOutputChannel, WorkerAddress
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
+from headgate.runtime.exchange.hub import ExchangeHub, WorkerAddress
 from headgate.runtime.exchange.links import (
     DIRECT_BYTES,
     SCRATCH_BYTES,

@@ -17,8 +17,7 @@ from headgate.operators.elements import (
     ObjectBatch,
     Watermark,
 )
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings, exchange_settings
 from headgate.runtime.exchange.slicing import BatchSizer, cut

@@ -16,8 +16,7 @@ from headgate.operators.elements import (
     Watermark,
 )
 from headgate.runtime.exchange.channel_state import InFlightRecords, decode
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.partition import OutgoingBarrier
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.state.snapshot import ChannelAddress

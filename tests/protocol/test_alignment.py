@@ -10,9 +10,9 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.barriers.aligned import AlignedBarrierHandler
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
+    AlignedBarrierHandler,
     BlockChannel,
     ForwardCancel,
     TriggerSnapshot,

@@ -6,11 +6,11 @@ import pytest
 
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
-from headgate.runtime.protocol.barriers.aligned import AlignedBarrierHandler
 from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHandler
 from headgate.runtime.protocol.barriers.at_least_once import AtLeastOnceTracker
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
+    AlignedBarrierHandler,
     BarrierHandler,
     BlockChannel,
     DropCapture,

@@ -11,8 +11,7 @@ import headgate as hg
 from headgate.connectors import function_sink, numbers
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, EndOfData, ObjectBatch
-from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
-from headgate.runtime.exchange.hub import LocalOutputChannel
+from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.task.input_subtask import InputSubtask
 from headgate.state.snapshot import ChannelAddress

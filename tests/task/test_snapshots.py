@@ -13,7 +13,7 @@ from headgate.errors import StorageError
 from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.stored_jobs import sweep_orphans
-from headgate.runtime.task import state_files
+from headgate.runtime.task import snapshots as runner
 from headgate.state.snapshot import state_info
 
 
@@ -335,7 +335,7 @@ def test_a_snapshot_given_up_while_a_large_table_is_encoded_leaves_no_local_file
     async def main():
         bench = prepared(make_bench, model, tmp_path, MemoryStore("job", {}))
         loop, encoding, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-        encode = state_files.encode_tables
+        encode = runner.encode_tables
         large = []
 
         def held(tables, path_for_large):
@@ -345,7 +345,7 @@ def test_a_snapshot_given_up_while_a_large_table_is_encoded_leaves_no_local_file
             go_on.wait()
             return encoded
 
-        monkeypatch.setattr(state_files, "encode_tables", held)
+        monkeypatch.setattr(runner, "encode_tables", held)
         bench.take(1, savepoint=savepoint)
         await encoding.wait()
         bench.runner.abort(1)

@@ -1,7 +1,7 @@
 """Checkpoint barriers in one subtask: facts about its input channels in, decisions out.
 
-* `handler.py` has the interface of all barrier handlers, and their decisions, as values.
-* `aligned.py`: a channel that has its barrier is blocked until all the others have theirs.
+* `handler.py` has the interface of all barrier handlers, their decisions, as values, and the simplest
+  handler: a channel that has its barrier is blocked until all the others have theirs.
 * `alternating.py`: barriers overtake records, at once or after a while.
 * `at_least_once.py`: nothing is blocked, so records may be processed again after a failure.
 * `snapshot_guard.py` keeps the snapshots of a subtask in order, and drops those aborted before.
