@@ -26,6 +26,7 @@ class ForwardingSource(Source):
         self.discovers = source.discovers
         self.discover_every_ms = source.discover_every_ms
         self.splits_end = source.splits_end
+        self.splits_have_parents = source.splits_have_parents
         self.stop_after_idle_ms = source.stop_after_idle_ms
         self.replays = source.replays
         self.extras = source.extras
@@ -51,6 +52,9 @@ class ForwardingSource(Source):
 
     def split_key(self, split: bytes) -> str:
         return self._source.split_key(split)
+
+    def split_parents(self, split: bytes) -> Sequence[str]:
+        return self._source.split_parents(split)
 
     def split_share(self, key: str) -> int:
         return self._source.split_share(key)

@@ -230,6 +230,7 @@ class Source(Generic[Record_co]):
         discover_every_ms: how often it looks for splits; None: as often as the job's option says.
         splits_end: True if splits end while others appear. A checkpoint without the keys of all splits
             that there were is then refused, because those that had ended would be read again.
+        splits_have_parents: True if splits may have to wait for others; see `split_parents`.
         stop_after_idle_ms: the source ends when none of its subtasks has had a record to read for this
             long; None: it does not.
         replays: False if records that were read since the last checkpoint cannot be read again, so that a
@@ -247,6 +248,7 @@ class Source(Generic[Record_co]):
     discovers: bool = False
     discover_every_ms: int | None = None
     splits_end: bool = False
+    splits_have_parents: bool = False
     stop_after_idle_ms: int | None = None
     replays: bool = True
     extras: tuple[str, ...] = ()
@@ -320,6 +322,21 @@ class Source(Generic[Record_co]):
             split: as made by `splits` or `discover`, or as returned by the `snapshot` of a reader.
         """
         raise NotImplementedError
+
+    def split_parents(self, split: bytes) -> Sequence[str]:
+        """Return the keys of the splits that must have ended before this discovered one is read.
+
+        A parent has ended when a checkpoint is complete at which its reader had no position of it any more;
+        in a job without checkpoints as soon as its reader has none. With aligned barriers all records of
+        the parents have then been processed, and no failure takes a parent back. A parent that `discover`
+        does not return is not waited for, because it does not exist any more.
+
+        `splits` has to leave out the splits that must wait: they are discovered later.
+
+        Args:
+            split: as made by `discover`.
+        """
+        return ()
 
     def split_share(self, key: str) -> int:
         """Return a number from which it follows which subtask reads a discovered split.

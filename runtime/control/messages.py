@@ -83,6 +83,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """What it has sent, by exchange."""
     quiet_ms: int = 0
     """For how long its source has had nothing to read; `QUIET_FOR_GOOD` when it has ended."""
+    ended_splits: tuple[str, ...] = ()
+    """The keys of the awaited splits (`SplitsOffered`) that have ended for good."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):
@@ -298,12 +300,14 @@ class EndSource(Message, frozen=True):
 
 
 class SplitsOffered(Message, frozen=True):
-    """All splits of a source that exist now; its subtasks take those that are new and theirs."""
+    """All splits of a source that may be read now; its subtasks take those that are new and theirs."""
 
     attempt: int
     vertex: int
     splits: dict[str, bytes]
     """By key."""
+    awaited: tuple[str, ...] = ()
+    """The keys of splits that others wait for: subtasks report which of them have ended for good."""
 
 
 class FinishSources(Message, frozen=True):

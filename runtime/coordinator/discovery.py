@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, final
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
 
 from ...errors import HeadgateError, InternalError, SourceError, StateError
 from ...operators.source import Source, SplitsLeftOutError
 from ..control.messages import Messages, SplitsOffered
+from ..job_spec import checkpoint_rules
 from ..options.execution import DISCOVERED_SPLITS_MAX, DISCOVERY_INTERVAL, DISCOVERY_TIMEOUT
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failures import as_headgate_error
-from ..protocol.split_discovery import KNOWN_SPLITS, LedgerStart
+from ..protocol.split_discovery import KNOWN_SPLITS, LedgerStart, ready_splits
 from .environment import JobEnvironment
 
 _log = logging.getLogger("headgate.job")
-_Looked: TypeAlias = tuple[dict[str, bytes], str]
-"""The splits that a look has found, by key, and why others were left out; empty: none were."""
+_PARENTS_S: Final = 1.0
+"""How often it is asked whether splits have ended while others wait for them."""
 _NOT_LOOKED_UP = "new splits cannot be looked up, the job goes on with those it has"
 _NAMED_MAX = 5
 """The most new splits that a message names."""
@@ -103,7 +105,28 @@ def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) ->
     except Exception as error:
         what = f"source `{vertex.head.name}` cannot name its splits"
         raise as_headgate_error(error, what, str(vertex.head.origin)) from error
-    return LedgerStart(known, vertex.parallelism, enabled=_interval_ms(env, source) > 0)
+    rules = checkpoint_rules(env.spec.checkpoint, env.options)
+    return LedgerStart(
+        known,
+        vertex.parallelism,
+        enabled=_interval_ms(env, source) > 0,
+        checkpoints=rules.interval_ms is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """The result of a look.
+
+    Attributes:
+        splits: those that were found, by key.
+        parents: the keys of the parents of those that have some.
+        left_out: why others were left out; empty: none were.
+    """
+
+    splits: dict[str, bytes] = field(default_factory=dict)
+    parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left_out: str = ""
 
 
 def _heard(call: asyncio.Task[_Looked]) -> None:
@@ -130,18 +153,24 @@ class SplitDiscovery:
         self._wanted: list[asyncio.Event] = []
         """Set where a look is wanted at once; one for each source."""
 
-    def start(self, plan: PhysicalPlan, send: Callable[[Messages], None]) -> None:
+    def start(
+        self,
+        plan: PhysicalPlan,
+        send: Callable[[Messages], None],
+        ended: Callable[[Vertex], Collection[str]],
+    ) -> None:
         """Look at once, and then at intervals, until `stop`: all subtasks run.
 
         Args:
             plan: what runs.
             send: sends a message to all workers, for all attempts that are current.
+            ended: returns the awaited splits of a source that have ended for good.
         """
         for vertex in plan.vertices:
             if (source := _looks(self._env, vertex)) is not None:
                 wanted = asyncio.Event()
                 self._wanted.append(wanted)
-                look = self._look_again_and_again(vertex, source, send, wanted)
+                look = self._look_again_and_again(vertex, source, send, ended, wanted)
                 name = f"discover splits of {vertex.head.name}"
                 self._tasks.append(asyncio.get_running_loop().create_task(look, name=name))
 
@@ -162,23 +191,35 @@ class SplitDiscovery:
         vertex: Vertex,
         source: Source,
         send: Callable[[Messages], None],
+        ended: Callable[[Vertex], Collection[str]],
         wanted: asyncio.Event,
     ) -> None:
         interval_s = _interval_ms(self._env, source) / 1000
         while True:
             wanted.clear()
             found = await self._look(vertex.head.name, source)
-            if found:
-                # Each time all of them: subtasks that were restarted meanwhile have to hear it again.
-                send(SplitsOffered(attempt=0, vertex=vertex.id, splits=found))
-            try:
-                async with asyncio.timeout(interval_s):
-                    await wanted.wait()
-            except TimeoutError:
-                pass
+            left_s = interval_s
+            while True:
+                ready, awaited = ready_splits(found.splits, found.parents, ended(vertex))
+                if found.splits:
+                    # Each time all of them: subtasks that were restarted meanwhile have to hear it again.
+                    offer = SplitsOffered(
+                        attempt=0, vertex=vertex.id, splits=ready, awaited=tuple(awaited)
+                    )
+                    send(offer)
+                waits = len(ready) < len(found.splits)
+                pause_s = min(left_s, _PARENTS_S) if waits else left_s
+                left_s -= pause_s
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await wanted.wait()
+                    break
+                except TimeoutError:
+                    if left_s <= 0:
+                        break
 
-    async def _look(self, name: str, source: Source) -> dict[str, bytes]:
-        """Return all splits that exist, by key; none if that cannot be found out now."""
+    async def _look(self, name: str, source: Source) -> _Looked:
+        """Return all splits that exist; none if that cannot be found out now."""
         before = self._found.get(name)
         most = self._env.options.get(DISCOVERED_SPLITS_MAX)
         timeout_s = self._env.options.get(DISCOVERY_TIMEOUT) / 1000
@@ -189,7 +230,12 @@ class SplitDiscovery:
                 splits = configured.discover(dict(before or {}))
             except SplitsLeftOutError as error:
                 splits, left_out = error.found, str(error)
-            return {configured.split_key(split): split for split in splits}, left_out
+            found = {configured.split_key(split): split for split in splits}
+            parents: dict[str, tuple[str, ...]] = {}
+            if configured.splits_have_parents:
+                of_each = {key: configured.split_parents(split) for key, split in found.items()}
+                parents = {key: tuple(each) for key, each in of_each.items() if each}
+            return _Looked(found, parents, left_out)
 
         try:
             if name in self._calls:
@@ -202,7 +248,8 @@ class SplitDiscovery:
             done, _ = await asyncio.wait({calling}, timeout=timeout_s)
             if not done:
                 self._problem(name, f"{_NOT_LOOKED_UP}: this takes longer than {timeout_s:g} s")
-            found, left_out = await asyncio.shield(calling)
+            looked = await asyncio.shield(calling)
+            found = looked.splits
             if len(found) > most:
                 raise SourceError(
                     f"there are {len(found):,} splits, and {most:,} are allowed",
@@ -210,15 +257,15 @@ class SplitDiscovery:
                 )
         except Exception as error:  # whatever a source raises, the splits that are known are read
             self._problem(name, f"{_NOT_LOOKED_UP}: {type(error).__name__}: {error}")
-            return {}
-        if left_out:
-            self._problem(name, left_out)
+            return _Looked()
+        if looked.left_out:
+            self._problem(name, looked.left_out)
         else:
             self._problems.pop(name, None)
         self._found[name] = found
         if before is not None:
             self._announce(name, [key for key in found if key not in before])
-        return found
+        return looked
 
     def _problem(self, name: str, text: str) -> None:
         """Warn, once for each problem."""

@@ -32,7 +32,7 @@ from ..control.messages import (
     WatermarkReached,
 )
 from ..options.recovery import SHUTDOWN_GRACE
-from ..plan import PhysicalPlan
+from ..plan import PhysicalPlan, Vertex
 from ..protocol.adoption import Adopted
 from ..protocol.checkpoints.decisions import RequestDone, RequestFailed
 from ..protocol.failover import RegionId
@@ -64,7 +64,7 @@ from .failures import Failure, failure_from, failure_of_subtask, failure_of_work
 from .placement import worker_groups
 from .regional import RegionalRestart
 from .reporting import report_recovered
-from .sources import alignment_of, quiet_sources, read_histories
+from .sources import alignment_of, ended_splits, quiet_sources, read_histories
 from .states import (
     EndOfJob,
     ToFailing,
@@ -138,7 +138,7 @@ class Running:
         self._answer_rescale()
         try:
             following = self._start_checkpoints()
-            self._job.discovery.start(self._attempt.plan, self._job.broadcast)
+            self._job.discovery.start(self._attempt.plan, self._job.broadcast, self._ended_splits)
             while following is None:
                 following = self._handle(await self._env.events.get())
             # A process that has to leave does not begin again, even if something failed meanwhile.
@@ -195,6 +195,9 @@ class Running:
         for vertex in over:
             self._job.broadcast(HistoryOver(attempt=self._attempt.number, vertex=vertex))
         return self._checkpoints.backlog(backlog)
+
+    def _ended_splits(self, vertex: Vertex) -> frozenset[str]:
+        return ended_splits(vertex, self._attempt.statistics)
 
     def _end_quiet_sources(self) -> None:
         """Let sources end for which nothing has come for long enough."""

@@ -174,6 +174,14 @@ def quiet_sources(
     return found
 
 
+def ended_splits(
+    vertex: Vertex, statistics: Mapping[tuple[int, int], SubtaskStatistics]
+) -> frozenset[str]:
+    """Return the awaited splits of a source that have ended for good, as its subtasks have reported."""
+    subtasks = [statistics.get((vertex.id, index)) for index in range(vertex.parallelism)]
+    return frozenset(key for each in subtasks if each is not None for key in each.ended_splits)
+
+
 def alignment_of(plan: PhysicalPlan) -> WatermarkAlignment:
     """Return the alignment groups of all event-time steps; steps of one group have equal settings."""
     settings = [node.watermarks for vertex in plan.vertices for node in vertex.nodes]

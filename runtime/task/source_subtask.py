@@ -13,7 +13,7 @@ from ...operators.functions.user_code import describe_record
 from ...operators.source import REJECTED, SourceReader
 from ...operators.splits import History
 from ...state.snapshot import CommitPermit, ItemsCut, OperatorSnapshot, RestoredState
-from ..protocol.split_discovery import KNOWN_SPLITS, LedgerStart, SplitLedger
+from ..protocol.split_discovery import KNOWN_SPLITS, EndedSplits, LedgerStart, SplitLedger
 from .accounting import Activity
 from .chain import Outputs, make_context, with_context
 from .environment import TaskEnvironment
@@ -39,10 +39,16 @@ class SourceSubtask(Subtask):
         assert source is not None  # for the type checker; `check` has raised otherwise
         self._reader: SourceReader = source.reader()
         self._fresh_splits = fresh_splits
+        self._source = source
         self._ledger = None
         """The splits that are known; None for a source that discovers none."""
+        self._ended: EndedSplits | None = None
+        """The splits that have ended, for a source whose splits have parents."""
+        self._awaited: tuple[str, ...] = ()
         if ledger is not None:
             self._ledger = SplitLedger(env.index, ledger, source.split_share)
+            if source.splits_have_parents:
+                self._ended = EndedSplits(ledger)
         self._waits_for_splits = ledger is not None and ledger.enabled and not source.bounded
         self._without_splits = False
         """All splits have ended, or there were none, and others may come."""
@@ -83,7 +89,29 @@ class SourceSubtask(Subtask):
         if self._ledger is not None:
             keys = [key.decode() for key in restored.get(KNOWN_SPLITS, [])]
             with_context(head, self._ledger.add_known, keys)
+            if self._ended is not None:
+                self._ended.restore(keys)
+        self._add_splits(splits)
+
+    def _add_splits(self, splits: Sequence[bytes]) -> None:
+        head = self.chain.head
+        if self._ended is not None:
+            self._ended.begun(with_context(head, self._keys, splits))
         with_context(head, self._reader.add_splits, splits)
+
+    def _keys(self, splits: Sequence[bytes]) -> set[str]:
+        return {self._source.split_key(split) for split in splits}
+
+    def _going_on(self) -> set[str]:
+        """Return the splits with a position, by key."""
+        return self._keys(with_context(self.chain.head, self._reader.snapshot))
+
+    @property
+    def ended_splits(self) -> tuple[str, ...]:
+        """The awaited splits that have ended for good."""
+        if self._ended is None or not self._awaited or not self._opened:
+            return ()
+        return self._ended.among(self._awaited, self._going_on)
 
     def start(self) -> None:
         super().start()
@@ -164,18 +192,23 @@ class SourceSubtask(Subtask):
         self.chain.head.output.emit_idle(none)
         return True
 
-    def offer(self, splits: Mapping[str, bytes]) -> None:
-        """Take, as mail, those of the splits that exist now, by key, which are new and for this subtask.
+    def offer(self, splits: Mapping[str, bytes], awaited: Sequence[str] = ()) -> None:
+        """Take, as mail, those of the splits by key which are new and for this subtask.
 
         The ledger and the reader change together, so that no snapshot has the one without the other.
+
+        Args:
+            splits: those that may be read now.
+            awaited: the splits whose end is to be reported.
         """
 
         def take() -> None:
             if self._ledger is None or self._stopping or self.finished:
                 return
+            self._awaited = tuple(awaited)
             taken = with_context(self.chain.head, self._ledger.offer, splits)
             if taken:
-                with_context(self.chain.head, self._reader.add_splits, taken)
+                self._add_splits(taken)
                 self._set_without_splits(False)
                 self._wait_anew()
 
@@ -252,6 +285,8 @@ class SourceSubtask(Subtask):
             if options.stop:
                 self._stopping = True
             with_context(self.chain.head, self._reader.begin_checkpoint, checkpoint_id)
+            if self._ended is not None:
+                self._ended.cut(checkpoint_id, self._going_on())
             self.take_snapshot(CheckpointBarrier(checkpoint_id, trigger_ms, options), 0.0)
 
         self._hurries = self._hurries or options.may_overtake
@@ -263,6 +298,8 @@ class SourceSubtask(Subtask):
         def tell() -> None:
             if permit.checkpoint_id > self._completed:
                 self._completed = permit.checkpoint_id
+                if self._ended is not None:
+                    self._ended.completed(permit.checkpoint_id)
                 with_context(
                     self.chain.head, self._reader.on_checkpoint_complete, permit.checkpoint_id
                 )
@@ -271,9 +308,13 @@ class SourceSubtask(Subtask):
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         super().checkpoint_aborted(checkpoint_id)
-        self.put_mail(
-            lambda: with_context(self.chain.head, self._reader.on_checkpoint_aborted, checkpoint_id)
-        )
+
+        def tell() -> None:
+            if self._ended is not None:
+                self._ended.aborted(checkpoint_id)
+            with_context(self.chain.head, self._reader.on_checkpoint_aborted, checkpoint_id)
+
+        self.put_mail(tell)
 
     async def _drain_outputs(self) -> None:
         """Do not wait for the outputs in the middle of a batch while an overtaking barrier waits

@@ -409,11 +409,11 @@ class Deployment:
             if source.env.vertex.id == vertex:
                 source.end_when_quiet()
 
-    def offer(self, vertex: int, splits: Mapping[str, bytes]) -> None:
-        """Offer the splits that exist now to the subtasks of a source."""
+    def offer(self, vertex: int, splits: Mapping[str, bytes], awaited: Sequence[str]) -> None:
+        """Offer the splits that may be read now to the subtasks of a source; ask for the end of others."""
         for source in self._sources:
             if source.env.vertex.id == vertex:
-                source.offer(splits)
+                source.offer(splits, awaited)
 
     def _tell(self) -> None:
         """Something that the coordinator waits for has changed."""

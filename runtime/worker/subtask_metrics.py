@@ -156,6 +156,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
         history=subtask.env.splits.history,
         quiet_ms=_quiet_ms(subtask),
+        ended_splits=subtask.ended_splits if isinstance(subtask, SourceSubtask) else (),
         full_ms_per_second=full,
         committed=subtask.committed,
         sent=tuple(

@@ -357,8 +357,8 @@ class Worker:
                 deployment.history_over(vertex)
             case EndSource(vertex=vertex):
                 deployment.end_source(vertex)
-            case SplitsOffered(vertex=vertex, splits=splits):
-                deployment.offer(vertex, splits)
+            case SplitsOffered(vertex=vertex, splits=splits, awaited=awaited):
+                deployment.offer(vertex, splits, awaited)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():

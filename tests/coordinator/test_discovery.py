@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from headgate.connectors import throttle
 from headgate.operators.source import Source
 from headgate.runtime.control.messages import SplitsOffered
+from headgate.runtime.coordinator import discovery
 from headgate.runtime.coordinator.discovery import SplitDiscovery
 from headgate.runtime.options.registry import Options
 
@@ -49,6 +52,8 @@ class Looking:
         texts = {"headgate.source.discovery-interval": "1ms"}
         texts |= {f"headgate.source.{k.replace('_', '-')}": text for k, text in options.items()}
         self.sent: list[tuple[bytes, ...]] = []
+        self.awaited: tuple[str, ...] = ()
+        self.ended: list[str] = []
         self.said: list[str] = []
         self.news = asyncio.Event()
         env: Any = SimpleNamespace(options=Options(texts), publish=self._publish)
@@ -64,6 +69,7 @@ class Looking:
         assert isinstance(message, SplitsOffered)
         assert message.vertex == 3
         self.sent.append(tuple(message.splits.values()))
+        self.awaited = message.awaited
         self.news.set()
 
     async def until(self, happened: Callable[[], bool]) -> None:
@@ -72,7 +78,7 @@ class Looking:
             await self.news.wait()
 
     def start(self) -> None:
-        self.discovery.start(self._plan, self._send)
+        self.discovery.start(self._plan, self._send, lambda _: self.ended)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -198,6 +204,33 @@ def test_restarted_subtasks_do_not_wait_for_the_interval() -> None:
         await looking.until(lambda: len(looking.sent) == 1)
         looking.discovery.look_now()
         await looking.until(lambda: len(looking.sent) == 2)
+        await looking.discovery.stop()
+
+    run(scenario())
+
+
+class Family(Listed):
+    """The first byte of a child is the name of its parent."""
+
+    splits_have_parents = True
+
+    def split_parents(self, split: bytes) -> Sequence[str]:
+        return [split[:1].decode()] if len(split) > 1 else []
+
+
+def test_a_child_is_offered_when_its_parent_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another look at the source."""
+    monkeypatch.setattr(discovery, "_PARENTS_S", 0.01)
+
+    async def scenario() -> None:
+        source = throttle(Family(lambda: [b"a", b"a1", b"b"]), 1e6)
+        looking = Looking(source, discovery_interval="1h")
+        looking.start()
+        await looking.until(lambda: len(looking.sent) == 2)
+        assert looking.sent == [(b"a", b"b")] * 2
+        assert looking.awaited == ("a",)
+        looking.ended = ["a"]
+        await looking.until(lambda: looking.sent[-1] == (b"a", b"a1", b"b"))
         await looking.discovery.stop()
 
     run(scenario())

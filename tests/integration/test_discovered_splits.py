@@ -90,7 +90,9 @@ class ListedReader(SourceReader):
             raise RuntimeError("planted")
 
 
-def job(directory: Path, *, looks: bool, parallelism: int = 4) -> hg.Job:
+def job(
+    directory: Path, *, looks: bool, parallelism: int = 4, source: Listed | None = None
+) -> hg.Job:
     interval = "20ms" if looks else "0ms"
     made = hg.Job(
         "listed", parallelism=parallelism, options={"headgate.source.discovery-interval": interval}
@@ -98,7 +100,7 @@ def job(directory: Path, *, looks: bool, parallelism: int = 4) -> hg.Job:
     made.checkpoint(every="1h", storage=directory / "checkpoints")
     made.restart(5, delay="0s")
     sink = parquet_sink(str(directory / "out"), guarantee="exactly_once")
-    made.read(Listed(directory), name="in").write(sink, name="out")
+    made.read(source or Listed(directory), name="in").write(sink, name="out")
     return made
 
 
@@ -156,3 +158,38 @@ def test_from_a_savepoint_in_which_all_subtasks_have_finished(tmp_path: Path) ->
             until_read(handle, tmp_path, *names)
         names.append("f=5")
     assert read(tmp_path) == dict.fromkeys(names[:-1], ROWS)
+
+
+class Families(Listed):
+    """A split may name a parent: `child<parent=1` is read behind `parent=0`. All are there at the start."""
+
+    splits_have_parents = True
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        return [split for split in super().splits(parallelism) if not self.split_parents(split)]
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        return super().splits(1)
+
+    def split_parents(self, split: bytes) -> Sequence[str]:
+        _, found, parent = self.split_key(split).partition("=")[0].partition("<")
+        return [f"{parent}=0"] if found else []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_children_come_behind_a_checkpoint_with_the_end_of_their_parent(
+    tmp_path: Path, fails: bool
+) -> None:
+    """Also if another subtask has read the parent, and after a failure."""
+    names = ["a=0", "b<a=1", "c<b=1", "open=0", "d<open=0"]
+    (tmp_path / "listed").write_text(" ".join(names).replace("c<b=1", "b=0 c<b=1"))
+    made = job(tmp_path, looks=True, parallelism=2, source=Families(tmp_path))
+    with made.start() as handle:
+        until(lambda: handle.status()["status"] == "RUNNING")
+        time.sleep(0.1)
+        if fails:
+            (tmp_path / "fail-1").touch()
+        assert "b<a=1" not in read(tmp_path)
+        until_read(handle, tmp_path, "a=0", "b=0", "open=0", "b<a=1", "c<b=1")
+        assert "d<open=0" not in read(tmp_path)
+    assert read(tmp_path) == dict.fromkeys(["a=0", "b=0", "open=0", "b<a=1", "c<b=1"], ROWS)

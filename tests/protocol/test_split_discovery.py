@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from headgate.runtime.protocol.split_discovery import LedgerStart, SplitLedger
+from headgate.runtime.protocol.split_discovery import (
+    EndedSplits,
+    LedgerStart,
+    SplitLedger,
+    ready_splits,
+)
 
 KEYS = [f"split-{number}" for number in range(12)]
 
@@ -93,3 +98,41 @@ def test_consecutive_shares_go_to_different_subtasks() -> None:
         ["2", "6"],
         ["3", "7"],
     ]
+
+
+def test_a_split_has_ended_with_a_checkpoint_that_is_complete() -> None:
+    ended = EndedSplits(LedgerStart(("c",), 1))
+    ended.restore(["a", "c"])
+    ended.begun(["c", "d", "e"])
+    keys = ("a", "c", "d", "e", "other")
+
+    def among() -> tuple[str, ...]:
+        return ended.among(keys, lambda: ["e"])
+
+    assert among() == ("a",), "it had ended at the restored checkpoint"
+    ended.cut(1, ["d", "e"])
+    ended.cut(2, ["e"])
+    ended.aborted(2)
+    assert among() == ("a",)
+    ended.completed(1)
+    assert among() == ("a", "c")
+    ended.cut(3, ["e"])
+    ended.cut(4, ["e"])
+    ended.completed(4)
+    assert among() == ("a", "c", "d")
+
+
+def test_without_checkpoints_a_split_has_ended_at_once() -> None:
+    ended = EndedSplits(LedgerStart((), 1, checkpoints=False))
+    ended.begun(["a", "b"])
+    assert ended.among(["a", "b", "c"], lambda: ["b"]) == ("a",)
+
+
+def test_a_split_waits_for_all_of_its_parents_that_exist() -> None:
+    found = {key: key.encode() for key in ("a", "b", "ab", "b2", "old")}
+    parents = {"ab": ("a", "b"), "b2": ("b",), "old": ("gone",)}
+    ready, awaited = ready_splits(found, parents, [])
+    assert (list(ready), awaited) == (["a", "b", "old"], ["a", "b"])
+    ready, awaited = ready_splits(found, parents, ["b"])
+    assert (list(ready), awaited) == (["a", "b", "b2", "old"], ["a", "b"])
+    assert ready_splits(found, parents, ["a", "b"])[0] == found
