@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from playwright.async_api import Page, expect
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list
+from headgate.errors import JobNotReady
 from headgate.runtime.rest.answers import CheckpointCommand
 from headgate.tests.rest.conftest import serving, windows_job
 from headgate.tests.ui.conftest import opened
@@ -143,6 +145,52 @@ def test_curves_go_on_from_what_the_page_has(lab: Any, beside: Any) -> None:
     beside(windows_job(lab), script, batches=2)
 
 
+def test_a_state_is_asked_for_a_key(lab: Any, beside: Any) -> None:
+    job = hg.Job("totals", parallelism=2, options={"headgate.queries.timeout": "60s"})
+    rows_ = from_list([{"user": "a b/ü", "n": 3}], schema={"user": "string", "n": "int64"})
+    stream = job.read(rows_, name="in")
+    by_user = stream.key_by("user")
+    by_user.agg(n=hg.sum("n"), name="sums", queryable="totals").write(blackhole(), name="out")
+    by_both = stream.key_by("user", "n").agg(times=hg.count(), name="both", queryable="times")
+    by_both.write(blackhole(), name="out-2")
+
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        async with api.client() as client:
+            while True:
+                try:
+                    told = await client.query("totals", "a b/ü")
+                    if told.found:
+                        break
+                except JobNotReady:
+                    pass
+                await asyncio.sleep(0.01)
+        await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+        await show(page, "State", "State")
+        listed = await rows(page, "Queryable states")
+        assert [row[0] for row in listed] == ["totals", "times"]
+        assert listed[1][3] == "user: str, n: int"
+        await page.get_by_label("State", exact=True).select_option("totals")
+        await page.get_by_label("Key", exact=True).fill("a b/ü")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_label("Value", exact=True)).to_contain_text('"n": 3')
+        main = page.locator("main")
+        await expect(main.locator("dl")).to_contain_text(
+            f"Key group {told.key_group}", use_inner_text=True
+        )
+        assert await watched.accessible() == []
+        await page.get_by_label("Key", exact=True).fill("nobody")
+        await page.get_by_role("button", name="Ask", exact=True).click()
+        await expect(main).to_contain_text("nothing for this key")
+        watched.refused_on_purpose = True  # browsers report a 400 as an error
+        await page.get_by_label("State", exact=True).select_option("times")
+        await page.get_by_role("button", name="Ask", exact=True).click()
+        await expect(page.get_by_role("alert")).to_contain_text("times")
+        assert await watched.accessible() == []
+
+    beside(job, script)
+
+
 async def reach(page: Page, name: str) -> None:
     """Press Tab until the link or button of this name has the focus."""
     seen = []
@@ -175,7 +223,7 @@ def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> N
                 await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
                 # At 200 % a window of 1280 pixels has room for 640: only tables may be wider.
                 await page.set_viewport_size({"width": 640, "height": 400})
-                for view in ("", "vertex/1", "checkpoints", "settings", "actions"):
+                for view in ("", "vertex/1", "checkpoints", "state", "settings", "actions"):
                     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
                     await expect(page.get_by_role("heading", level=2)).to_be_visible()
                     over = "() => document.documentElement.scrollWidth - innerWidth"

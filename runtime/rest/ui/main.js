@@ -10,6 +10,7 @@ import { useJob } from "./live.js";
 import { Lost } from "./lost.js";
 import { Overview } from "./overview.js";
 import { Status } from "./parts.js";
+import { Queries } from "./queries.js";
 import { Settings } from "./settings.js";
 import { Vertex } from "./vertex.js";
 
@@ -18,6 +19,7 @@ const VIEWS = [
   ["checkpoints", "Checkpoints", Checkpoints],
   ["failures", "Failures", Failures],
   ["lost", "Lost records", Lost],
+  ["state", "State", Queries],
   ["settings", "Settings", Settings],
   ["actions", "Actions", Actions],
 ];
