@@ -554,6 +554,9 @@ _OUTPUT_FILES = {
 _OUTPUT_TABLE = {
     "rollBytes": _OUTPUT_FILES["rollBytes"],
     "buffer": Field(size(), "most bytes of rows of a subtask that wait to be written; 64mb"),
+    "compactFiles": Field(
+        IntegerKind(2), "small files of a partition that are merged after a commit; none are"
+    ),
     "ifExists": Field(
         ChoiceKind((IfExists.ERROR.value, IfExists.APPEND.value)),
         "a run starts without state, and the table has rows of earlier runs; error",

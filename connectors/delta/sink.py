@@ -25,6 +25,7 @@ from ...operators.sink import (
 )
 from ..files.locations import PathLike, address_of, filesystem, parse_location
 from ..tables.commits import commit_parts, mark_of
+from ..tables.compaction import Compaction
 from ..tables.sink import (
     BUFFER,
     ROLL_BYTES,
@@ -41,6 +42,7 @@ from .table import (
     DeltaVersion,
     Part,
     check_fits,
+    compact,
     create_table,
     delta_type,
     object_store_options,
@@ -85,6 +87,7 @@ class DeltaSink(Sink):
         self.if_exists = if_exists
         self.place = settings.address
         self.extras = ("delta", "s3") if settings.remote else ("delta",)
+        self._compaction = Compaction(settings.address)
 
     def bind(self, schema: pa.Schema | None) -> None:
         columns = stored_schema(table_columns(schema), delta_type, "Delta")
@@ -139,6 +142,11 @@ class DeltaSink(Sink):
 
         parts = parts_of(commit.epochs, Part)
         commit_parts(version, settings.address, commit.job, commit.sink, parts)
+        files = settings.compact_files
+        if files is not None:
+            self._compaction.run(
+                lambda: compact(settings.address, options, files, settings.roll_bytes)
+            )
 
     def describe(self) -> str:
         return f"delta({self.settings.address})"
@@ -205,6 +213,7 @@ def delta_sink(
     partition_by: str | Sequence[str] = (),
     roll_bytes: str | int = ROLL_BYTES,
     buffer: str | int = BUFFER,
+    compact_files: int | None = None,
     if_exists: IfExistsLike = "error",
     storage_options: Mapping[str, str] | None = None,
 ) -> DeltaSink:
@@ -217,6 +226,8 @@ def delta_sink(
         partition_by: columns by whose values the files are separated.
         roll_bytes: the size at which a file ends; one ends at each checkpoint as well.
         buffer: the most bytes of rows that wait in memory to be written, per subtask.
+        compact_files: the number of small files of a partition from which on they are merged into files of
+            up to `roll_bytes`, after a commit; None: they are not merged.
         if_exists: what happens if a run starts without state, and the table has rows of an earlier run of
             this sink: `error`, or `append`.
         storage_options: `s3.*` options, if they differ from the job's.
@@ -226,6 +237,6 @@ def delta_sink(
     """
     address = address_of(path)
     given, policy = table_arguments(
-        "Delta", partition_by, roll_bytes, buffer, if_exists, storage_options
+        "Delta", partition_by, roll_bytes, buffer, compact_files, if_exists, storage_options
     )
     return DeltaSink(DeltaSettings(address=str(parse_location(address)), **given), policy)

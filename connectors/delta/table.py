@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...errors import StorageError, UsageError
 from ..s3_config import s3_service
+from ..tables.compaction import due_merges
 from ..tables.types import stored_type
 
 if TYPE_CHECKING:
@@ -289,6 +290,47 @@ class DeltaVersion:
             except CommitFailedError:
                 return False
         return True
+
+
+def compact(address: str, options: Mapping[str, str], files: int, limit: int) -> None:
+    """Merge small files of a table, by partitions.
+
+    Args:
+        address: of the table.
+        options: how the library reaches it.
+        files: the number of small files of a partition from which on they are merged.
+        limit: the size that files should have in the end.
+
+    Raises:
+        StorageError: the table cannot be reached, or another writer has removed one of the files.
+    """
+    table = open_table(address, options)
+    if table is None:
+        return
+    with _reaching(address):
+        columns = list(table.metadata().partition_columns)
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        found = [
+            (
+                tuple(_partition_text(each[f"partition.{name}"]) for name in columns),
+                each["size_bytes"],
+            )
+            for each in actions
+        ]
+        for due in due_merges(found, files, limit):
+            table.optimize.compact(
+                [(name, "=", text) for name, text in zip(columns, due.partition, strict=True)],
+                target_size=due.target_bytes,
+                max_concurrent_tasks=1,
+            )
+            table.update_incremental()
+
+
+def _partition_text(value: Any) -> str:
+    """Return the value of a partition column in the form of the library's filters, in which null is ''."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def stats_of(metadata: Any, rows: int) -> str:

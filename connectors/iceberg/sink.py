@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,9 @@ from ...operators.sink import (
     SinkRun,
     SinkWriter,
 )
+from ..files.sink import tag_of
 from ..tables.commits import commit_parts, mark_of
+from ..tables.compaction import Compaction
 from ..tables.sink import (
     BUFFER,
     ROLL_BYTES,
@@ -79,6 +81,7 @@ class IcebergSink(Sink):
         self.settings = settings
         self.if_exists = if_exists
         self.place = settings.table
+        self._compaction = Compaction(settings.table)
 
     def bind(self, schema: pa.Schema | None) -> None:
         columns = stored_schema(table_columns(schema), iceberg_type, "Iceberg")
@@ -120,9 +123,21 @@ class IcebergSink(Sink):
 
             parts = parts_of(commit.epochs, Part)
             commit_parts(version, settings.table, commit.job, commit.sink, parts)
+            files = settings.compact_files
+            if files is not None:
+                prefix = f"part-{tag_of(commit.job, commit.sink)}"
+                self._compaction.run(
+                    lambda: _compact(catalog, settings.table, prefix, files, settings.roll_bytes)
+                )
 
     def describe(self) -> str:
         return f"iceberg({self.settings.table})"
+
+
+def _compact(*args: Any) -> None:
+    from .compaction import compact  # which imports the library
+
+    compact(*args)
 
 
 class IcebergWriter(TableWriter):
@@ -222,6 +237,7 @@ def iceberg_sink(
     partition_by: str | Sequence[str] = (),
     roll_bytes: str | int = ROLL_BYTES,
     buffer: str | int = BUFFER,
+    compact_files: int | None = None,
     if_exists: IfExistsLike = "error",
     storage_options: Mapping[str, str] | None = None,
 ) -> IcebergSink:
@@ -239,6 +255,8 @@ def iceberg_sink(
             these; empty: whatever it has.
         roll_bytes: the size at which a file ends; one ends at each checkpoint as well.
         buffer: the most bytes of rows that wait in memory to be written, per subtask.
+        compact_files: the number of small files of a partition from which on they are merged into files of
+            up to `roll_bytes`, after a commit; None: they are not merged.
         if_exists: what happens if a run starts without state, and the table has rows of an earlier run of
             this sink: `error`, or `append`.
         storage_options: `s3.*` options, if they differ from the job's.
@@ -251,7 +269,7 @@ def iceberg_sink(
             f"not the name of a table table=`{table}`", fix='a namespace and a name: "shop.orders"'
         )
     given, policy = table_arguments(
-        "Iceberg", partition_by, roll_bytes, buffer, if_exists, storage_options
+        "Iceberg", partition_by, roll_bytes, buffer, compact_files, if_exists, storage_options
     )
     known = IcebergCatalog(with_whole_paths(catalog))
     settings = IcebergSettings(catalog=known, table=table, **given)

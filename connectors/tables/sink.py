@@ -28,6 +28,8 @@ class TableSettings:
         partition_by: the columns whose values files are separated by.
         roll_bytes: the size at which a file ends.
         buffer_bytes: the most bytes of rows that wait in memory to be written, per subtask.
+        compact_files: the number of small files of a partition from which on they are merged; None: they
+            never are.
         storage_options: `s3.*` options, if they differ from the job's.
         columns: the columns of the table that the stream has.
     """
@@ -35,6 +37,7 @@ class TableSettings:
     partition_by: tuple[str, ...]
     roll_bytes: int
     buffer_bytes: int
+    compact_files: int | None = None
     storage_options: dict[str, str] = field(default_factory=dict)
     columns: pa.Schema | None = None
 
@@ -101,6 +104,7 @@ def table_arguments(
     partition_by: str | Sequence[str],
     roll_bytes: str | int,
     buffer: str | int,
+    compact_files: int | None,
     if_exists: IfExistsLike,
     storage_options: Mapping[str, str] | None,
 ) -> tuple[dict[str, Any], IfExists]:
@@ -125,10 +129,13 @@ def table_arguments(
     }
     for name, size in known.items():
         check_count(name, size, 1)
+    if compact_files is not None:
+        check_count("compact_files", compact_files, 2)
     settings = {
         "partition_by": columns,
         "roll_bytes": known["roll_bytes"],
         "buffer_bytes": known["buffer"],
+        "compact_files": compact_files,
         "storage_options": check_storage_options(storage_options),
     }
     return settings, policy

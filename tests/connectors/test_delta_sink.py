@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 from collections.abc import Sequence
 from decimal import Decimal
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.table import TableOptimizer
 
 import headgate as hg
 from headgate.connectors import delta_sink, from_list
+from headgate.connectors.delta.sink import DeltaSink
 from headgate.connectors.delta.table import DeltaVersion, Part, delta_type
 from headgate.errors import HeadgateError, JobError, PlanError, UsageError
-from headgate.operators.sink import EpochOutput, GlobalCommit
+from headgate.operators.sink import EpochOutput, GlobalCommit, GuaranteeLike, Sink
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
 from headgate.tests.support.connector_cases import DeltaSinkCase
@@ -38,6 +41,22 @@ def test_it_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
     if check.thorough:
         thorough_only()
     asyncio.run(check.run(DeltaSinkCase()))
+
+
+class Compacting(DeltaSinkCase):
+    """The sink merges small files as soon as there are two."""
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        sink = super().sink(place, guarantee)
+        assert isinstance(sink, DeltaSink)
+        return DeltaSink(dataclasses.replace(sink.settings, compact_files=2), sink.if_exists)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+def test_compaction_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
+    if check.name not in ("once_after_any_crash", "committed_by_two_at_once"):
+        thorough_only()
+    asyncio.run(check.run(Compacting()))
 
 
 def job_of(tmp_path: Path, items: Sequence[Any], schema: dict[str, Any], **options: Any) -> hg.Job:
@@ -162,6 +181,61 @@ def test_another_writer_may_be_faster(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(row["n"] for row in rows_of(table)) == [-1] * 4 + list(range(10))
 
 
+def commit_several(table: Path, count: int, **options: Any) -> None:
+    """Make commits of one run, each with a file of one row."""
+    sink = delta_sink(table, **options)
+    sink.bind(pa.schema({"n": pa.int64()}))
+    for id_ in range(1, count + 1):
+        epoch = EpochOutput(
+            id_, (msgspec.msgpack.encode(part_in(table, f"part-{id_}.parquet", [id_])),)
+        )
+        sink.commit_globally(GlobalCommit("job", "out", {}, CommitPermit("job", 0, id_), (epoch,)))
+
+
+def test_small_files_are_merged_after_commits(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": pa.array([], pa.int64())}))
+    commit_several(tmp_path, 30, compact_files=10)
+    table = DeltaTable(str(tmp_path))
+    assert len(table.file_uris()) < 20
+    assert sum(each["operation"] == "OPTIMIZE" for each in table.history()) >= 2
+    assert sorted(row["n"] for row in rows_of(tmp_path)) == list(range(1, 31))
+    commit(tmp_path, "job", part_in(tmp_path, "part-1.parquet", [1]))
+    assert len(rows_of(tmp_path)) == 30  # the marks are still there
+
+
+def test_a_compaction_that_fails_fails_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(TableOptimizer, "compact", fail)
+    write_deltalake(tmp_path, pa.table({"n": pa.array([], pa.int64())}))
+    commit_several(tmp_path, 6, compact_files=2)
+    assert len(rows_of(tmp_path)) == 6
+    warnings = [each for each in caplog.messages if "no space left" in each]
+    assert len(warnings) == 1
+    assert "not merged" in warnings[0]
+
+
+def test_files_are_merged_within_their_partition(tmp_path: Path) -> None:
+    days = [datetime.date(2026, 1, 1), datetime.date(2026, 1, 2), None]
+    items = [
+        {"row": n, "day": days[n % 3], "who": "b=c/d" if n % 2 else None, "ok": n % 5 == 0}
+        for n in range(60)
+    ]
+    schema = {"row": pa.int64(), "day": pa.date32(), "who": pa.string(), "ok": pa.bool_()}
+    by = ["day", "who", "ok"]
+    job_of(tmp_path, items, schema, partition_by=by, compact_files=2).run()
+    actions = pa.table(
+        DeltaTable(str(tmp_path / "table")).get_add_actions(flatten=True)
+    ).to_pylist()
+    assert len(actions) == len(
+        {tuple(each[f"partition.{name}"] for name in by) for each in actions}
+    )
+    assert sorted(rows_of(tmp_path / "table", *schema), key=lambda row: row["row"]) == items
+
+
 @pytest.mark.parametrize(
     ("there", "problem"),
     [
@@ -212,8 +286,8 @@ def part_in(table: Path, name: str, numbers: list[int]) -> Part:
     return Part("run", name, size, len(numbers), 0, {}, "{}", job="old", sink="out")
 
 
-def commit(table: Path, job: str, part: Part) -> None:
-    sink = delta_sink(table)
+def commit(table: Path, job: str, part: Part, **options: Any) -> None:
+    sink = delta_sink(table, **options)
     sink.bind(pa.schema({"n": pa.int64()}))
     epoch = EpochOutput(1, (msgspec.msgpack.encode(part),))
     sink.commit_globally(GlobalCommit(job, "out", {}, CommitPermit(job, 0, 1), (epoch,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -16,18 +17,20 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 import headgate as hg
 from headgate.connectors import from_list, iceberg_sink
+from headgate.connectors.iceberg import compaction
 from headgate.connectors.iceberg.catalog import IcebergCatalog
 from headgate.connectors.iceberg.sink import IcebergSink
 from headgate.connectors.iceberg.table import IcebergVersion, Part, iceberg_type
 from headgate.errors import HeadgateError, JobError, PlanError, StorageError, UsageError
 from headgate.operators.clock import Clock, SystemClock
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.sink import EpochOutput, GlobalCommit
+from headgate.operators.sink import EpochOutput, GlobalCommit, GuaranteeLike, Sink
 from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
@@ -52,6 +55,22 @@ NUMBERS = {"n": pa.int64()}
 
 def catalog_of(directory: Path) -> dict[str, str]:
     return {"uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/tables"}
+
+
+class Compacting(IcebergSinkCase):
+    """The sink merges small files as soon as there are two."""
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        sink = super().sink(place, guarantee)
+        assert isinstance(sink, IcebergSink)
+        return IcebergSink(dataclasses.replace(sink.settings, compact_files=2), sink.if_exists)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+def test_compaction_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> None:
+    if check.name not in ("once_after_any_crash", "committed_by_two_at_once"):
+        thorough_only()
+    asyncio.run(check.run(Compacting()))
 
 
 @pytest.fixture
@@ -321,6 +340,7 @@ def part_of(
     numbers: list[int],
     before: Callable[[], None] = lambda: None,
     clock: Clock = SystemClock(),
+    attempt: int = 1,
 ) -> bytes:
     """Write a file as a subtask does, after `before`, and return its committable."""
     writer = sink.writer()
@@ -329,6 +349,7 @@ def part_of(
             job_name="old",
             operator_name="out",
             run_id="run",
+            attempt=attempt,
             local_directory=lambda: tmp_path,
             clock=clock,
         )
@@ -531,6 +552,73 @@ def test_files_that_were_deleted_before_their_commit_do_not_break_the_table(
     with pytest.raises(JobError, match=Path(part.path).name):
         commit(sink, msgspec.msgpack.encode(old))
     assert numbers_of(catalog) == [0]
+
+
+def commit_several(tmp_path: Path, first: int, last: int) -> None:
+    """Make commits of one run, each with a file of one row, and merge small files of tens."""
+    sink = sink_of(tmp_path)
+    sink.settings = dataclasses.replace(sink.settings, compact_files=10)
+    for id_ in range(first, last + 1):
+        commit(sink, part_of(sink, tmp_path, [id_], attempt=id_), checkpoint=id_)
+
+
+def test_small_files_are_merged_after_commits(
+    tmp_path: Path, catalog: Catalog, table: Table
+) -> None:
+    commit_several(tmp_path, 1, 30)
+    found = catalog.load_table(NAME)
+    assert len(found.inspect.files()) < 20
+    kinds = [each.summary.operation for each in found.snapshots() if each.summary]
+    assert kinds.count(Operation.REPLACE) >= 2
+    assert Operation.OVERWRITE not in kinds
+    summary = found.snapshots()[-1].summary
+    assert summary is not None
+    assert summary["total-records"] == "31"
+    assert numbers_of(catalog) == list(range(31))
+    assert found.scan(row_filter="n == 7").to_arrow().to_pylist() == [{"n": 7}]
+    commit_several(tmp_path, 1, 5)  # the marks are still there
+    assert numbers_of(catalog) == list(range(31))
+
+
+def test_rows_that_are_deleted_during_a_compaction_do_not_come_back(
+    tmp_path: Path, catalog: Catalog, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = compaction._merge
+    made: list[str] = []
+
+    def merge(*args: Any) -> Any:
+        if not made:
+            catalog.load_table(NAME).delete("n == 3")
+        file = original(*args)
+        made.append(file.file_path)
+        return file
+
+    monkeypatch.setattr(compaction, "_merge", merge)
+    commit_several(tmp_path, 1, 11)
+    assert numbers_of(catalog) == [0, 1, 2, *range(4, 12)]
+    assert made
+    assert not any(Path(path.removeprefix("file://")).exists() for path in made)
+
+
+def test_files_with_columns_of_their_own_time_are_merged(
+    tmp_path: Path, catalog: Catalog, table: Table
+) -> None:
+    commit_several(tmp_path, 1, 5)
+    with table.update_schema() as update:
+        update.add_column("more", LongType())
+    commit_several(tmp_path, 6, 12)
+    assert len(catalog.load_table(NAME).inspect.files()) < 10
+    assert numbers_of(catalog) == list(range(13))
+
+
+def test_files_are_merged_within_their_partition(tmp_path: Path, catalog: Catalog) -> None:
+    items = [{"n": n, "who": [None, "a/b", "c"][n % 3], "at": n} for n in range(60)]
+    schema = {"n": pa.int64(), "who": pa.string(), "at": pa.int64()}
+    by = ["who", "bucket(2, at)"]
+    job_of(tmp_path, items, schema, partition_by=by, compact_files=2).run()
+    partitions = catalog.load_table(NAME).inspect.files().column("partition").to_pylist()
+    assert len(partitions) == len({str(each) for each in partitions}) == 6
+    assert rows_of(catalog) == items
 
 
 def test_a_table_that_was_replaced_gets_no_files_of_the_former_one(
