@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..operators.base import OperatorContext
+from ..operators.connections import check_connection
 from ..operators.elements import Batch
 from ..operators.source import Source, SourceReader, SourceRun
 
@@ -43,6 +44,9 @@ class ForwardingSource(Source):
 
     async def discard(self, run: SourceRun) -> None:
         await self._source.discard(run)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        return check_connection(self._source, options)
 
     def splits(self, parallelism: int) -> list[bytes]:
         return self._source.splits(parallelism)

@@ -22,6 +22,7 @@ from ..api.manifest.fields import REFERENCE, Field, Section, Table, TextKind
 from ..api.manifest.references import resolve_function
 from ..api.manifest.registry import SourceConnector, SourceSpec
 from ..errors import StateError, UsageError
+from ..operators.connections import check_connection
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
 from ..operators.functions.checks import check_plain, function_name
@@ -90,6 +91,11 @@ class HybridSource(Source[Record_co]):
 
     async def discard(self, run: SourceRun) -> None:
         await self._history.discard(run)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check both sources; a live source that a function makes is not known before the history is."""
+        parts = [self._history, *([self._live] if isinstance(self._live, Source) else [])]
+        return ", then ".join(filter(None, (check_connection(part, options) for part in parts)))
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return the splits of the history, then those of the live source."""

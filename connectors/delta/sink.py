@@ -23,7 +23,13 @@ from ...operators.sink import (
     SinkRun,
     SinkWriter,
 )
-from ..files.locations import PathLike, address_of, filesystem, parse_location
+from ..files.locations import (
+    PathLike,
+    address_of,
+    check_directory,
+    filesystem,
+    parse_location,
+)
 from ..tables.commits import commit_parts, mark_of
 from ..tables.compaction import Compaction
 from ..tables.sink import (
@@ -110,9 +116,22 @@ class DeltaSink(Sink):
     def check_output(self, run: SinkRun) -> None:
         settings = self.settings
         refuse_overwrite(run, self.if_exists, "Delta", settings.address)
-        table = open_table(settings.address, settings.library_options(run.options))
+        self._check_table(run.options)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        settings = self.settings
+        found = check_directory(settings.address, {**options, **settings.storage_options})
+        if self._check_table(options):
+            return "the table takes the columns"
+        return f"the table does not exist yet; {found}"
+
+    def _check_table(self, options: Mapping[str, str]) -> bool:
+        """Check that the table takes the columns of the stream; return False if there is none yet."""
+        settings = self.settings
+        table = open_table(settings.address, settings.library_options(options))
         if table is not None:
             check_fits(table, settings.address, settings.schema, settings.partition_by)
+        return table is not None
 
     def list_output(self, run: SinkRun) -> list[OutputFile]:
         """Return the version of the table, if an earlier run of this sink has written to it."""

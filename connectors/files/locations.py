@@ -179,25 +179,110 @@ def find_files(
         UsageError: there is no such file.
         StorageError: the file system failed.
     """
-    location = parse_location(address)
-    store = filesystem(location.scheme, options)
+    found = listed(address, options, may_grow=may_grow)
+    store = filesystem(parse_location(address).scheme, options)
     try:
-        found = growing_files(address, options) if may_grow else _matches(store, location)
         # On S3 each version costs a request.
         with ThreadPoolExecutor(REQUESTS_MAX, "headgate-listing") as threads:
             versions = list(threads.map(lambda info: version_of(store, info), found))
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
-    if not found and not may_grow:
+    return [
+        FileVersion(info.path, info.size, version)
+        for info, version in zip(found, versions, strict=True)
+    ]
+
+
+def listed(
+    address: str, options: Mapping[str, str], *, may_grow: bool = False
+) -> list[pafs.FileInfo]:
+    """Return the files that `find_files` returns, without their versions; it raises the same errors."""
+    if may_grow:
+        return growing_files(address, options)
+    location = parse_location(address)
+    try:
+        found = _matches(filesystem(location.scheme, options), location)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+    if not found:
         raise UsageError(
             f"no file found path=`{address}`",
             fix="check the path; a directory is read with all files below it whose names do not begin "
             "with a dot or underscore",
         )
-    return [
-        FileVersion(info.path, info.size, version)
-        for info, version in zip(found, versions, strict=True)
-    ]
+    return found
+
+
+def check_readable(address: str, info: pafs.FileInfo, options: Mapping[str, str]) -> None:
+    """Check that the first byte of a file can be read.
+
+    Args:
+        address: the path at which the file was found.
+        info: the file.
+        options: of the storage.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    try:
+        store = filesystem(parse_location(address).scheme, options)
+        with store.open_input_file(info.path) as file:
+            file.read(1)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(
+            f"a file cannot be read file=`{info.path}`: {error}", fix="check the rights of the user"
+        ) from error
+
+
+def check_directory(address: str, options: Mapping[str, str]) -> str:
+    """Check that files may be written below an address, as far as that shows without writing one.
+
+    Returns:
+        What was found.
+
+    Raises:
+        UsageError: there is no such bucket, or the directory cannot be written to.
+        StorageError: S3 does not answer, or refuses us.
+    """
+    location = parse_location(address)
+    if location.scheme == "file":
+        return _check_local_directory(location.path)
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        s3_client(options).list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1)
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") == "NoSuchBucket":
+            raise UsageError(
+                f"there is no such bucket path=`{location}`", fix="create it, or check the name"
+            ) from error
+        raise _not_listed(location, error) from error
+    except BotoCoreError as error:
+        raise _not_listed(location, error) from error
+    return "the bucket can be listed; nothing was written to it"
+
+
+def _check_local_directory(path: str) -> str:
+    if os.path.isfile(path):
+        raise UsageError(
+            f"files are written into a directory, and there is a file of that name path=`{path}`",
+            fix="give the path of a directory; it is made if it does not exist",
+        )
+    existing = path
+    while not os.path.isdir(existing):
+        existing = os.path.dirname(existing)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"the user may not write to the directory path=`{existing}`", fix="change its rights"
+        )
+    return "the directory can be written to" if existing == path else "the directory will be made"
+
+
+def _not_listed(location: Location, error: Exception) -> StorageError:
+    return StorageError(
+        f"the bucket cannot be used path=`{location}`: {error}",
+        fix="check s3.endpoint, the credentials and the rights of the user",
+    )
 
 
 def growing_files(address: str, options: Mapping[str, str]) -> list[pafs.FileInfo]:

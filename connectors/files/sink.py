@@ -46,7 +46,13 @@ from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
 from .drafts import Committable, Draft, LocalTarget, Target
 from .formats import ENCODERS, Encoder, FileFormat, can_encode
-from .locations import PathLike, address_of, check_storage_options, parse_location
+from .locations import (
+    PathLike,
+    address_of,
+    check_directory,
+    check_storage_options,
+    parse_location,
+)
 from .s3_drafts import S3Target
 
 ROLL_BYTES: Final = "128mb"
@@ -162,6 +168,9 @@ class FileSink(Sink):
                 f"path=`{self.location.path}`",
                 fix="give the path of a directory; it is made if it does not exist",
             )
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        return check_directory(self.path, {**options, **self.storage_options})
 
     def list_output(self, run: SinkRun) -> list[OutputFile]:
         found = self._target_of(run).visible(prefix_of(tag_of(run.job, run.sink)))

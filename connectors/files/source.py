@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ...errors import HeadgateError, UsageError
 from ...operators.base import OperatorContext
+from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
@@ -151,6 +152,14 @@ class FileSource(Source[Record_co]):
         configured = copy.copy(self)
         configured.storage_options = {**locations.of_storage(options), **self.storage_options}
         return configured
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check that there are files, and that the first one can be read."""
+        known = {**locations.of_storage(options), **self.storage_options}
+        found = locations.listed(self.path, known, may_grow=self.discovers)
+        for info in found[:1]:
+            locations.check_readable(self.path, info, known)
+        return counted(len(found), "file")
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per row group, or per `split_bytes` of text, at any parallelism."""

@@ -49,6 +49,10 @@ class AvroFormat(Format):
         avro = self._parsed()
         return super().columns() if avro is None else columns_of(avro)
 
+    def check_connection(self) -> None:
+        if self._registry is not None:
+            RegistryClient(self._registry).check()
+
     def check_columns(self, schema: pa.Schema) -> None:
         avro = self._parsed()
         if avro is not None:

@@ -42,6 +42,13 @@ class Format:
             fix='give schema=..., such as {"id": "int64", "name": "string"} or a Struct class',
         )
 
+    def check_connection(self) -> None:
+        """Check that a service that the format needs answers; may block.
+
+        Raises:
+            HeadgateError: it does not, or refuses us.
+        """
+
     def check_columns(self, schema: pa.Schema) -> None:
         """Check that messages of this format can have these columns.
 

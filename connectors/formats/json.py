@@ -33,6 +33,9 @@ class RegisteredJsonFormat(JsonFormat):
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
 
+    def check_connection(self) -> None:
+        RegistryClient(self._registry).check()
+
     def decoder(self, schema: pa.Schema) -> Decode:
         decode = super().decoder(schema)
 

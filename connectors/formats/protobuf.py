@@ -70,6 +70,10 @@ class ProtobufFormat(Format):
         found = self._found()
         return super().columns() if found is None else columns_of(found)
 
+    def check_connection(self) -> None:
+        if self._registry is not None:
+            RegistryClient(self._registry).check()
+
     def check_columns(self, schema: pa.Schema) -> None:
         found = self._found()
         if found is not None:

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -217,6 +217,15 @@ class RegistryClient:
             if found is not None:
                 return self._registered(id, found, query)
         raise UnknownSchema(f"the registry has no schema with the id {id}")
+
+    def check(self) -> None:
+        """Ask once for a subject that need not exist; this changes nothing.
+
+        Raises:
+            RegistryError: the registry does not answer, or refuses us.
+        """
+        once = RegistryClient(replace(self._settings, patience_s=0), self._clock, self._sleep)
+        once._ask("GET", "/subjects/headgate-check/versions/latest")
 
     def latest(self, subject: str) -> Registered:
         """Return the newest schema of a subject.

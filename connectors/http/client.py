@@ -147,10 +147,42 @@ def check_reachable(settings: HttpSettings) -> None:
     Raises:
         UsageError: nothing does.
     """
+    _connected(settings).close()
+
+
+def check_service(settings: HttpSettings) -> str:
+    """Check all that can be checked without a request, which might change something; blocks.
+
+    Returns:
+        What was found.
+
+    Raises:
+        UsageError: nothing listens at the address, a secret cannot be read, or the service does not prove
+            who it is.
+    """
+    for name, given in settings.headers.items():
+        _check_value(name, read_secret(name, given))
+    parts = urlsplit(settings.url)
+    with _connected(settings) as plain:
+        if parts.scheme == "http":
+            return "the service accepts connections; no request was made"
+        try:
+            context = ssl.create_default_context(cafile=settings.ca)
+            context.wrap_socket(plain, server_hostname=parts.hostname).close()
+        except OSError as error:
+            raise UsageError(
+                f"no connection with TLS is possible url=`{settings.shown}`: {error}",
+                fix="check the address; ca= names the file of an authority of your own",
+            ) from None
+    return "the service accepts connections with TLS; no request was made"
+
+
+def _connected(settings: HttpSettings) -> socket.socket:
+    """Return a connection to the address, or raise UsageError."""
     parts = urlsplit(settings.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname or "", port), CONNECT_S_MAX).close()
+        return socket.create_connection((parts.hostname or "", port), CONNECT_S_MAX)
     except OSError as error:
         raise UsageError(
             f"the service cannot be reached url=`{settings.shown}`: {error}",

@@ -31,6 +31,7 @@ from .client import (
     HttpSettings,
     NoAnswer,
     check_reachable,
+    check_service,
     http_settings,
     retry_after_s,
 )
@@ -82,6 +83,10 @@ class EventSource(Source[Any]):
         self.extras = settings.format.extras
         more = [pa.field(column, pa.string(), False) for column in settings.metadata.values()]
         self.schema = pa.schema([*values, *more])
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        self.settings.format.check_connection()
+        return check_service(self.settings.http)
 
     def splits(self, parallelism: int) -> list[bytes]:
         check_reachable(self.settings.http)

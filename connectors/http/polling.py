@@ -19,7 +19,7 @@ from ...operators.source import Source, SourceReader
 from ..fetched_splits import OneSplit
 from ..formats.text import JsonFormat
 from ..rows import check_count
-from .client import HttpClient, HttpSettings, check_reachable, http_settings
+from .client import HttpClient, HttpSettings, check_reachable, check_service, http_settings
 from .reader import HttpReader, decoded, refused, value_of
 
 ANSWER: Final = "32mb"
@@ -66,6 +66,9 @@ class HttpSource(Source[Any]):
         self.replays = settings.position is not None
         self._read = schema
         """The columns that are decoded."""
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        return check_service(self.settings.http)
 
     def splits(self, parallelism: int) -> list[bytes]:
         check_reachable(self.settings.http)

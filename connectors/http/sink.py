@@ -26,13 +26,26 @@ from ...operators.origin import Origin, capture_origin
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
-from ..files.locations import PathLike, address_of, check_storage_options, parse_location
+from ..files.locations import (
+    PathLike,
+    address_of,
+    check_directory,
+    check_storage_options,
+    parse_location,
+)
 from ..files.sink import tag_of
 from ..formats.text import JsonFormat
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..rows import check_count
-from .client import HttpClient, HttpSettings, check_headers, check_reachable, http_settings
+from .client import (
+    HttpClient,
+    HttpSettings,
+    check_headers,
+    check_reachable,
+    check_service,
+    http_settings,
+)
 from .dead_letters import Refused, write_refused
 
 Body = Literal["array", "lines", "object"]
@@ -115,6 +128,12 @@ class HttpSink(Sink):
 
     def check_output(self, run: SinkRun) -> None:
         check_reachable(self.settings.http)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        settings = self.settings
+        if settings.dead_letters:
+            check_directory(settings.dead_letters, {**options, **settings.storage_options})
+        return check_service(settings.http)
 
     def describe(self) -> str:
         return f"http({self.settings.http.shown})"

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...errors import StorageError, UsageError
+from ..files.locations import check_directory
 from ..s3_config import s3_service
 from ..secrets import is_reference, read_secret
 
@@ -86,12 +87,35 @@ class IcebergCatalog:
         }
         return f"IcebergCatalog({shown!r})"
 
+    def exists(self, options: Mapping[str, str]) -> bool:
+        """Return False if the catalog is a database without the tables of one; it is not changed.
+
+        Args:
+            options: as for `opened`.
+
+        Raises:
+            UsageError: a secret cannot be read, or the file of the database cannot be created.
+            StorageError: the database does not answer, or refuses us.
+        """
+        if self.kind == "rest":
+            return True
+        file = _SQLITE.fullmatch(read_secret("uri", self.properties["uri"]))
+        if file is not None and not os.path.exists(file[1]):
+            check_directory(os.path.dirname(file[1]), {})
+            return False
+        from sqlalchemy import inspect
+
+        with self.opened(options, create=False) as catalog:
+            engine: Any = catalog.engine
+            return bool(inspect(engine).has_table("iceberg_tables"))
+
     @contextmanager
-    def opened(self, options: Mapping[str, str]) -> Iterator[Catalog]:
+    def opened(self, options: Mapping[str, str], *, create: bool = True) -> Iterator[Catalog]:
         """Open the catalog.
 
         Args:
             options: those of the job, and `storage_options`: how S3 is reached.
+            create: whether a database gets the tables of a catalog, unless it has them.
 
         Raises:
             UsageError: a secret cannot be read.
@@ -104,6 +128,8 @@ class IcebergCatalog:
             for key, value in self.properties.items()
         }
         name = known.pop("name", "default")
+        if not create:
+            known["init_catalog_tables"] = "false"
         with self._reaching(known):
             catalog = load_catalog(name, **{**_s3_properties(options), **known, "type": self.kind})
             try:

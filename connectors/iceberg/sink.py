@@ -94,10 +94,23 @@ class IcebergSink(Sink):
     def check_output(self, run: SinkRun) -> None:
         settings = self.settings
         refuse_overwrite(run, self.if_exists, "Iceberg", settings.table)
-        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+        self._check_table(run.options)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        settings = self.settings
+        if not settings.catalog.exists({**options, **settings.storage_options}):
+            return "the catalog does not exist yet"
+        fits = self._check_table(options)
+        return "the table takes the columns" if fits else "the table does not exist yet"
+
+    def _check_table(self, options: Mapping[str, str]) -> bool:
+        """Check that the table takes the columns of the stream; return False if there is none yet."""
+        settings = self.settings
+        with settings.catalog.opened({**options, **settings.storage_options}) as catalog:
             table = load_table(catalog, settings.table)
             if table is not None:
                 check_fits(table, settings.table, settings.schema, settings.partitions)
+            return table is not None
 
     def list_output(self, run: SinkRun) -> list[OutputFile]:
         """Return the table and its newest snapshot, if an earlier run of this sink has written to it."""

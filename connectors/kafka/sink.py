@@ -12,6 +12,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from ...errors import PlanError, UsageError
+from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
 from ...operators.sizes import parse_size
@@ -80,6 +81,20 @@ class KafkaSink(Sink):
 
     def check_output(self, run: SinkRun) -> None:
         """Check that the topic is there, that values can be encoded, and the rights to write."""
+        settings = self.settings
+        self._check_topic()
+        if self._values is not None:
+            settings.format.encoder(self._values, settings.topic)
+        if self.guarantee is Guarantee.EXACTLY_ONCE:
+            check_transactions(settings)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check that the topic is there, and the rights to write to it; no transaction is tried."""
+        self.settings.format.check_connection()
+        return f"{counted(self._check_topic(), 'partition')} of {self.settings.topic}"
+
+    def _check_topic(self) -> int:
+        """Check that the topic is there, and the rights on it; return the number of its partitions."""
         settings, errors = self.settings, ErrorListener()
         producer = make_producer(
             settings.bootstrap, settings.properties, "headgate-check", settings.buffer_bytes, errors
@@ -87,14 +102,11 @@ class KafkaSink(Sink):
         known = describe_topics(producer, None, settings.bootstrap, errors)
         if settings.topic not in known:
             raise no_topic(settings.topic, sorted(known), "WRITE")
-        if self._values is not None:
-            settings.format.encoder(self._values, settings.topic)
-        exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
         # The mark of a transaction is an offset, and offsets are written by readers of a topic.
+        exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
         rights = ("WRITE", "READ") if exactly_once else ("WRITE",)
         check_topic_rights(settings.bootstrap, settings.properties, [settings.topic], rights)
-        if exactly_once:
-            check_transactions(settings)
+        return len(known[settings.topic].partitions)
 
     def describe(self) -> str:
         return f"kafka({self.settings.topic})"

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError
+from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
@@ -78,6 +79,25 @@ class KafkaSource(Source[Record_co]):
             for kind, column in self.settings.metadata.items()
         ]
 
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check that the topics are there, and the rights to read them."""
+        from confluent_kafka import KafkaException
+
+        settings, errors = self.settings, ErrorListener()
+        settings.format.check_connection()
+        consumer = make_consumer(settings, "headgate-check", errors)
+        try:
+            places = _find_places(consumer, settings, errors)
+            _check_rights(settings, places)
+            for place in places[:1]:
+                _offsets(consumer, "earliest", [place])
+        except KafkaException as error:
+            raise no_answer(settings.bootstrap, errors, error.args[0].str()) from error
+        finally:
+            consumer.close()
+        topics = sorted({topic for topic, _ in places})
+        return f"{counted(len(places), 'partition')} of {', '.join(topics) or 'no topic yet'}"
+
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per partition, with the offsets where reading starts and stops."""
         errors = ErrorListener()
@@ -129,10 +149,7 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
 
     try:
         places = _find_places(consumer, settings, errors)
-        topics = sorted({topic for topic, _ in places})
-        check_topic_rights(settings.bootstrap, settings.properties, topics, ("READ",))
-        if settings.group is not None:
-            check_group_right(settings.bootstrap, settings.properties, settings.group)
+        _check_rights(settings, places)
         starts = patiently(lambda: _offsets(consumer, settings.start, places, at_start=True))
         stop = settings.stop
         stops = {} if stop is None else patiently(lambda: _offsets(consumer, stop, places))
@@ -143,6 +160,14 @@ def _plan(consumer: Any, settings: KafkaSettings, errors: ErrorListener) -> list
         for place in places
         if place not in stops or starts[place] < stops[place]
     ]
+
+
+def _check_rights(settings: KafkaSettings, places: Sequence[tuple[str, int]]) -> None:
+    """Raise UsageError unless the user may read these partitions, and write offsets to the group."""
+    topics = sorted({topic for topic, _ in places})
+    check_topic_rights(settings.bootstrap, settings.properties, topics, ("READ",))
+    if settings.group is not None:
+        check_group_right(settings.bootstrap, settings.properties, settings.group)
 
 
 def _discovered(

@@ -112,6 +112,13 @@ class NatsSink(Sink):
                 "is interrupted for longer may make messages visible twice"
             )
 
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        self.settings.format.check_connection()
+        in_thread(lambda: _window_s(self.settings))
+        if not self.settings.subject:
+            return "the server answers; the subjects are in a column"
+        return "a stream takes the subject"
+
     def describe(self) -> str:
         return f"nats({self.settings.subject or self.settings.metadata['subject']})"
 

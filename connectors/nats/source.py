@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError
+from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
@@ -80,6 +81,10 @@ class NatsSource(Source[Record_co]):
         found = in_thread(lambda: _plan(self.settings))
         return [msgspec.msgpack.encode(split) for split in found]
 
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        self.settings.format.check_connection()
+        return f"{counted(in_thread(lambda: _messages(self.settings)), 'message')} in the stream"
+
     def reader(self) -> SourceReader:
         return NatsReader(self.settings, self.values, self.schema)
 
@@ -111,16 +116,7 @@ async def _plan(settings: NatsSettings) -> list[NatsSplit]:
     try:
         async with connected(settings.servers, "headgate-splits") as client:
             jetstream = client.jetstream(timeout=ANSWER_S_MAX)
-            try:
-                state = (await jetstream.stream_info(settings.stream)).state
-            except nats.js.errors.NotFoundError as error:
-                if not is_missing(error):
-                    raise
-                raise SourceError(
-                    f"there is no such stream stream=`{settings.stream}` servers=`{settings.servers}`",
-                    fix="check the name, the account of the user, and the domain; create it with `nats "
-                    "stream add`",
-                ) from None
+            state = await _state(jetstream, settings)
             start = await _first(jetstream, settings, state) - 1
             stop = await _last(jetstream, settings, state)
     except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -130,6 +126,38 @@ async def _plan(settings: NatsSettings) -> list[NatsSplit]:
     return [
         NatsSplit(settings.stream, subject, start, stop) for subject in settings.subjects or ("",)
     ]
+
+
+async def _messages(settings: NatsSettings) -> int:
+    """Return how many messages the stream has."""
+    import nats
+
+    try:
+        async with connected(settings.servers, "headgate-check") as client:
+            state = await _state(client.jetstream(timeout=ANSWER_S_MAX), settings)
+            return int(state.messages)
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise cannot_use(settings.servers, error) from error
+
+
+async def _state(jetstream: Any, settings: NatsSettings) -> Any:
+    """Return the state of the stream.
+
+    Raises:
+        SourceError: there is no such stream.
+    """
+    import nats
+
+    try:
+        return (await jetstream.stream_info(settings.stream)).state
+    except nats.js.errors.NotFoundError as error:
+        if not is_missing(error):
+            raise
+        raise SourceError(
+            f"there is no such stream stream=`{settings.stream}` servers=`{settings.servers}`",
+            fix="check the name, the account of the user, and the domain; create it with `nats "
+            "stream add`",
+        ) from None
 
 
 async def _first(jetstream: Any, settings: NatsSettings, state: Any) -> int:

@@ -21,8 +21,17 @@ from ...operators.suggestions import suggest
 from ..rows import check_count
 from .cdc_model import METADATA, ORDERED, CdcSettings, Position
 from .cdc_reader import CdcReader
-from .client import Address, Connection, connect, refusals
-from .replication import identify, identity_of, lsn_of, make_publication, make_slot, slot_state
+from .client import Address, Connection, connect, reading, refusals
+from .replication import (
+    check_wal_level,
+    has_publication,
+    identify,
+    identity_of,
+    lsn_of,
+    make_publication,
+    make_slot,
+    slot_state,
+)
 from .tables import Table, find_table, no_table
 from .values import schema_of
 
@@ -63,18 +72,8 @@ class CdcSource(Source[Any]):
     def splits(self, parallelism: int) -> list[bytes]:
         """Make the publication and the slot, and return the one split."""
         settings = self.settings
-        with (
-            connect(settings.address, _APPLICATION) as connection,
-            refusals(
-                f"changes cannot be read table=`{settings.table}` server=`{settings.address}`",
-                "check the rights of the user",
-            ),
-        ):
-            table = find_table(connection, settings.table, settings.address)
-            if table is None:
-                raise no_table(connection, settings.table, settings.address)
-            schema_of(table, self.rows)
-            key = _check_table(connection, table, settings)
+        with connect(settings.address, _APPLICATION) as connection, self._looking():
+            table, key = self._found(connection)
             system = identify(settings.address, _APPLICATION)
             names = (table.schema, table.name)
             make_publication(connection, settings.publication, names, create=settings.create)
@@ -82,6 +81,51 @@ class CdcSource(Source[Any]):
             return [
                 msgspec.msgpack.encode(_first_position(connection, table, settings, key, system))
             ]
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check the table, the right to replicate, and the publication and the slot if they exist."""
+        settings = self.settings
+        identify(settings.address, "headgate-check")
+        with (
+            connect(settings.address, "headgate-check") as connection,
+            self._looking(),
+            reading(connection),
+        ):
+            table, _ = self._found(connection)
+            missing = []
+            if settings.create and not has_publication(connection, settings.publication):
+                missing.append("publication")
+            else:
+                names = (table.schema, table.name)
+                make_publication(connection, settings.publication, names, create=False)
+            if settings.create and slot_state(connection, settings.slot) is None:
+                check_wal_level(connection, settings.address)
+                missing.append("slot")
+            else:
+                make_slot(connection, settings.slot, settings.address, create=False)
+        if missing:
+            return f"the {' and the '.join(missing)} will be created"
+        return "the publication and the slot exist"
+
+    def _looking(self) -> Any:
+        """Turn errors of the server in the block into errors with the name of the table."""
+        return refusals(
+            f"changes cannot be read table=`{self.settings.table}` server=`{self.settings.address}`",
+            "check the rights of the user",
+        )
+
+    def _found(self, connection: Connection) -> tuple[Table, list[tuple[str, str]]]:
+        """Return the table, and the columns of its key with their types.
+
+        Raises:
+            UsageError: there is none, or it is not as promised.
+        """
+        settings = self.settings
+        table = find_table(connection, settings.table, settings.address)
+        if table is None:
+            raise no_table(connection, settings.table, settings.address)
+        schema_of(table, self.rows)
+        return table, _check_table(connection, table, settings)
 
     def reader(self) -> SourceReader:
         return CdcReader(self.settings, self.rows, self.schema)

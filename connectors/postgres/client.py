@@ -197,6 +197,14 @@ def refusals(what: str, fix: str) -> Iterator[None]:
         raise JobError(f"{what}: {reason_of(error)}", fix=fix) from error
 
 
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """Let the statements in the block be one transaction that cannot change anything."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION READ ONLY")
+        yield
+
+
 def is_lost(error: BaseException) -> bool:
     """Return True if the connection broke or the server is away, so that trying again may help."""
     import psycopg

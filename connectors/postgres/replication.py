@@ -208,6 +208,27 @@ def _raw(text: Any) -> Any:
     return sql.SQL(text)
 
 
+def has_publication(connection: Connection, publication: str) -> bool:
+    """Return True if there is a publication of this name."""
+    found = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication])
+    return found.fetchone() is not None
+
+
+def check_wal_level(connection: Connection, address: Address) -> None:
+    """Check that the server writes its log so that changes can be read from it.
+
+    Raises:
+        UsageError: it does not.
+    """
+    row = connection.execute("SHOW wal_level").fetchone()
+    if row is None or row[0] != "logical":
+        raise UsageError(
+            f"the server does not write changes of rows into its log server=`{address}` "
+            f"wal_level=`{row[0] if row else ''}`",
+            fix="wal_level = logical in postgresql.conf, and a restart of the server",
+        )
+
+
 def make_publication(
     connection: Connection, publication: str, table: tuple[str, str], *, create: bool
 ) -> None:
@@ -220,10 +241,7 @@ def make_publication(
     from psycopg import sql
 
     full = ".".join(table)
-    exists = connection.execute(
-        "SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]
-    ).fetchone()
-    if exists is None:
+    if not has_publication(connection, publication):
         statement = sql.SQL(
             "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)"
         ).format(sql.Identifier(publication), sql.Identifier(*table))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -56,17 +56,27 @@ class PostgresSink(Sink):
 
     def check_output(self, run: SinkRun) -> None:
         """Check that the server answers, and that the table takes the columns of the stream."""
+        self._check_table(f"headgate-{run.job}-{run.sink}")
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        fits = self._check_table("headgate-check")
+        return "the table takes the columns" if fits else "the table does not exist yet"
+
+    def _check_table(self, application: str) -> bool:
+        """Check that the table takes the columns of the stream; return False if there is none yet."""
         settings = self.settings
         with (
-            connect(settings.address, f"headgate-{run.job}-{run.sink}") as connection,
+            connect(settings.address, application) as connection,
             refusals(
                 f"the table cannot be looked at table=`{settings.table}` server=`{settings.address}`",
                 "check the rights of the user",
             ),
         ):
             missing = find_table(connection, settings.table, settings.address) is None
-            if not (missing and settings.create == "if_not_exists"):
-                checked_target(connection, settings)
+            if missing and settings.create == "if_not_exists":
+                return False
+            checked_target(connection, replace(settings, create="never"))
+            return True
 
     def describe(self) -> str:
         return f"postgres({self.settings.table})"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
 
 from ...errors import UsageError
+from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
 from ..rows import check_count
-from .client import Address, Connection, connect
+from .client import Address, Connection, connect, reading
 from .relation import Relation
 from .table_reader import TableReader, TableSettings, TableSplit
 from .tables import Table
@@ -44,6 +45,21 @@ class TableSource(Source[Record_co]):
         self.bounded = settings.incremental_by is None
         self.at_rest = self.bounded
         self.row_type = row_type
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        """Check that the table or the query has the columns, and the right to read it."""
+        settings, relation = self.settings, self.settings.relation
+        with (
+            connect(relation.address, "headgate-check") as connection,
+            relation.looking(),
+            reading(connection),
+        ):
+            table = relation.describe(connection)
+            schema_of(table, self.schema)
+            expected = _expected_rows(
+                connection, settings, _whole(table, _order_of(table, settings))
+            )
+        return f"about {counted(expected, 'row')}"
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Look at the table, and cut it into ranges of keys."""
@@ -123,11 +139,22 @@ def _order_of(table: Table, settings: TableSettings) -> list[str]:
     return [*growing, *(name for name in key if name not in growing)]
 
 
-def _whole(table: Table, order: Sequence[str], *, polls: bool) -> TableSplit:
+def _whole(table: Table, order: Sequence[str], *, polls: bool = False) -> TableSplit:
     """Return the table as one split."""
     kinds = {each.name: each.type for each in table.columns}
     name = [] if table.kind == "q" else [table.schema, table.name]
     return TableSplit("0", name, list(order), [kinds[column] for column in order], polls=polls)
+
+
+def _expected_rows(connection: Connection, settings: TableSettings, whole: TableSplit) -> int:
+    """Return about how many rows there are, by the plan of the server; it also checks the rights."""
+    from psycopg import sql
+
+    rows = settings.relation.rows(whole.table)
+    plan: Any = connection.execute(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(rows))
+    ((found,),) = plan.fetchall()
+    planned = json.loads(found) if isinstance(found, str) else found
+    return int(planned[0]["Plan"]["Plan Rows"])
 
 
 def _bounds(
@@ -141,11 +168,7 @@ def _bounds(
     if splits == 1:
         return []
     rows = settings.relation.rows(whole.table)
-    plan: Any = connection.execute(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(rows))
-    ((found,),) = plan.fetchall()
-    planned = json.loads(found) if isinstance(found, str) else found
-    expected = max(1, planned[0]["Plan"]["Plan Rows"])
-    share = min(1.0, splits * _SAMPLED / expected)
+    share = min(1.0, splits * _SAMPLED / max(1, _expected_rows(connection, settings, whole)))
     if can_sample:
         rows = sql.SQL("{} TABLESAMPLE SYSTEM ({})").format(rows, sql.Literal(100 * share))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -66,6 +67,21 @@ class RedisSink(Sink):
             raise cannot_look(self.settings, error) from error
         finally:
             client.close()
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        import redis
+
+        if self.settings.format is not None:
+            self.settings.format.check_connection()
+        client = connect(self.settings.address, "headgate-check")
+        try:
+            check_stream(client, self.settings)
+            there = client.exists(self.settings.stream)
+        except redis.RedisError as error:
+            raise cannot_look(self.settings, error) from error
+        finally:
+            client.close()
+        return "the stream exists" if there else "the stream does not exist yet"
 
     def describe(self) -> str:
         return f"redis({self.settings.stream})"

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError
+from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
@@ -86,24 +87,19 @@ class RedisSource(Source[Record_co]):
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per stream, with the ids where reading starts and stops."""
-        import redis
-
         settings = self.settings
-        client = connect(settings.address, "headgate-splits")
-        try:
-            planned = [
-                _plan(settings, name, _look(client, settings, name)) for name in settings.streams
-            ]
-        except redis.RedisError as error:
-            if is_lost(error):
-                raise cannot_use(settings.address, error) from error
-            raise SourceError(
-                f"the streams cannot be looked at server=`{settings.address}`: {reason_of(error)}",
-                fix="check that they are streams, and the rights of the user (ACL): XINFO, XRANGE, XREAD",
-            ) from error
-        finally:
-            client.close()
+        found = _look_at_all(settings, "headgate-splits")
+        planned = [_plan(settings, name, info) for name, info in found.items()]
         return [msgspec.msgpack.encode(split) for split in planned if split is not None]
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        if self.settings.format is not None:
+            self.settings.format.check_connection()
+        found = _look_at_all(self.settings, "headgate-check")
+        missing = sum(info is NO_STREAM for info in found.values())
+        return (
+            f"{counted(len(found), 'stream')}{f', {missing} do not exist yet' if missing else ''}"
+        )
 
     def reader(self) -> SourceReader:
         return RedisReader(self.settings, self.values, self.schema)
@@ -119,6 +115,29 @@ class RedisSource(Source[Record_co]):
 
     def describe(self) -> str:
         return f"redis({', '.join(self.settings.streams)})"
+
+
+def _look_at_all(settings: RedisSettings, name: str) -> dict[str, StreamInfo]:
+    """Return the description of each stream.
+
+    Args:
+        settings: of the source.
+        name: the name that the server shows for the connection.
+    """
+    import redis
+
+    client = connect(settings.address, name)
+    try:
+        return {stream: _look(client, settings, stream) for stream in settings.streams}
+    except redis.RedisError as error:
+        if is_lost(error):
+            raise cannot_use(settings.address, error) from error
+        raise SourceError(
+            f"the streams cannot be looked at server=`{settings.address}`: {reason_of(error)}",
+            fix="check that they are streams, and the rights of the user (ACL): XINFO, XRANGE, XREAD",
+        ) from error
+    finally:
+        client.close()
 
 
 def _look(client: Any, settings: RedisSettings, stream: str) -> StreamInfo:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
-from .console import USAGE, print_table, say, texts
+from ...operators.durations import parse_duration
+from .connections import print_connections
+from .console import FAILED, USAGE, print_table, say, texts
 from .jobs import request
 from .load import (
     File,
@@ -217,8 +219,32 @@ def explain(
         typer.echo(job.explain())
 
 
-def validate(file: File, parallelism: Parallelism = None, settings: Settings = None) -> None:
-    """Check a job and print all its mistakes. Starts nothing; exit code 2 if there are any."""
+def validate(
+    file: File,
+    parallelism: Parallelism = None,
+    settings: Settings = None,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Also ask the services of all sources and sinks. Nothing is created, written or "
+            "acknowledged there.",
+        ),
+    ] = False,
+    connect_timeout: Annotated[
+        str,
+        typer.Option(
+            "--connect-timeout",
+            metavar="DURATION",
+            help="With --connect: the longest time to wait for all answers.",
+        ),
+    ] = "60s",
+) -> None:
+    """Check a job and print all its mistakes. Starts nothing; exit code 2 if there are any.
+
+    With --connect, the exit code is 1 if a source or a sink could not be used from this machine.
+    """
+    timeout_ms = parse_duration(connect_timeout, "--connect-timeout")
     try:
         job = load_file(file, parallelism, settings)
         problems = problems_of(job)
@@ -241,6 +267,8 @@ def validate(file: File, parallelism: Parallelism = None, settings: Settings = N
         say(f"note: {text}")
     for found in pickled_states(runnable(job).graph):
         say(f"note: state is pickled, since its type is not known. {found}")
+    if connect and not print_connections(job, timeout_ms / 1000):
+        raise typer.Exit(FAILED)
 
 
 def problems_of(job: Job) -> list[HeadgateError]:

@@ -27,6 +27,7 @@ class Feature(Enum):
     CONFIRMS = "positions of completed checkpoints are confirmed outside"
     CUTS = "connections to a server that may break at any byte"
     MISTAKES = "settings that cannot work, such as a wrong password"
+    CONNECTS = "a connection that can be checked before a run"
     EXACTLY_ONCE = "exactly-once output"
     AT_LEAST_ONCE = "output at least once"
     PENDING = "output that is written and not visible can be listed"
@@ -48,11 +49,14 @@ class Case:
     Attributes:
         features: what is to be checked beside the least.
         secrets: texts that must not appear in errors, descriptions or `repr`.
+        unseen: names of `mistakes` that `check_connection` does not find, as that would take a request
+            which changes something (CONNECTS).
         server: for the feature SERVER.
     """
 
     features: frozenset[Feature] = frozenset()
     secrets: Sequence[str] = ()
+    unseen: frozenset[str] = frozenset()
     server: Server | None = None
 
     def place(self) -> AbstractContextManager[Any]:

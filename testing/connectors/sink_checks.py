@@ -36,7 +36,7 @@ from .context import (
     pre_commit,
     records_of,
 )
-from .refusals import expect_no_secrets, refused
+from .refusals import check_connections, expect_no_secrets, refused
 
 CHECKS: Final[Checks[SinkCase]] = Checks()
 _CALL_S_MAX: Final = 120.0
@@ -665,6 +665,21 @@ async def _first_checkpoint(sink: Sink, batches: Sequence[Batch]) -> None:
 
 def _ignore(announcement: str) -> None:
     return None
+
+
+@CHECKS.check(Feature.CONNECTS)
+async def its_connection_can_be_checked(case: SinkCase) -> None:
+    """Before a run, wrong settings are found, no secret is shown, and nothing is written."""
+    batches = _batches(case)
+    with case.place() as place:
+        given = Feature.EXACTLY_ONCE in case.features
+        sink = _bound(case.sink(place, "exactly_once" if given else "at_least_once"), batches)
+        mistakes = case.mistakes(place) if Feature.MISTAKES in case.features else {}
+        wrong = {name: (_bound(each, batches), reason) for name, (each, reason) in mistakes.items()}
+        await check_connections(case, sink, wrong)
+        expect(not case.visible(place), "the check has written records")
+        if Feature.PENDING in case.features:
+            expect(not case.pending(place), "the check has left something open")
 
 
 @CHECKS.check()

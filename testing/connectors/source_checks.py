@@ -22,7 +22,7 @@ from .context import (
     read_batches,
     records_of,
 )
-from .refusals import expect_no_secrets, refused
+from .refusals import check_connections, expect_no_secrets, refused
 
 CHECKS: Final[Checks[SourceCase]] = Checks()
 _CALL_S_MAX: Final = 60.0
@@ -455,6 +455,21 @@ async def says_what_is_wrong(case: SourceCase) -> None:
             error = await _in_time(refused(read_all(source), name), f"the error for {name}")
             expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
             expect_no_secrets(case, f"{name}: the error", str(error))
+
+
+@CHECKS.check(Feature.CONNECTS)
+async def its_connection_can_be_checked(case: SourceCase) -> None:
+    """Before a run, wrong settings are found, no secret is shown, and nothing is changed or confirmed."""
+    with case.place() as place:
+        case.put(place, case.records())
+        confirms = Feature.CONFIRMS in case.features
+        confirmed = case.confirmed(place) if confirms else 0
+        source = case.source(place)
+        wrong = case.mistakes(place) if Feature.MISTAKES in case.features else {}
+        await check_connections(case, source, wrong)
+        if confirms:
+            expect(case.confirmed(place) == confirmed, "the check has confirmed a position")
+        expect_same(await read_all(source), case.records(), "read behind the check")
 
 
 @CHECKS.check()

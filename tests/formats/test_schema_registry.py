@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import ssl
@@ -23,7 +24,7 @@ from headgate.connectors.formats.schema_registry import (
     header_of,
     schema_registry,
 )
-from headgate.errors import UsageError
+from headgate.errors import HeadgateError, UsageError
 from headgate.tests.formats.test_avro import OLD, record, rows_of, written
 from headgate.tests.support.registry_stub import RegistryStub, registry_stub
 
@@ -349,3 +350,21 @@ def test_settings_that_are_refused(url: str, options: dict[str, Any], text: str)
     with pytest.raises(UsageError, match=text) as raised:
         schema_registry(url, **options)
     assert "secret" not in str(raised.value)
+
+
+def test_a_registry_can_be_asked_before_a_run(stub: RegistryStub) -> None:
+    def checked(password: str) -> None:
+        registry = schema_registry(stub.url, username="ann", password=password)
+        avro_format(registry=registry).check_connection()
+
+    stub.authorization = f"Basic {base64.b64encode(b'ann:open sesame').decode()}"
+    checked("open sesame")
+    assert [each.split()[0] for each in stub.asked] == ["GET"]
+    with pytest.raises(HeadgateError, match="status 401") as refused:
+        checked("s3cr3t")
+    assert "s3cr3t" not in str(refused.value)
+    stub.trouble = lambda path: (503, b"{}")
+    asked = len(stub.asked)
+    with pytest.raises(HeadgateError, match="no answer, the last one was: status 503"):
+        checked("open sesame")
+    assert len(stub.asked) == asked + 1, "it is asked once"

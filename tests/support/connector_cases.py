@@ -90,7 +90,7 @@ class FileSource(Rows, Directory, SourceCase):
     """Files of one format, each `put` a file of its own."""
 
     format: ClassVar[str]
-    features = frozenset({Feature.MISTAKES})
+    features = frozenset({Feature.MISTAKES, Feature.CONNECTS})
 
     def put(self, place: Path, records: Sequence[Any]) -> None:
         if records:
@@ -114,7 +114,7 @@ class FileSource(Rows, Directory, SourceCase):
 
 
 class TextSource(FileSource):
-    features = frozenset({Feature.MISTAKES, Feature.BAD_RECORDS})
+    features = frozenset({Feature.MISTAKES, Feature.CONNECTS, Feature.BAD_RECORDS})
 
     def source(self, place: Path) -> Source:
         return self.files(place, split_bytes="50b")
@@ -200,7 +200,9 @@ class ListSource(Rows, SourceCase):
 
 class FileSinkCase(Rows, Directory, SinkCase):
     format: ClassVar[str]
-    features = frozenset({Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING})
+    features = frozenset(
+        {Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING, Feature.CONNECTS}
+    )
 
     def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
         return files_sink(str(place), format=self.format, guarantee=guarantee)
@@ -305,9 +307,16 @@ class HttpSinkCase(Rows, SinkCase):
     """A service that takes each request with the same key once, and is killed now and then."""
 
     features = frozenset(
-        {Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.SERVER, Feature.MISTAKES}
+        {
+            Feature.EXACTLY_ONCE,
+            Feature.AT_LEAST_ONCE,
+            Feature.SERVER,
+            Feature.MISTAKES,
+            Feature.CONNECTS,
+        }
     )
     secrets = ("s3cr3t", "not-for-you")
+    unseen = frozenset({"a wrong token", "a wrong token, exactly once"})
 
     @contextmanager
     def place(self) -> Iterator[tuple[HttpStub, TakenRecords]]:
@@ -350,8 +359,9 @@ class HttpSinkCase(Rows, SinkCase):
 class HttpSourceCase(Rows, SourceCase):
     """A service that gives the rows behind an id, some at a time."""
 
-    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES})
+    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS})
     secrets = ("s3cr3t", "not-for-you")
+    unseen = frozenset({"a wrong token"})
 
     def __init__(self) -> None:
         self.server = self.stub = HttpStub(lambda asked: (404, {}, b""))
@@ -468,11 +478,12 @@ class Topic:
 class KafkaSource(Rows, Topic, SourceCase):
     """JSON in a topic of two partitions."""
 
+    unseen = frozenset({"no broker"})  # a run finds it by the same call, which waits for 15 s
     partitions = 2
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -525,7 +536,7 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.MISTAKES),
+            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -599,7 +610,9 @@ class DatabaseTable:
 class PostgresTableSource(Rows, DatabaseTable, SourceCase):
     """The rows of a table; a live source polls for new ones."""
 
-    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.CUTS, Feature.MISTAKES})
+    features = frozenset(
+        {Feature.LIVE, Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS}
+    )
     secrets = (PASSWORD,)
 
     def put(self, place: str, records: Sequence[Any]) -> None:
@@ -631,7 +644,9 @@ class PostgresTableSource(Rows, DatabaseTable, SourceCase):
 class PostgresCdcSource(Rows, DatabaseTable, SourceCase):
     """Changes of a table, from a slot that is made with it."""
 
-    features = frozenset({Feature.LIVE, Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES})
+    features = frozenset(
+        {Feature.LIVE, Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS}
+    )
     secrets = (PASSWORD,)
     snapshot: Literal["initial", "never"] = "never"
 
@@ -707,7 +722,7 @@ class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
     secrets = (PASSWORD,)
@@ -738,7 +753,7 @@ class PostgresSinkCase(Rows, DatabaseTable, SinkCase):
 class DeltaSinkCase(Rows, Directory, SinkCase):
     """Appends to a Delta table."""
 
-    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES})
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES, Feature.CONNECTS})
 
     def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
         if not DeltaTable.is_deltatable(str(place / "table")):
@@ -758,7 +773,7 @@ class DeltaSinkCase(Rows, Directory, SinkCase):
 class IcebergSinkCase(Rows, Directory, SinkCase):
     """Appends to an Iceberg table whose catalog is a SQLite database."""
 
-    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES})
+    features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES, Feature.CONNECTS})
     secrets = (PASSWORD,)
 
     def catalog(self, place: Path) -> dict[str, str]:

@@ -67,7 +67,7 @@ class RedisSource(Rows, RedisStream, SourceCase):
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -120,7 +120,7 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.MISTAKES),
+            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -207,7 +207,7 @@ class NatsSource(Rows, NatsStream, SourceCase):
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.SERVER, Feature.MISTAKES),
+            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -244,7 +244,10 @@ class NatsSinkCase(Rows, NatsStream, SinkCase):
     """JSON whose messages have ids, staged or at least once."""
 
     features = frozenset(
-        {*(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE), *(Feature.SERVER, Feature.MISTAKES)}
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
+            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+        }
     )
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:

@@ -43,6 +43,13 @@ def log_in(password: str, bug: str) -> None:
             raise StorageError("wrong password")
 
 
+def told(bug: str) -> str:
+    """The answer about a connection."""
+    if bug == "shows the password at the check":
+        return f"logged in with {SECRET}"
+    return "" if bug == "says nothing" else "a shelf"
+
+
 class ShelfSource(Source[Any]):
     def __init__(
         self,
@@ -55,6 +62,12 @@ class ShelfSource(Source[Any]):
     ) -> None:
         self.directory, self.bug, self.bad, self.password = directory, bug, bad, password
         self.bounded = not live
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        log_in(self.password, self.bug)
+        if self.bug == "confirms at the check":
+            (self.directory / "confirmed").write_text("1")
+        return told(self.bug)
 
     def splits(self, parallelism: int) -> list[bytes]:
         log_in(self.password, self.bug)
@@ -152,6 +165,14 @@ class ShelfSink(Sink):
 
     def writer(self) -> SinkWriter:
         return ShelfWriter(self)
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        log_in(self.password, self.bug)
+        if self.bug == "writes at the check":
+            (self.directory / "check").write_text("1\n")
+        if self.bug == "leaves a draft at the check":
+            (self.directory / ".0-0-0.draft").touch()
+        return told(self.bug)
 
     def describe(self) -> str:
         return f"shelf({self.password})" if self.bug == "shows the password" else "shelf"
@@ -273,7 +294,7 @@ class ShelfSourceCase(_Shelf, SourceCase):
     features = frozenset(
         {
             *(Feature.SERVER, Feature.LIVE, Feature.BAD_RECORDS),
-            *(Feature.LAG, Feature.CONFIRMS, Feature.MISTAKES),
+            *(Feature.LAG, Feature.CONFIRMS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -306,7 +327,7 @@ class ShelfSinkCase(_Shelf, SinkCase):
     features = frozenset(
         {
             *(Feature.SERVER, Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
-            *(Feature.PENDING, Feature.MISTAKES),
+            *(Feature.PENDING, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 

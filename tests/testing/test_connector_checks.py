@@ -39,6 +39,14 @@ SOURCE_BUGS = {
         "a raw error",
     ],
     "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
+    "its_connection_can_be_checked": [
+        "takes any password",
+        "a raw error",
+        "shows the password",
+        "shows the password at the check",
+        "says nothing",
+        "confirms at the check",
+    ],
     "tells_no_secrets": ["shows the password"],
 }
 SINK_BUGS = {
@@ -53,6 +61,15 @@ SINK_BUGS = {
     "once_if_a_connection_breaks": ["sends it again", "takes silence for success"],
     "nothing_is_lost": ["writes at the end"],
     "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
+    "its_connection_can_be_checked": [
+        "takes any password",
+        "a raw error",
+        "shows the password",
+        "shows the password at the check",
+        "says nothing",
+        "writes at the check",
+        "leaves a draft at the check",
+    ],
     "tells_no_secrets": ["shows the password"],
 }
 
