@@ -24,9 +24,9 @@ from ..runtime.cluster.process import stem_in
 from ..runtime.control.interrupts import Interrupts
 from ..runtime.finding import Where, stored_job
 from ..runtime.job import runnable
-from ..runtime.job_spec import JobSpec
 from ..runtime.manifest import load_job
 from ..runtime.options.execution import PARALLELISM
+from ..runtime.plan import JobSpec
 from . import ports
 from .gcs_storage import environment, prepare
 from .head import (

@@ -23,10 +23,9 @@ from ..operators.partitioning import (
 )
 from ..operators.sink import Guarantee
 from .job_checks import pickled_states, sources_without_replay
-from .job_spec import JobSpec
 from .options.registry import Options
 from .options.state import CHECKPOINT_MODE
-from .plan import PhysicalPlan, Vertex
+from .plan import JobSpec, PhysicalPlan, Vertex
 
 
 def explain_plan(spec: JobSpec) -> str:

@@ -27,7 +27,8 @@ from .control.job_client import (
 )
 from .coordinator.ending import outcome_of_end
 from .finding import Where, connect_to_job, end_of_run
-from .job_spec import JobSpec, absolute
+from .job_settings import absolute
+from .plan import JobSpec
 from .protocol.job_result import JobOutcome
 from .submission import Submitted
 from .task.concurrency import run_blocking

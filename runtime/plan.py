@@ -1,5 +1,7 @@
 """Makes the physical plan of vertices, exchanges and slots from the logical graph.
 
+A `JobSpec` has both of them, with the settings of the job: it is what travels to the coordinator.
+
 Operators with a forward edge between them, equal parallelism and the same slot sharing group share a
 *vertex*, unless the user says otherwise: one subtask runs them by direct calls. State stays addressed by
 operator name, so chains may change between restores.
@@ -12,7 +14,8 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from ..api.resources import DEFAULT_GROUP, sharing_groups
+from ..api.resources import DEFAULT_GROUP, Resources, sharing_groups
+from ..api.settings import CheckpointSettings, RestartSettings
 from ..errors import PlanError
 from ..operators.graph import Chaining, Graph, Node
 from ..operators.partitioning import (
@@ -25,6 +28,7 @@ from ..operators.partitioning import (
     Rebalance,
     Rescale,
 )
+from ..operators.sink import IfExists
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from ..state.snapshot import ChannelAddress
 
@@ -317,3 +321,62 @@ def _exchanges(
 def is_pointwise(partitioning: Partitioning) -> bool:
     """True if a sender reaches only some receivers by rule (forward, rescale)."""
     return isinstance(partitioning, Forward | Rescale)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Everything a coordinator needs; shipped by value with cloudpickle."""
+
+    name: str
+    plan: PhysicalPlan
+    parallelism: int
+    checkpoint: CheckpointSettings | None
+    restart: RestartSettings
+    options: dict[str, str]
+    graph: Graph
+    """The graph that `plan` is made of, also at another parallelism or number of key groups."""
+    max_parallelism: int | None = None
+    """As the user set it; None: that of the restored checkpoint, else chosen."""
+    chaining: bool = True
+    slots_per_worker: int = 1
+    group_slots: dict[str, int] = field(default_factory=dict)
+    """Slots per worker of slot sharing groups whose workers have others than that."""
+    resources: dict[str, Resources] = field(default_factory=dict)
+    """The resources of a slot, by slot sharing group."""
+    group_resources: dict[str, str] = field(default_factory=dict)
+    """Custom resources of Ray, by group. A slot takes one of that of its group, instead of `resources`."""
+    run: str = ""
+    """Names this run of the job, so that a coordinator which takes over does not start another one."""
+    outside_run: bool = False
+    """True if the name comes from outside: a supervisor starts the run again if its process is gone."""
+    fresh: bool = False
+    """Do not resume from an existing checkpoint."""
+    allow_non_restored_state: bool = False
+    restore_from: str = ""
+    """Address of a savepoint, or of a job's checkpoints, that this run begins with."""
+    claim: bool = False
+    """Delete that savepoint once the run has a checkpoint of its own."""
+    take_over: bool = False
+    """End another run of the job that still goes on."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """For those who watch the job; `headgate_job_info` shows them."""
+    if_exists: IfExists | None = None
+    """What to do with output of earlier runs, at a start without state; None: what each sink says."""
+
+    def slots_of(self, group: str) -> int:
+        """Slots of a worker of a slot sharing group."""
+        return self.group_slots.get(group, self.slots_per_worker)
+
+    def replan(self, parallelism: int, max_parallelism: int | None) -> PhysicalPlan:
+        """The plan at another parallelism; operators that set their own keep it.
+
+        Raises:
+            PlanError: a parallelism exceeds the number of key groups.
+        """
+        return make_plan(
+            self.graph,
+            job_name=self.name,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            chaining=self.chaining,
+        )

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from html import escape
 
 from .explain import describe_partitioning, in_group
-from .job_spec import JobSpec
-from .plan import PhysicalPlan, Vertex
+from .plan import JobSpec, PhysicalPlan, Vertex
 
 CHARACTER = 7.2
 """The width of a character at the font size, px: 0.6 em, as in nearly all monospaced fonts."""

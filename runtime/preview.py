@@ -23,12 +23,12 @@ from ..operators.partitioning import Global
 from ..operators.sink import Guarantee, Sink, SinkOperator, SinkWriter
 from .cluster.inprocess import InProcessCluster
 from .coordinator.job import JobCoordinator
-from .job_spec import JobSpec
 from .options.execution import PARALLELISM, RUNTIME_MODE
 from .options.monitoring import METRICS_PORT
 from .options.network import BUFFER_TIMEOUT_ENABLED
 from .options.registry import current_key
 from .options.state import CHECKPOINT_DIR, CHECKPOINT_INTERVAL, RECOVERY_PATH
+from .plan import JobSpec
 from .storage.open_store import open_store
 
 _NOT_OF_A_PREVIEW: Final = frozenset(

@@ -19,7 +19,7 @@ from .cluster.launch import IN_PROCESS, LOCAL, is_shared, unknown_cluster
 from .cluster.spawned import default_log_file, spawn
 from .coordinator.former import Reach, ask_leader
 from .finding import Where, stored_job
-from .job_spec import JobSpec
+from .plan import JobSpec
 from .task.concurrency import run_blocking
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ from ..operators.graph import Graph, Input, Node
 from ..operators.partitioning import Forward
 from ..operators.sink import Guarantee, SinkOperator
 from ..runtime.job import Job, runnable
-from ..runtime.job_spec import JobSpec, absolute
+from ..runtime.job_settings import absolute
 from ..runtime.options.execution import PARALLELISM
 from ..runtime.options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..runtime.options.network import BUFFER_TIMEOUT, BUFFER_TIMEOUT_ENABLED
 from ..runtime.options.recovery import TAKEOVERS_MAX
 from ..runtime.options.registry import current_key
 from ..runtime.options.state import RECOVERY_PATH
+from ..runtime.plan import JobSpec
 from .stand_ins import CollectingSink, PushSource, SideListener
 from .steering import SteeredFactory
 from .world import SinkBox, SourceBox, World

@@ -20,7 +20,7 @@ from ..runtime.cluster.inprocess import InProcessCluster
 from ..runtime.control.job_client import PublishedEvent
 from ..runtime.coordinator.clients import LocalClient
 from ..runtime.coordinator.job import JobCoordinator
-from ..runtime.job_spec import JobSpec
+from ..runtime.plan import JobSpec
 from ..runtime.protocol.job_result import JobOutcome
 from ..runtime.storage.base import CheckpointStore
 from ..runtime.storage.memory import MemoryStore

@@ -24,9 +24,8 @@ from ...operators.schema import to_schema
 from ...operators.sink import Guarantee, Sink
 from ...operators.source import REJECTED, Source
 from ...operators.suggestions import suggest
-from ..job_definition import JobDefinition
+from ..job_definition import JobDefinition, WrittenJob, definition_of
 from ..stream import Stream
-from ..written_job import WrittenJob, definition_of
 from .document import Problems, Value
 from .event_times import with_event_time
 from .fields import INVALID, Table

@@ -15,7 +15,7 @@ from ...errors import HeadgateError
 from ...operators.joins.lookup import LookupService
 from ...operators.sink import Guarantee, Sink
 from ...operators.source import Source
-from ..written_job import WrittenJob
+from ..job_definition import WrittenJob
 from .fields import Section
 
 

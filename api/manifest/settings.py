@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from ..job_definition import WrittenJob, definition_of
 from ..resources import GROUP_NAME, Resources
 from ..restarts import exponential_delay, failure_rate, fixed_delay, no_restart
 from ..settings import RestartSettings
-from ..written_job import WrittenJob, definition_of
 from .document import Problems
 from .fields import Table
 from .registry import Toolbox

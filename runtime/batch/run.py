@@ -36,12 +36,11 @@ from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import CommitPermit
 from ..coordinator.output import begin_output, check_output, delete_output
 from ..coordinator.sources import SourceDirectory
-from ..job_spec import JobSpec
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..options.execution import RUNTIME_MODE, SPARK_MASTER
 from ..options.registry import Options
 from ..options.state import LOCAL_DIRS
-from ..plan import PhysicalPlan, make_plan
+from ..plan import JobSpec, PhysicalPlan, make_plan
 from ..protocol.drops import Dropped
 from ..protocol.failures import as_headgate_error
 from ..protocol.job_result import JobOutcome

@@ -23,7 +23,7 @@ from .load import File, Mode, Parallelism, Settings, load_file, with_mode
 if TYPE_CHECKING:
     from ..control.interrupts import Interrupts
     from ..control.job_client import PublishedEvent
-    from ..job_spec import JobSpec
+    from ..plan import JobSpec
     from ..protocol.job_result import JobOutcome
     from .progress import Reporter, RunProgress
 

@@ -79,7 +79,7 @@ def stop(
 
 def target(directory: str) -> str:
     """Return a directory as an address for the job, which runs elsewhere; empty: that of the option."""
-    from ..job_spec import absolute
+    from ..job_settings import absolute
 
     return "" if directory == "default" else absolute(directory)
 

@@ -17,12 +17,12 @@ from ..control import registry
 from ..control.cluster import Cluster
 from ..control.job_client import ask_once
 from ..coordinator.job import JobCoordinator
-from ..job_spec import JobSpec
 from ..listening import ListenerLimits
 from ..observe.endpoint import open_endpoint
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
 from ..rest.client import RestClient
 from ..rest.server import RestServer, needs_port

@@ -29,13 +29,13 @@ from ..control.cluster import ControlEndpoint
 from ..control.link import ControlLink, connect
 from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
-from ..job_spec import JobSpec
 from ..listening import Listener, ListenerLimits, worker_metrics_port
 from ..observe.endpoint import open_endpoint
 from ..observe.logs import configure_logging
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
 from ..protocol.standby import Turn
 from ..protocol.worker_nodes import NodeRules

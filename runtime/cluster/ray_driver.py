@@ -31,7 +31,6 @@ from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.ending import outcome_of_end
 from ..coordinator.job import JobCoordinator
-from ..job_spec import JobSpec
 from ..listening import LOOPBACK, Listener, ListenerLimits
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.recovery import (
@@ -41,6 +40,7 @@ from ..options.recovery import (
     STANDBY_COORDINATORS,
 )
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
 from ..rest.client import RestClient
 from ..shipping import ship

@@ -12,10 +12,10 @@ import ray
 from ...api.resources import Resources
 from ...errors import JobError
 from ...operators.durations import format_duration
-from ..job_spec import JobSpec
 from ..options.execution import SLOT_RESOURCE, WORKERS_ON_HEAD
 from ..options.recovery import REGISTRATION_TIMEOUT
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..protocol.worker_nodes import (
     CPU,
     GPU,

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import HeadgateError, JobError, StorageError
 from ...operators.private_directory import private_directory
-from ..job_spec import JobSpec
+from ..plan import JobSpec
 from ..protocol import names
 from ..shipping import ship
 

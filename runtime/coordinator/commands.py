@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ...errors import JobError, UsageError
-from ..job_spec import JobSpec
 from ..options.state import SAVEPOINT_DIR
-from ..plan import PhysicalPlan, Vertex
+from ..plan import JobSpec, PhysicalPlan, Vertex
 from ..savepoint import store
 from ..savepoint.locate import savepoint_address
 from .attempt import Attempt

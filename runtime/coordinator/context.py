@@ -10,7 +10,7 @@ import msgspec
 
 from ...operators.clock import Clock
 from ..control.messages import Messages
-from ..job_spec import checkpoint_rules
+from ..job_settings import checkpoint_rules
 from ..observe.figures import JobFigures
 from ..options.network import REST_CURVES
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator

@@ -14,7 +14,7 @@ from typing import Final, final
 from ...errors import HeadgateError, InternalError, SourceError, StateError
 from ...operators.source import Source, SplitsLeftOutError
 from ..control.messages import Messages, SplitsOffered
-from ..job_spec import checkpoint_rules
+from ..job_settings import checkpoint_rules
 from ..options.execution import DISCOVERED_SPLITS_MAX, DISCOVERY_INTERVAL, DISCOVERY_TIMEOUT
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest

@@ -10,9 +10,9 @@ from typing import Any, final
 
 from ...operators.clock import Clock
 from ..control.job_client import WARNINGS, EventListener, PublishedEvent
-from ..job_spec import JobSpec
 from ..observe.spans import NoSpans, Spans
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..storage.base import AddressOpener, CheckpointStore
 from ..storage.joblog_store import JobLog
 from .events import JobEvent

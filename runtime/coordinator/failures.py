@@ -13,7 +13,6 @@ from typing import Any, Final, final
 
 from ...errors import HeadgateError, InternalError, JobError, OptionError, UserCodeError
 from ..control.messages import SubtaskFailed
-from ..job_spec import JobSpec
 from ..options.recovery import (
     EXCEPTION_HISTORY,
     FAILURE_ENRICHERS,
@@ -21,6 +20,7 @@ from ..options.recovery import (
     SAME_RECORD_MAX,
 )
 from ..options.registry import Options
+from ..plan import JobSpec
 from ..protocol.failure_history import FailureEntry, FailureHistory, FailureRecord
 from ..protocol.failures import FailureKind
 from ..protocol.restart import PoisonCounter, RepeatCounter, RestartStrategy, restart_strategy

@@ -23,7 +23,6 @@ from ..control.cluster import Cluster
 from ..control.job_client import EventListener
 from ..control.link import ControlLink
 from ..control.messages import Hello, StepStuck
-from ..job_spec import JobSpec
 from ..listening import Listener, ListenerLimits
 from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsRegistry
@@ -38,6 +37,7 @@ from ..options.recovery import (
 )
 from ..options.registry import Options
 from ..options.state import PROBE_RACES, PROBE_TIMEOUT
+from ..plan import JobSpec
 from ..protocol.checkpoints.statistics import CheckpointHistory
 from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome

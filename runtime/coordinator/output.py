@@ -19,10 +19,9 @@ from ...errors import FencedError, HeadgateError, UsageError
 from ...operators.graph import Graph, Node
 from ...operators.sink import RETRY_PAUSES_S, IfExists, OutputFile, Sink, SinkRun
 from ..control.messages import SubtaskStatistics
-from ..job_spec import JobSpec
 from ..options.execution import REPLACED_FILES_MAX
 from ..options.registry import Options
-from ..plan import PhysicalPlan
+from ..plan import JobSpec, PhysicalPlan
 from ..protocol.failures import as_headgate_error
 from ..protocol.joblog import LogView
 from ..protocol.old_output import NO_OLD_OUTPUT, OldOutput

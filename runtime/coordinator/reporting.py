@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from ...operators.durations import format_duration
-from ..job_spec import checkpoint_rules
+from ..job_settings import checkpoint_rules
 from ..observe.catalogue import STATUSES
 from ..observe.metrics import MetricsGroup, Scope
 from ..protocol.checkpoints.statistics import CheckpointRecord

@@ -16,9 +16,8 @@ from ...errors import UsageError
 from ...operators.elements import WATERMARK_MIN
 from ..control.messages import SubtaskStatistics
 from ..explain import describe_partitioning, explain_plan
-from ..job_spec import JobSpec
 from ..observe.metrics import MetricsRegistry
-from ..plan import PhysicalPlan, Vertex
+from ..plan import JobSpec, PhysicalPlan, Vertex
 from ..protocol import names
 from ..protocol.checkpoints.statistics import (
     CheckpointHistory,

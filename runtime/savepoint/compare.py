@@ -8,10 +8,9 @@ from typing import Any
 from ...operators.graph import Node
 from ...state.evolution import changed_meaning, compare, is_pickled
 from ...state.snapshot import HINT, ChannelAddress, StateInfo
-from ..job_spec import JobSpec
 from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, RECOVERY_ACCEPT_CHANGES, WITHOUT_CHANNEL_STATE
-from ..plan import PhysicalPlan
+from ..plan import JobSpec, PhysicalPlan
 from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.split_discovery import KNOWN_SPLITS
 from .describe import SPLITS, describe, states_of

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headgate.api.job_definition import WrittenJob
 from headgate.api.stream import output_of
-from headgate.api.written_job import WrittenJob
 from headgate.connectors import from_list
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import WATERMARK_MAX, Batch, ColumnBatch, ObjectBatch

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import headgate as hg
-from headgate.api.written_job import definition_of
+from headgate.api.job_definition import definition_of
 from headgate.connectors import (
     csv_source,
     files_source,

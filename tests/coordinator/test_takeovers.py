@@ -15,7 +15,7 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.control.cluster import ControlEndpoint, WorkerHandle
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
-from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.plan import JobSpec
 from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.job_result import JobFailure
 from headgate.runtime.protocol.joblog import JobStatus

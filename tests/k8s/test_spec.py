@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import yaml
 
+from headgate.api.job_definition import definition_of
 from headgate.api.manifest.fields import Items, Section
 from headgate.api.manifest.kubernetes_model import KUBERNETES
-from headgate.api.written_job import definition_of
 from headgate.errors import ManifestErrors
 from headgate.k8s.snapshot_spec import SNAPSHOT_SPEC, Snapshot, parse_snapshot
 from headgate.k8s.spec import Job, Kubernetes, Ref, SecretKey, parse_job

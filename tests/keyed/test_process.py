@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.job_definition import WrittenJob
 from headgate.api.stream import output_of
-from headgate.api.written_job import WrittenJob
 from headgate.errors import PlanError, StateError, UserCodeError
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.state.snapshot import RestoredState

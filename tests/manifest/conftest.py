@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate.api.written_job import WrittenJob, definition_of
+from headgate.api.job_definition import WrittenJob, definition_of
 from headgate.errors import ManifestErrors
 from headgate.runtime.manifest import load_job
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 import headgate as hg
+from headgate.api.job_definition import WrittenJob, definition_of
 from headgate.api.stream import output_of
-from headgate.api.written_job import WrittenJob, definition_of
 from headgate.connectors.files.sink import json_sink
 from headgate.connectors.files.source import csv_source, json_source
 from headgate.runtime.manifest import load_job

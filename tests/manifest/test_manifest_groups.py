@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import headgate as hg
+from headgate.api.job_definition import definition_of
 from headgate.api.resources import sharing_groups
-from headgate.api.written_job import definition_of
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import headgate as hg
-from headgate.api.written_job import WrittenJob, definition_of
+from headgate.api.job_definition import WrittenJob, definition_of
 from headgate.connectors.files.sink import json_sink, parquet_sink
 from headgate.connectors.files.source import csv_source
 from headgate.connectors.generator import generator

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.api.written_job import WrittenJob, definition_of
+from headgate.api.job_definition import WrittenJob, definition_of
 from headgate.operators.base import AsyncOperator, Operator
 from headgate.operators.elements import Batch, ColumnBatch, ObjectBatch
 from headgate.operators.rows import to_rows

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.api.job_definition import WrittenJob, definition_of
 from headgate.api.settings import CheckpointSettings, FixedDelay
-from headgate.api.written_job import WrittenJob, definition_of
 from headgate.errors import PlanError, UsageError
 from headgate.operators.sink import Guarantee
 

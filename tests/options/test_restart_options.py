@@ -16,7 +16,7 @@ from headgate.api.settings import (
 )
 from headgate.errors import HeadgateError, OptionError, PlanError
 from headgate.runtime.job import runnable
-from headgate.runtime.job_spec import restart_settings
+from headgate.runtime.job_settings import restart_settings
 from headgate.runtime.options.registry import Options
 
 EXPONENTIAL = "restart-strategy.exponential-delay"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headgate as hg
-from headgate.api.written_job import WrittenJob
+from headgate.api.job_definition import WrittenJob
 from headgate.connectors import generator, sequence
 from headgate.errors import PlanError, UserCodeError
 from headgate.operators.process.batches import EVENT_TIME_COLUMN, group_rows

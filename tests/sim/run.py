@@ -31,7 +31,7 @@ from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
-from headgate.runtime.job_spec import JobSpec
+from headgate.runtime.plan import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.testing.run import waiting_tasks
 

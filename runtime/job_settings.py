@@ -1,18 +1,15 @@
-"""A job as it travels to its coordinator, and the settings in it: options first, then what the job says."""
+"""The settings of a job: options that are set explicitly come first, then what the job says."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..api.resources import Resources
 from ..api.settings import NO_RESTART, CheckpointSettings, ExponentialDelay, RestartSettings
 from ..errors import OptionError
 from ..operators.durations import format_duration
-from ..operators.graph import Graph
-from ..operators.sink import IfExists
 from .options.recovery import (
     EXPONENTIAL_INITIAL,
     EXPONENTIAL_MAX,
@@ -36,7 +33,6 @@ from .options.state import (
     UNALIGNED,
 )
 from .options.types import Option
-from .plan import PhysicalPlan, make_plan
 from .protocol.checkpoints.settings import CheckpointRules
 
 _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
@@ -46,65 +42,6 @@ _CHECKPOINT_FIELDS: dict[str, Option[int]] = {
     "tolerable_failures": CHECKPOINT_TOLERABLE_FAILURES,
     "retain": CHECKPOINT_RETAINED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """Everything a coordinator needs; shipped by value with cloudpickle."""
-
-    name: str
-    plan: PhysicalPlan
-    parallelism: int
-    checkpoint: CheckpointSettings | None
-    restart: RestartSettings
-    options: dict[str, str]
-    graph: Graph
-    """The graph that `plan` is made of, also at another parallelism or number of key groups."""
-    max_parallelism: int | None = None
-    """As the user set it; None: that of the restored checkpoint, else chosen."""
-    chaining: bool = True
-    slots_per_worker: int = 1
-    group_slots: dict[str, int] = field(default_factory=dict)
-    """Slots per worker of slot sharing groups whose workers have others than that."""
-    resources: dict[str, Resources] = field(default_factory=dict)
-    """The resources of a slot, by slot sharing group."""
-    group_resources: dict[str, str] = field(default_factory=dict)
-    """Custom resources of Ray, by group. A slot takes one of that of its group, instead of `resources`."""
-    run: str = ""
-    """Names this run of the job, so that a coordinator which takes over does not start another one."""
-    outside_run: bool = False
-    """True if the name comes from outside: a supervisor starts the run again if its process is gone."""
-    fresh: bool = False
-    """Do not resume from an existing checkpoint."""
-    allow_non_restored_state: bool = False
-    restore_from: str = ""
-    """Address of a savepoint, or of a job's checkpoints, that this run begins with."""
-    claim: bool = False
-    """Delete that savepoint once the run has a checkpoint of its own."""
-    take_over: bool = False
-    """End another run of the job that still goes on."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """For those who watch the job; `headgate_job_info` shows them."""
-    if_exists: IfExists | None = None
-    """What to do with output of earlier runs, at a start without state; None: what each sink says."""
-
-    def slots_of(self, group: str) -> int:
-        """Slots of a worker of a slot sharing group."""
-        return self.group_slots.get(group, self.slots_per_worker)
-
-    def replan(self, parallelism: int, max_parallelism: int | None) -> PhysicalPlan:
-        """The plan at another parallelism; operators that set their own keep it.
-
-        Raises:
-            PlanError: a parallelism exceeds the number of key groups.
-        """
-        return make_plan(
-            self.graph,
-            job_name=self.name,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            chaining=self.chaining,
-        )
 
 
 def checkpoint_rules(settings: CheckpointSettings | None, options: Options) -> CheckpointRules:
