@@ -26,6 +26,8 @@ from .suggestions import suggest
 E = TypeVar("E", bound=Enum)
 
 
+NAME_BYTES_MAX: Final = 256
+"""The length of `SinkWriter.name_of`: every subtask is given the names of all of them at a restore."""
 DISCARDED_COUNTER = "sink_discarded_transactions"
 """Counts what a writer discards that attempts before this one had begun and no checkpoint needs."""
 
@@ -166,6 +168,26 @@ class SinkWriter:
         attempt.
         """
 
+    def name_of(self, committable: bytes) -> bytes:
+        """Return a name of a committable of this writer, of at most `NAME_BYTES_MAX` bytes.
+
+        For a sink that `names_committables`. Called in a thread. Names become part of the checkpoint.
+        """
+        raise NotImplementedError
+
+    def restored(self, names: frozenset[bytes] | None) -> None:
+        """Learn what the writers of all subtasks had pre-committed at the restored checkpoint.
+
+        For a sink that `names_committables`. Called in a thread, behind `prepare` and before the commits
+        of the restored checkpoint, and not at all by a run that begins without state. This subtask need
+        not be the one that commits them. Raising fails the attempt.
+
+        Args:
+            names: those of all committables that are perhaps not committed; None: the checkpoint has no
+                names, because it was taken by a version of the sink that did not name them.
+        """
+        raise NotImplementedError
+
     def write(self, batch: Batch) -> None:
         """Write a batch; it becomes visible at once, or when committed, depending on the guarantee."""
         raise NotImplementedError
@@ -200,6 +222,13 @@ class SinkWriter:
                 fails the attempt at once.
         """
 
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Learn that a checkpoint is complete, also if this writer had nothing to commit for it.
+
+        Called behind the commit of the checkpoint, for a sink that `commits_globally` as well; must not
+        block. A call may be missing, because notices can be lost: the next one then stands for both.
+        """
+
     def finish(self) -> Callable[[], None] | None:
         """End the data: no write follows (the last roll and commit still do).
 
@@ -222,6 +251,9 @@ class Sink:
         pickled: True if committables are pickled, so that a restore unpickles them.
         commits_globally: True if `commit_globally` makes the output of all writers visible, once per
             checkpoint, instead of each writer its own.
+        names_committables: True if each writer learns at a restore what all writers had pre-committed, by
+            the names that `SinkWriter.name_of` gives. It is of use where leftovers of dead attempts do
+            not show by themselves whether a checkpoint has them.
         if_exists: the policy for the output of earlier runs, unless the run has its own.
         place: the location of the output, for messages; empty if it is not kept.
         uncommitted_ms_max: output that was not committed after this time is lost; None: it never is.
@@ -233,6 +265,7 @@ class Sink:
     extras: tuple[str, ...] = ()
     pickled: bool = False
     commits_globally: bool = False
+    names_committables: bool = False
     if_exists: IfExists = IfExists.ERROR
     place: str = ""
     uncommitted_ms_max: int | None = None
@@ -322,6 +355,10 @@ class PendingOutput(msgspec.Struct):
 
 COMMITTABLES = "committables"
 """The state of a sink in a snapshot: items that `pending_output` decodes."""
+NAMES: Final = "committable-names"
+"""The state of a sink that `names_committables`: each item is a list of the names of one subtask's
+committables. Each subtask is given all items.
+"""
 
 
 def pending_output(item: bytes) -> list[PendingOutput]:
@@ -516,7 +553,22 @@ class SinkOperator(Operator):
                 since_ms = pending.since_ms or self.context.clock.now_ms()
                 self._ledger.add(pending.checkpoint_id, pending.committables, since_ms)
         check(restored > 0, "a restore without a checkpoint", operator=self.context.operator_name)
-        return self._commit(CommitPermit(self.context.job_name, 0, restored))
+        permit = CommitPermit(self.context.job_name, 0, restored)
+        if not self._sink.names_committables:
+            return self._commit(permit)
+        lists = state.items.get(NAMES)
+        names = None
+        if lists is not None:
+            decoded = (msgspec.msgpack.decode(each, type=list[bytes]) for each in lists)
+            names = frozenset(name for each in decoded for name in each)
+        return self._restored(names, permit)
+
+    async def _restored(self, names: frozenset[bytes] | None, permit: CommitPermit) -> None:
+        writer = self.writer
+        await self.context.run_in_thread(lambda: writer.restored(names))
+        committing = self._commit(permit)
+        if committing is not None:
+            await committing
 
     def pickled_states(self) -> Sequence[str]:
         return [COMMITTABLES] if self._sink.pickled else []
@@ -540,14 +592,41 @@ class SinkOperator(Operator):
             prepared = ledger.prepare(checkpoint_id)
             return [msgspec.msgpack.encode(prepared)] if prepared else []
 
-        return StateSnapshot(items={COMMITTABLES: ItemsCut(make_items)})
+        items = {COMMITTABLES: ItemsCut(make_items)}
+        if self._sink.names_committables:
+            items[NAMES] = ItemsCut(lambda: [self._names(checkpoint_id)], "union")
+        return StateSnapshot(items=items)
+
+    def _names(self, checkpoint_id: int) -> bytes:
+        """Return the names of everything that is prepared and not committed; in a thread.
+
+        An empty list tells a restore that there was nothing. What is committed between this and the
+        encoding of the committables may be named although it is not among them, or the other way round;
+        that does no harm, as nothing that is committed is left over.
+        """
+        names = [
+            self.writer.name_of(committable)
+            for pending in self._ledger.prepare(checkpoint_id)
+            for committable in pending.committables
+        ]
+        longest = max(map(len, names), default=0)
+        check(longest <= NAME_BYTES_MAX, "the name of a committable is too long", bytes=longest)
+        return msgspec.msgpack.encode(names)
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread.
 
         Also called after a commit that failed because the target was away, then for the same checkpoint.
         """
-        return self._commit(permit)
+        committing = self._commit(permit)
+        if committing is not None:
+            return self._completed(committing, permit.checkpoint_id)
+        self.writer.on_checkpoint_complete(permit.checkpoint_id)
+        return None
+
+    async def _completed(self, committing: Awaitable[None], checkpoint_id: int) -> None:
+        await committing
+        self.writer.on_checkpoint_complete(checkpoint_id)
 
     def _commit(self, permit: CommitPermit) -> Awaitable[None] | None:
         ledger, writer = self._ledger, self.writer

@@ -6,8 +6,15 @@ is committed once the checkpoint is complete, or by the process that restores th
 offset of a consumer group that is written in the transaction itself: so a commit whose answer was lost can
 be told from a transaction that was aborted. Readers see the records when they read committed ones only.
 
-Each transaction has a producer and a transactional id of its own. If a producer began its next transaction
-under the same id, that one could be committed, unfinished, in place of the one before.
+Each transaction has a producer of its own, which gives its transactional id a new epoch. If a producer
+began its next transaction in the same epoch, that one could be committed, unfinished, in place of the one
+before.
+
+A writer uses few transactional ids, in turn, because brokers keep each of them for a week: an id is free
+when its transaction is committed. No other writer ever has its ids, also none of a later attempt. So an id
+whose mark has reached a checkpoint proves that its transaction for this checkpoint was committed. Open
+transactions that dead attempts have left are aborted at the start, except those that are named by the
+restored checkpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ import logging
 import re
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -31,14 +39,23 @@ from ...operators.sink import DISCARDED_COUNTER
 from ...state.snapshot import CommitPermit
 from .client import ErrorListener, make_producer
 from .rights import named_right
-from .transactions import LostTransaction, PreparedTransaction, TransactionClient
+from .transactions import (
+    LostTransaction,
+    PreparedTransaction,
+    TransactionClient,
+    transaction_name,
+)
 from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
 
 _log = logging.getLogger("headgate.connectors.kafka")
 PREFIX: Final = "hg-"
 """All transactional ids, and the groups of their marks, begin with this."""
 _ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
-"""The end of a transactional id: attempt, checkpoint before, subtask, number, and a random part."""
+"""The end of a transactional id: attempt, restored checkpoint, subtask, number, and a random part."""
+_EPOCH_MAX: Final = 30_000
+"""An id is given up near the last epoch that Kafka counts to, where it would get another producer id."""
+_READY_MAX_S: Final = 3600.0
+"""A producer that has waited for longer is replaced, as brokers forget ids without transactions."""
 _READY_S: Final = 60.0
 """The first record of an epoch waits for a producer for at most this time."""
 
@@ -149,82 +166,113 @@ class TransactionalWriter(KafkaWriter):
         """The transaction that takes records."""
         self._next: _Transaction | None = None
         """The one that follows, which is being initialised."""
+        self._next_since_s = 0.0
         self._unprepared: dict[str, _Transaction] = {}
         """Those that have begun, and that no checkpoint can have yet."""
+        self._prepared: dict[str, int] = {}
+        """The ids of own transactions that wait to be committed, and the checkpoints of these."""
+        self._free: deque[str] = deque()
+        """Own ids whose last transaction is committed."""
         self._number = 0
 
     def open(self, context: OperatorContext) -> None:
         self.context = context
         names = f"{context.job_name}\0{context.operator_name}\0{self._settings.topic}".encode()
         self._prefix = f"{PREFIX}{hashlib.blake2s(names, digest_size=8).hexdigest()}-"
-        self._after = context.restored_checkpoint
+        self._random = secrets.token_hex(6)
         context.timers.call_later(SERVE_MS, self._serve)
 
     def prepare(self) -> None:
         super().prepare()
         settings, context = self._settings, self.context
         self._client = TransactionClient(settings.bootstrap, settings.properties)
-        discarded = context.metrics.counter(DISCARDED_COUNTER)
-        for id in self._client.open_ids(self._prefix):
-            if self._is_dead(id):
-                self._client.abort(id)
-                discarded.inc()
-        self._next = self._new()
-        self._next.initialise()
+        if not context.restored_checkpoint:
+            self._abort_dead(None)
+        first = self._make_next()
+        first.initialise()
         # Without the right to DESCRIBE, the list of open transactions is empty instead of an error. A
         # transaction of our own cannot be initialised then, so this attempt does not go on.
-        self._next.raise_missing_right()
+        first.raise_missing_right()
 
-    def _is_dead(self, id: str) -> bool:
-        """Return True if an older attempt of this subtask began a transaction that no checkpoint has.
+    def name_of(self, committable: bytes) -> bytes:
+        return msgspec.msgpack.decode(committable, type=PreparedTransaction).name
 
-        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
-        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
-        of subtasks that no longer exist.
+    def restored(self, names: frozenset[bytes] | None) -> None:
+        self._abort_dead(names)
+
+    def _abort_dead(self, names: frozenset[bytes] | None) -> None:
+        """Abort the open transactions that dead attempts have begun and the restored checkpoint lacks.
+
+        Those of other subtasks may be alive, as a region of a job restarts without the others; subtask 0
+        takes those of subtasks that no longer exist.
+
+        Args:
+            names: of the transactions that the checkpoint has; None: it does not say. In such a checkpoint
+                are only transactions that were begun before it, under ids that say so.
         """
-        found = _ID.fullmatch(id.removeprefix(self._prefix))
-        if found is None:
-            return False
-        context = self.context
-        attempt, after, subtask = (int(part) for part in found.groups())
-        orphaned = context.subtask_index == 0 and subtask >= context.parallelism
-        ours = subtask == context.subtask_index or orphaned
-        return ours and attempt < context.attempt and after >= context.restored_checkpoint
+        client, context = self._client, self.context
+        assert client is not None
+        discarded = context.metrics.counter(DISCARDED_COUNTER)
+        for id in client.open_ids(self._prefix):
+            found = _ID.fullmatch(id.removeprefix(self._prefix))
+            if found is None:
+                continue
+            attempt, after, subtask = (int(part) for part in found.groups())
+            orphaned = context.subtask_index == 0 and subtask >= context.parallelism
+            if attempt >= context.attempt or not (subtask == context.subtask_index or orphaned):
+                continue
+            if names is not None:
+                open_now = client.open_transaction(id)
+                dead = open_now is not None and transaction_name(id, *open_now) not in names
+            else:
+                dead = after >= context.restored_checkpoint
+            if dead:
+                client.abort(id)
+                discarded.inc()
+
+    def _make_next(self) -> _Transaction:
+        """Make the transaction that follows, and return it to be initialised."""
+        self._next = self._new()
+        self._next_since_s = self.context.clock.monotonic()
+        return self._next
 
     def _new(self) -> _Transaction:
-        """Return a transaction with an id that is never used again.
-
-        The id says which attempt began it, and behind which checkpoint.
-        """
+        """Return a transaction with an id that no open one has, and no other writer ever uses."""
+        if self._free:
+            return _Transaction(self._settings, self._free.popleft())
         self._number += 1
         context = self.context
-        place = f"{context.attempt}-{self._after}-{context.subtask_index}-{self._number}"
-        return _Transaction(self._settings, f"{self._prefix}{place}-{secrets.token_hex(6)}")
+        numbers = (context.attempt, context.restored_checkpoint, context.subtask_index)
+        place = "-".join(map(str, (*numbers, self._number)))
+        return _Transaction(self._settings, f"{self._prefix}{place}-{self._random}")
 
     def write(self, batch: Batch) -> None:
         if len(batch) and self._current is None:
-            current, self._next = self._next, None
-            if current is None:
-                current = self._new()
-                current.initialise()
+            current = self._next
+            assert current is not None  # made by `prepare`, and by each `roll`
             current.begin()
             self._unprepared[current.id] = current
-            self._current, self._producer = current, current.producer
+            self._current, self._next, self._producer = current, None, current.producer
             self._errors = current.errors
         super().write(batch)
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        self._after = checkpoint_id
         current, self._current, self._producer = self._current, None, None
         self._errors = ErrorListener()
-        self._next = None
         if current is None:
+            self._renew_next()
             return None
-        # The id of the next transaction names this checkpoint, so it cannot be made before. After an epoch
-        # without records it waits for the first one.
-        self._next = self._new()
-        self.context.run_in_thread(self._next.initialise)
+        self.context.run_in_thread(self._make_next().initialise)
         return lambda: self._precommit(current, checkpoint_id)
+
+    def _renew_next(self) -> None:
+        """Replace the producer of the next transaction if it has failed, or waits for too long."""
+        waiting = self._next
+        assert waiting is not None
+        waited_s = self.context.clock.monotonic() - self._next_since_s
+        if waiting.ready.is_set() and (waiting.problem is not None or waited_s > _READY_MAX_S):
+            self._free.append(waiting.id)
+            self.context.run_in_thread(self._make_next().initialise)
 
     def _precommit(self, transaction: _Transaction, checkpoint_id: int) -> list[bytes]:
         """Make a transaction ready to be committed, by whatever process."""
@@ -252,6 +300,7 @@ class TransactionalWriter(KafkaWriter):
                 fix="if it was fenced, a newer attempt of the job has taken over; else check the rights "
                 "to WRITE and DESCRIBE transactional ids, and to READ groups, that begin with `hg-`",
             ) from error
+        self._prepared[transaction.id] = checkpoint_id
         self._unprepared.pop(transaction.id, None)
         return [msgspec.msgpack.encode(prepared)]
 
@@ -265,8 +314,10 @@ class TransactionalWriter(KafkaWriter):
 
         assert self._client is not None
         for committable in committables:
+            prepared = msgspec.msgpack.decode(committable, type=PreparedTransaction)
             try:
-                self._client.commit(msgspec.msgpack.decode(committable, type=PreparedTransaction))
+                self._client.commit(prepared)
+                self._use_again(prepared)
             except LostTransaction as error:
                 if self._settings.on_lost == "fail":
                     raise
@@ -278,6 +329,17 @@ class TransactionalWriter(KafkaWriter):
                     f"no broker commits topic=`{self._settings.topic}` "
                     f"bootstrap=`{self._settings.bootstrap}`: {error}"
                 ) from error
+
+    def _use_again(self, committed: PreparedTransaction) -> None:
+        """Make the id of a committed transaction free, if it is an id of this writer.
+
+        A commit may be repeated when the id is in use again.
+        """
+        if self._prepared.get(committed.id) != committed.checkpoint_id:
+            return
+        del self._prepared[committed.id]
+        if committed.epoch < _EPOCH_MAX:
+            self._free.append(committed.id)
 
     def finish(self) -> Callable[[], None] | None:
         return None

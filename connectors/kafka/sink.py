@@ -53,6 +53,7 @@ class KafkaSink(Sink):
         self._values: pa.Schema | None = None
         if guarantee is Guarantee.EXACTLY_ONCE:
             self.uncommitted_ms_max = settings.transaction_timeout_ms
+            self.names_committables = True
         self.place = f"{settings.topic} of {settings.bootstrap}"
 
     def bind(self, schema: pa.Schema | None) -> None:

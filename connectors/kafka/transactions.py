@@ -30,11 +30,13 @@ class PreparedTransaction(msgspec.Struct, frozen=True, array_like=True):
     """A transaction that is ready to be committed: the committable of a sink.
 
     Attributes:
-        id: the transactional id, which no other transaction ever has.
+        id: the transactional id. The writer that chose it uses it again, but not before the transaction is
+            committed; no other writer ever uses it.
         producer_id: given by the broker, as is the epoch.
         topic: the topic that it writes to, under which its mark is kept.
         checkpoint_id: the mark: an offset that the group with the name of the transaction gets in this very
-            transaction, so that it is there exactly if the transaction was committed.
+            transaction. So it has been reached exactly if the transaction was committed, as the
+            transactions of one id follow each other in the order of checkpoints.
     """
 
     id: str
@@ -42,6 +44,16 @@ class PreparedTransaction(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     topic: str
     checkpoint_id: int
+
+    @property
+    def name(self) -> bytes:
+        """The name of exactly this transaction; see `transaction_name`."""
+        return transaction_name(self.id, self.producer_id, self.epoch)
+
+
+def transaction_name(id: str, producer_id: int, epoch: int) -> bytes:
+    """Return a text that no other transaction has, also none with the same transactional id."""
+    return f"{id}/{producer_id}/{epoch}".encode()
 
 
 class LostTransaction(JobError):
@@ -81,15 +93,20 @@ class TransactionClient:
         Raises:
             JobError: it is not open any more.
         """
-        found = self._describe(id)
-        if found is None or str(found.state.value) != _OPEN:
+        found = self.open_transaction(id)
+        if found is None:
             raise JobError(
                 f"a transaction was aborted before it was prepared transaction=`{id}`",
                 fix="a newer attempt of the job has taken over, or transaction_timeout= is too short",
             )
-        return PreparedTransaction(
-            id, found.producer_id, found.producer_epoch, topic, checkpoint_id
-        )
+        return PreparedTransaction(id, *found, topic, checkpoint_id)
+
+    def open_transaction(self, id: str) -> tuple[int, int] | None:
+        """Return the producer id and the epoch of an id's open transaction; None: it has none."""
+        found = self._describe(id)
+        if found is None or str(found.state.value) != _OPEN:
+            return None
+        return found.producer_id, found.producer_epoch
 
     def commit(self, prepared: PreparedTransaction) -> None:
         """Commit a transaction, unless that has happened before; return when readers can see it.
@@ -197,7 +214,7 @@ class TransactionClient:
         place = TopicPartition(prepared.topic, 0)
         found = self._again(lambda: self._admin.list_group_offsets({prepared.id: [place]}))
         mark = found.get(prepared.id, {}).get(place)
-        return mark is not None and mark.offset == prepared.checkpoint_id
+        return mark is not None and mark.offset >= prepared.checkpoint_id
 
     def _describe(self, id: str) -> Any:
         """Return the description of a transaction; None if the brokers do not know it."""

@@ -149,3 +149,56 @@ def test_a_job_that_is_cancelled_does_not_wait_for_a_pause(
         wait_for(lambda: target.asked > asked)
         handle.cancel()
     assert target.visible == []
+
+
+class Named(Away):
+    names_committables = True
+
+    def writer(self) -> SinkWriter:
+        return NamedWriter(self.target)
+
+
+class NamedWriter(AwayWriter):
+    def name_of(self, committable: bytes) -> bytes:
+        return str(json.loads(committable)[0]).encode()
+
+    def commit(self, committables: list[bytes], permit: Any) -> None:
+        if (self.target.directory / "down").exists():  # for all subtasks
+            raise TargetAwayError("the target does not answer")
+        super().commit(committables, permit)
+
+    def restored(self, names: frozenset[bytes] | None) -> None:
+        told = sorted(map(bytes.decode, names or ()))
+        file = self.target.directory / f"told-{self.context.subtask_index}"
+        file.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("parallelism", [2, 3, 1])
+def test_after_a_rescale_every_writer_knows_what_all_had_pre_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
+) -> None:
+    without_pauses(monkeypatch)
+    target = Target(tmp_path / "target").begin(away=0)
+    (target.directory / "down").touch()
+
+    def named(subtasks: int) -> hg.Job:
+        made = hg.Job("named", options={"sink.committer.retries": "1"}, parallelism=subtasks)
+        made.checkpoint(every="1h", storage=str(target.directory / "state"))
+        made.restart(hg.no_restart())
+        read = made.read(numbers(40, batch_rows=5), name="numbers", parallelism=2)
+        read.rebalance().write(Named(target), name="out")
+        return made
+
+    with pytest.raises(TargetAwayError, match="does not answer"):
+        named(2).run()
+    (target.directory / "down").unlink()
+    named(parallelism).run()
+    assert target.visible == list(range(40))
+    committed = sorted(file.stem for file in target.directory.glob("*-*-*.json"))
+    files = sorted(target.directory.glob("told-*"))
+    assert len(files) == parallelism
+    for file in files:
+        told = json.loads(file.read_text())
+        assert told
+        assert set(told) <= set(committed)
+        assert {name.rpartition("-")[2] for name in told} == {"0", "1"}

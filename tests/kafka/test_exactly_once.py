@@ -77,11 +77,22 @@ async def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:
     return await asyncio.to_thread(precommit)
 
 
-async def opened(made: KafkaSink, **context: Any) -> SinkWriter:
+async def opened(
+    made: KafkaSink, restored: list[bytes] | None = None, **context: Any
+) -> SinkWriter:
+    """Return a writer. `restored` are the committables of all subtasks in the restored checkpoint."""
     writer = made.writer()
     writer.open(make_context(**context))
     await asyncio.to_thread(writer.prepare)
+    if restored is not None:
+        await asyncio.to_thread(writer.restored, frozenset(map(writer.name_of, restored)))
     return writer
+
+
+def prefix_of(writer: SinkWriter) -> str:
+    """The beginning of the transactional ids of a sink, which those of other tests do not have."""
+    assert isinstance(writer, TransactionalWriter)
+    return writer._prefix
 
 
 def test_the_broker_is_killed_between_both_phases(broker: KafkaServer, new_topic: NewTopic) -> None:
@@ -95,7 +106,7 @@ def test_the_broker_is_killed_between_both_phases(broker: KafkaServer, new_topic
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(broker.start)
         assert await visible(broker, topic) == []
-        other = await opened(made, attempt=2, restored_checkpoint=1)
+        other = await opened(made, committables, attempt=2, restored_checkpoint=1)
         permit = CommitPermit("conformance", 0, 1)
         await asyncio.to_thread(other.commit, committables, permit)
         assert len(await visible(broker, topic)) == 3
@@ -119,12 +130,12 @@ def test_a_transaction_that_was_aborted_is_an_error_and_never_silence(
         committables = await prepared(writer, 1)
         client = TransactionClient(broker.bootstrap, {})
         client.abort(msgspec.msgpack.decode(committables[0], type=PreparedTransaction).id)
-        other = await opened(made, attempt=2, restored_checkpoint=1)
+        other = await opened(made, committables, attempt=2, restored_checkpoint=1)
         with pytest.raises(JobError, match="its records are lost") as raised:
             await asyncio.to_thread(other.commit, committables, CommitPermit("conformance", 0, 1))
         assert topic in str(raised.value)
         lenient = await opened(
-            sink(broker, topic, on_lost="skip"), attempt=3, restored_checkpoint=1
+            sink(broker, topic, on_lost="skip"), committables, attempt=3, restored_checkpoint=1
         )
         with caplog.at_level(logging.WARNING):
             await asyncio.to_thread(lenient.commit, committables, CommitPermit("conformance", 0, 1))
@@ -208,7 +219,7 @@ def test_a_restart_of_one_subtask_leaves_the_transactions_of_others_alone(
         orphan = pair[1]._current.id  # type: ignore[attr-defined]
         while orphan not in client.open_ids(TRANSACTIONS):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        await opened(made, attempt=3, parallelism=1, restored_checkpoint=1)
+        await opened(made, [], attempt=3, parallelism=1, restored_checkpoint=1)
         assert orphan not in client.open_ids(TRANSACTIONS)
         client.close()
 
@@ -231,6 +242,91 @@ def test_nothing_stays_open_when_a_writer_is_closed(
         while id in client.open_ids(TRANSACTIONS):  # noqa: ASYNC110  and aborted there
             await asyncio.sleep(0.05)
         client.close()
+
+    run(scenario())
+
+
+def test_a_writer_uses_few_transactional_ids(broker: KafkaServer, new_topic: NewTopic) -> None:
+    """One takes records, one waits to be committed, and one is ready; a commit sets its id free."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        writer = await opened(sink(broker, topic))
+        ids, committables = set(), list[bytes]()
+        for checkpoint_id in range(1, 7):
+            writer.write(batches(1)[0])
+            (committable,) = await prepared(writer, checkpoint_id)
+            permit = CommitPermit("c", 0, checkpoint_id)
+            await asyncio.to_thread(writer.commit, [committable], permit)
+            # Again, as after an answer that was lost: the id is in use, or will be.
+            await asyncio.to_thread(writer.commit, [*committables, committable], permit)
+            ids.add(msgspec.msgpack.decode(committable, type=PreparedTransaction).id)
+            committables.append(committable)
+        assert len(ids) <= 3
+        assert len({writer.name_of(each) for each in committables}) == 6
+        assert len(await visible(broker, topic)) == 18
+        writer.close()
+
+    run(scenario())
+
+
+def test_a_transaction_under_an_id_that_was_used_before_is_aborted_or_committed_as_it_should_be(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """A checkpoint names one transaction of an id, and another of the same id is dead."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        writer = await opened(made)
+        named: list[list[bytes]] = []
+        for checkpoint_id in range(1, 5):
+            writer.write(batches(1)[0])
+            named.append(await prepared(writer, checkpoint_id))
+            if checkpoint_id < 4:
+                permit = CommitPermit("c", 0, checkpoint_id)
+                await asyncio.to_thread(writer.commit, named[-1], permit)
+        client = TransactionClient(broker.bootstrap, {})
+        (used,) = client.open_ids(prefix_of(writer))
+        assert used == msgspec.msgpack.decode(named[1][0], type=PreparedTransaction).id
+        # A restore of checkpoint 4 leaves its transaction alone, one of checkpoint 2 aborts it.
+        await opened(made, named[3], attempt=2, restored_checkpoint=4)
+        assert used in client.open_ids(prefix_of(writer))
+        other = await opened(made, named[1], attempt=3, restored_checkpoint=2)
+        assert used not in client.open_ids(prefix_of(writer))
+        await asyncio.to_thread(other.commit, named[1], CommitPermit("c", 0, 2))
+        with pytest.raises(JobError, match="its records are lost"):
+            await asyncio.to_thread(other.commit, named[3], CommitPermit("c", 0, 4))
+        assert len(await visible(broker, topic)) == 9
+        client.close()
+        other.close()
+
+    run(scenario())
+
+
+def test_a_checkpoint_of_a_version_without_names_is_restored(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """Its transactional ids say behind which checkpoint they were begun, and none is used again."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, killed=True)
+        old = await opened(made)
+        old.write(batches(1)[0])
+        committables = await prepared(old, 1)
+        dead = await opened(made, committables, attempt=2, restored_checkpoint=1)
+        dead.write(batches(1)[0])
+        await prepared(dead, 2)
+        client = TransactionClient(broker.bootstrap, {})
+        assert len(client.open_ids(prefix_of(old))) == 2
+        other = await opened(made, attempt=3, restored_checkpoint=1)
+        await asyncio.to_thread(other.restored, None)
+        assert len(client.open_ids(prefix_of(old))) == 1
+        await asyncio.to_thread(other.commit, committables, CommitPermit("c", 0, 1))
+        assert len(await visible(broker, topic)) == 3
+        client.close()
+        other.close()
 
     run(scenario())
 

@@ -36,7 +36,7 @@ def test_another_process_commits_what_a_dead_one_prepared(old_broker: KafkaServe
         dead.write(second)
         await prepared(dead, 2)
         assert await visible(old_broker, "results") == []
-        other = await opened(made, attempt=2, restored_checkpoint=1)
+        other = await opened(made, committables, attempt=2, restored_checkpoint=1)
         for _ in range(2):
             await asyncio.to_thread(other.commit, committables, CommitPermit("old", 0, 1))
             assert len(await visible(old_broker, "results")) == 3

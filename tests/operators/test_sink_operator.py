@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.errors import InternalError
 from headgate.operators.clock import Clock
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.sink import Sink, SinkOperator, SinkWriter
@@ -232,5 +233,108 @@ def test_the_age_of_what_is_prepared_outlives_a_restart() -> None:
             await waiting
         assert (metric("prepared_seconds"), metric("uncommitted_seconds")) == (60, 60)
         assert metric("pending_transactions") == 1
+
+    asyncio.run(run())
+
+
+class _Naming(_Writer):
+    """Names its committables, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def name_of(self, committable: bytes) -> bytes:
+        return b"name of " + committable
+
+    def restored(self, names: frozenset[bytes] | None) -> None:
+        self.told.append((names, list(self.committed)))
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.told.append((checkpoint_id, list(self.committed)))
+
+
+class _NamingSink(_Sink):
+    names_committables = True
+
+
+async def _named(writer: _Writer, restored: int = 0) -> SinkOperator:
+    operator = SinkOperator(_NamingSink(writer))
+    opening = operator.open(make_context(restored_checkpoint=restored))
+    if opening is not None:
+        await opening
+    return operator
+
+
+def test_each_writer_learns_the_names_of_all_committables_before_the_first_commit() -> None:
+    async def run() -> None:
+        writer = _Naming()
+        operator = await _named(writer)
+        operator.process(ObjectBatch([b"one", b"two"]), 0)
+        snapshot = operator.snapshot(1)
+        assert snapshot is not None
+        cut = snapshot.items["committable-names"]
+        assert cut.redistribution == "union"
+        assert callable(cut.items)
+        make = snapshot.items["committables"].items
+        assert callable(make)
+        names, items = cut.items(), make()  # in whichever order
+        empty = (await _named(_Naming())).snapshot(1)
+        assert empty is not None
+        none = empty.items["committable-names"].items
+        assert callable(none)
+        restored = _Naming()
+        other = await _named(restored, restored=1)
+        state = {"committables": items, "committable-names": [*names, *none()]}
+        waiting = other.restore(RestoredState(items=state))
+        assert waiting is not None
+        await waiting
+        assert restored.told == [({b"name of one", b"name of two"}, [])]
+        assert restored.committed == [b"one", b"two"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lists", [None, []])
+def test_a_checkpoint_without_names_is_told_from_one_without_committables(lists: Any) -> None:
+    async def run() -> None:
+        writer = _Naming()
+        operator = await _named(writer, restored=1)
+        items = {} if lists is None else {"committable-names": lists}
+        waiting = operator.restore(RestoredState(items=items))
+        assert waiting is not None
+        await waiting
+        assert writer.told == [(None if lists is None else frozenset(), [])]
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    async def run() -> None:
+        operator = await _named(_Naming())
+        operator.process(ObjectBatch([b"x" * 256]), 0)
+        snapshot = operator.snapshot(1)
+        assert snapshot is not None
+        make = snapshot.items["committable-names"].items
+        assert callable(make)
+        with pytest.raises(InternalError, match="too long"):
+            make()
+
+    asyncio.run(run())
+
+
+def test_a_writer_learns_of_every_completed_checkpoint_behind_its_commit() -> None:
+    async def run() -> None:
+        writer = _Naming()
+        operator = await _opened(writer)
+        await _complete(operator, 1)  # it has nothing to commit
+        operator.process(ObjectBatch([b"one"]), 0)
+        _items(operator, 2)()
+        writer.fails = True
+        with pytest.raises(OSError, match="away"):
+            await _complete(operator, 2)
+        writer.fails = False
+        await _complete(operator, 2)
+        assert writer.told == [(1, []), (2, [b"one"])]
 
     asyncio.run(run())

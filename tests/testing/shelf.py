@@ -191,7 +191,12 @@ class ShelfWriter(SinkWriter):
         for draft in self.directory.glob(".*.draft"):
             attempt, checkpoint, subtask = map(int, draft.name.split(".")[1].split("-"))
             mine = subtask % self.context.parallelism == self.context.subtask_index
+            if self.bug == "leaves drafts of others":
+                mine = subtask == self.context.subtask_index
             dead = attempt < self.context.attempt and checkpoint > self.context.restored_checkpoint
+            if self.bug == "takes drafts for dead that are not":
+                dead = attempt < self.context.attempt and not mine
+                mine = True
             if dead and mine:
                 draft.unlink(missing_ok=True)
 

@@ -57,6 +57,12 @@ SINK_BUGS = {
     "committables_move_to_other_subtasks": ["commits its own only"],
     "a_process_may_be_killed": ["keeps drafts in memory"],
     "nothing_is_left_open": ["leaves drafts"],
+    "a_rescale_leaves_nothing_open": [
+        "leaves drafts",
+        "leaves drafts of others",
+        "takes drafts for dead that are not",
+        "commits its own only",
+    ],
     "once_if_the_server_dies": ["does not see that the server is away"],
     "once_if_a_connection_breaks": ["sends it again", "takes silence for success"],
     "nothing_is_lost": ["writes at the end"],
