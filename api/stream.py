@@ -37,12 +37,11 @@ from ..operators.windows.sessions.window import SessionWindow
 from .node_output import NodeOutput
 from .required_name import named
 from .steps.async_calls import TIMEOUT, add_map_async
-from .steps.batches import add_map_batches
 from .steps.distribution import distributed_by_function, keyed_by_columns, keyed_by_function
 from .steps.event_time import add_event_time
 from .steps.lookups import add_lookup
 from .steps.loops import OpenLoop, begin_loop, begin_rounds, end_loop
-from .steps.per_record import add_filter, add_map, add_select, add_sink, add_union
+from .steps.per_record import add_filter, add_map, add_map_batches, add_select, add_sink, add_union
 from .steps.process import add_keyless
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ...operators.async_calls.map_async import TIMED_OUT
 from ...operators.functions.checks import check_plain, check_returns
 from ...operators.graph import Node
 from ...operators.origin import Origin
-from ...operators.patterns.compiler import compiled
+from ...operators.patterns.automaton import compiled
 from ...operators.patterns.conditions import Expressions
 from ...operators.patterns.match import Match
 from ...operators.patterns.matcher import Rules

@@ -7,7 +7,7 @@ present attempt (`attempt.py`), and the modules below.
 * States: `states.py` has the transitions; `adopting.py`, `deploying.py`, `running.py` with `regional.py`,
   `restarting.py` and `ending.py` have the states. Everything that happens is an event (`events.py`).
 * Who leads: `former.py` (another run of the job), `leadership.py` (another coordinator of this run).
-* Workers: `workers.py` starts and watches them; `server.py` is the port that they connect to;
+* Workers: `workers.py` starts and watches them, and they connect to the port in `control/link.py`;
   `placement.py` says what runs where.
 * State of the job: `checkpointing.py` takes checkpoints, `restore.py` finds and assigns what an attempt
   restores, `sources.py` cuts sources into splits, `output.py` handles the output of earlier runs.

@@ -21,7 +21,7 @@ from ...operators.clock import Clock
 from ...operators.durations import format_duration
 from ..control.cluster import Cluster
 from ..control.job_client import EventListener
-from ..control.link import ControlLink
+from ..control.link import ControlLink, ControlServer
 from ..control.messages import Hello, StepStuck
 from ..listening import Listener, ListenerLimits
 from ..observe.figures import StorageFigures
@@ -71,7 +71,6 @@ from .queries import describe_states, query_state
 from .reporting import register_job
 from .restarting import Failing, Rescaling
 from .running import Running
-from .server import ControlServer
 from .states import (
     EndOfJob,
     ToAdopting,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from headgate.operators.patterns.automaton import compiled
 from headgate.operators.patterns.buffer import SharedBuffer
-from headgate.operators.patterns.compiler import compiled
 from headgate.operators.patterns.matcher import Matcher, Rules, Runs
 from headgate.operators.windows.late import LATE, LATE_COUNTER
 from headgate.state.keyed.base import ABSENT

@@ -16,7 +16,7 @@ from headgate.connectors import Pause, blackhole, from_list
 from headgate.errors import ClusterError, JobError, OptionError
 from headgate.runtime.cluster.launch import launch
 from headgate.runtime.control.job_client import JobClient
-from headgate.runtime.coordinator.server import ControlServer
+from headgate.runtime.control.link import ControlServer
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.job import runnable
 from headgate.runtime.listening import Listener, worker_metrics_port

@@ -24,9 +24,8 @@ from headgate.k8s.operator.endpoints import serving as serving_operator
 from headgate.k8s.worker_process import Node, probes
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.job_client import Subscriber
-from headgate.runtime.control.link import ControlLink, StreamLink, connect
+from headgate.runtime.control.link import ControlLink, ControlServer, StreamLink, connect
 from headgate.runtime.control.messages import Heartbeat, Hello, encode
-from headgate.runtime.coordinator.server import ControlServer
 from headgate.runtime.exchange import links
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.wire import HEADER, WIRE_VERSION, FrameKind, frame
