@@ -134,7 +134,9 @@ class TimeProgress:
     Args:
         table: the table of the snapshot. Its columns are the watermark, the expiry bounds, and
             further ones whose values are given to `cut`.
-        expired_at: one function for each bound.
+        expired_at: one function for each bound. It must not refer to the operator that has the
+            progress: in a circle of references, the state of a finished operator would wait for the
+            garbage collector.
 
     Attributes:
         watermark: the watermark of the subtask, which all of its key groups have reached.

@@ -48,7 +48,7 @@ class AsOfJoin(WaitingRowsJoin):
     def __init__(self, step: JoinStep, valid_for_ms: int | None = None) -> None:
         """Create the operator. `valid_for_ms` limits the validity of a version; None: until the
         next one."""
-        super().__init__(step, _behind, self._expired_before)
+        super().__init__(step, _behind, partial(_expired_before, valid_for_ms))
         self._valid_for_ms = valid_for_ms
         self._swept_before = self._settled_before = WATERMARK_MIN
         self._current = SlotArray(np.int64, -1)
@@ -72,15 +72,6 @@ class AsOfJoin(WaitingRowsJoin):
     def _behind(self) -> int:
         """Return the first time that the watermark has not reached."""
         return self._progress.bounds[LEFT]
-
-    def _expired_before(self, watermark: int) -> int:
-        """Return the time before which versions have expired at a watermark.
-
-        They have for rows that wait as well as for rows to come.
-        """
-        if self._valid_for_ms is None:
-            return WATERMARK_MIN
-        return clamped(_behind(watermark) - self._valid_for_ms + 1)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -299,6 +290,16 @@ class AsOfJoin(WaitingRowsJoin):
 def _behind(watermark: int) -> int:
     """Return the first time that a watermark has not reached."""
     return clamped(watermark + 1)
+
+
+def _expired_before(valid_for_ms: int | None, watermark: int) -> int:
+    """Return the time before which versions have expired at a watermark.
+
+    They have for rows that wait as well as for rows to come.
+    """
+    if valid_for_ms is None:
+        return WATERMARK_MIN
+    return clamped(_behind(watermark) - valid_for_ms + 1)
 
 
 def _of_batch(rows: pa.RecordBatch, which: Index) -> list[pa.Array]:

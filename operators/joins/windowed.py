@@ -11,6 +11,7 @@ windows it is in.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,14 +37,21 @@ if TYPE_CHECKING:
     from ..windows.kinds import PaneWindow
 
 
+def _expired_at(grid: Grid, lateness_ms: int, watermark: int) -> int:
+    """Return the time before which rows are in expired panes at a watermark."""
+    kept = grid.kept_from(watermark + 1 - lateness_ms)
+    return clamped(grid.pane_bounds(kept)[0])
+
+
 class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
     """A join in windows. Subclasses make the result."""
 
     todays_rule = True
 
     def __init__(self, step: JoinStep, window: PaneWindow) -> None:
-        super().__init__(step, self._expired_at, self._expired_at)
         self._grid, self._lateness_ms = window.grid(), window.allowed_lateness_ms
+        expired_at = partial(_expired_at, self._grid, self._lateness_ms)
+        super().__init__(step, expired_at, expired_at)
         self.window = window.identity
         self._fired: int | None = None
         """The last window that has fired, or would have; None before the first watermark."""
@@ -189,11 +197,6 @@ class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
         if groups is None:
             return rows
         return rows.filter(pa.array(self._progress.not_fired(groups, time)))
-
-    def _expired_at(self, watermark: int) -> int:
-        """Return the time before which rows are in expired panes at a watermark."""
-        kept = self._grid.kept_from(watermark + 1 - self._lateness_ms)
-        return clamped(self._grid.pane_bounds(kept)[0])
 
     def _find_expired(self) -> None:
         """Find out which windows have fired, and which windows and panes have expired."""

@@ -11,6 +11,7 @@ window's state. `windowed_aggregate.py` says what this has in common with other 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -56,11 +57,16 @@ _PROGRESS: Final = KeyGroupTable.of_times("watermark", "window", WATERMARK_COLUM
 """`gone_through`: windows that start at this time (ms) or before have expired."""
 
 
+def _expired_at(window: TumblingWindow, watermark: int) -> int:
+    """Return the last instant of the windows that have expired at a watermark."""
+    return clamped(window.first_kept(watermark) - 1)
+
+
 class TumblingAggregate(WindowedAggregate):
     """Tumbling-window aggregates over columns, per key or without keys."""
 
     def __init__(self, window: TumblingWindow, plan: AggregatePlan, step: str = "window") -> None:
-        super().__init__(plan, step, _PROGRESS)
+        super().__init__(plan, step, _PROGRESS, partial(_expired_at, window))
         self._window = window
         self._groups: dict[int, KeyedGroup] = {}  # by window start
         self._spare: list[KeyedGroup] = []
@@ -187,10 +193,6 @@ class TumblingAggregate(WindowedAggregate):
         for start in [start for start in self._large if start <= last]:
             self._drop(start)
         self._small.drop(last)
-
-    def _expired_at(self, watermark: int) -> int:
-        """Return the last instant of the windows that have expired at a watermark."""
-        return clamped(self._window.first_kept(watermark) - 1)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
         """Yield results of the windows with a table of their own, between those of the small ones."""

@@ -33,7 +33,7 @@ from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
 from ..base import Operator, OperatorContext
 from ..elements import Batch, ColumnBatch
-from ..time_progress import KeyGroupTable, TimeProgress
+from ..time_progress import ExpiredAt, KeyGroupTable, TimeProgress
 from .kinds import WINDOW_FIELDS
 from .late import LateOutput
 
@@ -103,12 +103,16 @@ class WindowedAggregate(Operator):
         plan: keys and aggregates.
         step: the name of the step, for errors.
         progress: the table of the progress of event time.
+        expired_at: returns the expiry bound at a watermark; by default, rows at the bound or before
+            are late. See `TimeProgress`.
     """
 
-    def __init__(self, plan: AggregatePlan, step: str, progress: KeyGroupTable) -> None:
+    def __init__(
+        self, plan: AggregatePlan, step: str, progress: KeyGroupTable, expired_at: ExpiredAt
+    ) -> None:
         assert plan.added == WINDOW_FIELDS
         self._plan, self._step = plan, step
-        self._progress = TimeProgress(progress, self._expired_at)
+        self._progress = TimeProgress(progress, expired_at)
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -124,10 +128,6 @@ class WindowedAggregate(Operator):
         return self._progress.latest
 
     # --- the table of windows ------------------------------------------------------------------
-
-    def _expired_at(self, watermark: int) -> int:
-        """Return the expiry bound at a watermark. By default, rows at the bound or before are late."""
-        raise NotImplementedError
 
     def _late(self, times: Index, groups: Index | None) -> Mask:
         """Return which rows of a batch are late."""

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from headgate.operators.elements import WATERMARK_MAX, WATERMARK_MIN
+from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.base import Operator
+from headgate.operators.elements import WATERMARK_MAX, WATERMARK_MIN, ColumnBatch
+from headgate.operators.joins.as_of import AsOfJoin
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.interval import Interval, IntervalJoin
+from headgate.operators.joins.step import JoinStep
+from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.origin import Origin
 from headgate.operators.time_progress import KeyGroupTable, TimeProgress, clamped
+from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
+from headgate.operators.windows.sessions.gaps import FixedGap
+from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import KEY_GROUP_COLUMN, RestoredState
+from headgate.tests.support.operators import Recorder, start_operator
 
 TABLE = KeyGroupTable.of_times("progress", "window", "watermark", "gone_through")
 OWN = KeyGroupRange(2, 4)
@@ -148,3 +165,45 @@ def test_further_columns_are_constant() -> None:
     again = opened(table=table)
     again.restore(RestoredState({"progress": cut}))
     assert (again.watermark, again.bounds) == (30, [20])
+
+
+JOINED = pa.schema([("key", pa.int64()), ("price", pa.int64())])
+
+
+def join_step() -> JoinStep:
+    keys = (("key",), ("key",))
+    columns = join_columns((JOINED, JOINED), keys, (False, False), "_right", ("l", "r"), Origin(""))
+    return JoinStep("join", columns, (False, False))
+
+
+def plan() -> AggregatePlan:
+    aggregates = {"total": parse_aggregate("sum(price)")}
+    return AggregatePlan(("key",), aggregates, JOINED, WINDOW_FIELDS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TumblingAggregate(tumbling("10s"), plan()),
+        lambda: SessionAggregate(FixedGap(10_000), 0, plan(), "step"),
+        lambda: IntervalJoin(join_step(), Interval(-10_000, 0)),
+        lambda: AsOfJoin(join_step(), valid_for_ms=10_000),
+        lambda: WindowJoin(join_step(), tumbling("10s")),
+    ],
+    ids=["tumbling", "sessions", "interval join", "as-of join", "window join"],
+)
+def test_the_state_of_a_finished_operator_does_not_wait_for_the_garbage_collector(
+    make: Callable[[], Operator],
+) -> None:
+    gc.disable()
+    try:
+        operator = make()
+        start_operator(operator, Recorder())
+        operator.process(ColumnBatch(pa.record_batch([[1], [2]], JOINED), np.array([5_000])), 0)
+        operator.on_watermark(20_000)
+        operator.close()
+        left = weakref.ref(operator)
+        del operator
+        assert left() is None
+    finally:
+        gc.enable()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,7 @@ from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
 from .early import ChangedCells, EarlyResults
-from .grid import windows_with
+from .grid import Grid, windows_with
 from .spilling import SpillingPanes
 from .table import NO_PANE, CellKeys, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
@@ -58,12 +59,23 @@ _PROGRESS: Final = KeyGroupTable(
 """
 
 
+def _kept_from(grid: Grid, lateness_ms: int, watermark: int) -> int:
+    """Return the first pane that has not expired at a watermark."""
+    return grid.kept_from(watermark + 1 - lateness_ms)
+
+
+def _expired_at(grid: Grid, lateness_ms: int, watermark: int) -> int:
+    """Return the end of the last pane that has expired at a watermark, inclusive."""
+    return clamped(grid.pane_bounds(_kept_from(grid, lateness_ms, watermark))[0] - 1)
+
+
 class PaneAggregate(WindowedAggregate):
     """Aggregates over windows of panes, per key or without keys."""
 
     def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
-        super().__init__(plan, step, _PROGRESS)
         self._window, self._grid = window, window.grid()
+        expired_at = partial(_expired_at, self._grid, window.allowed_lateness_ms)
+        super().__init__(plan, step, _PROGRESS, expired_at)
         self._disk: SpillingPanes | None = None
 
     def open(self, context: OperatorContext) -> None:
@@ -159,19 +171,12 @@ class PaneAggregate(WindowedAggregate):
         return self._fire(self._first_to_fire(before), self._grid.ended(watermark + 1))
 
     def _drop_expired(self, watermark: int) -> None:
+        kept_from = _kept_from(self._grid, self._window.allowed_lateness_ms, watermark)
         if self._spilling is not None:
-            self._spilling.drop(self._kept_from(watermark))
+            self._spilling.drop(kept_from)
             return
-        self._table.drop(self._kept_from(watermark))
+        self._table.drop(kept_from)
         self._table.sealed(self._last_pane_due(watermark))
-
-    def _kept_from(self, watermark: int) -> int:
-        """Return the first pane that has not expired at a watermark."""
-        return self._grid.kept_from(watermark + 1 - self._window.allowed_lateness_ms)
-
-    def _expired_at(self, watermark: int) -> int:
-        """Return the end of the last pane that has expired at a watermark, inclusive."""
-        return clamped(self._grid.pane_bounds(self._kept_from(watermark))[0] - 1)
 
     def _first_to_fire(self, before: int) -> int:
         return WATERMARK_MIN if before == WATERMARK_MIN else self._grid.ended(before + 1) + 1

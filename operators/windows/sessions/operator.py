@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -51,6 +52,11 @@ _WIDTH_MS = 1_000
 """The width of deadline buckets, where gaps are only known from records."""
 
 
+def _expired_at(lateness_ms: int, watermark: int) -> int:
+    """Return the time such that sessions that end there or before have expired at a watermark."""
+    return clamped(watermark - lateness_ms + 1)
+
+
 class SessionAggregate(WindowedAggregate):
     """Aggregates of sessions over columns, per key or without keys.
 
@@ -64,7 +70,7 @@ class SessionAggregate(WindowedAggregate):
     def __init__(
         self, gap: FixedGap | ColumnGap, lateness_ms: int, plan: AggregatePlan, step: str
     ) -> None:
-        super().__init__(plan, step, _PROGRESS)
+        super().__init__(plan, step, _PROGRESS, partial(_expired_at, lateness_ms))
         self._gap, self._lateness_ms = gap, lateness_ms
         self._disk: SpillingSessions | None = None
 
@@ -179,10 +185,6 @@ class SessionAggregate(WindowedAggregate):
         if self._disk is not None:
             self._disk.expire(self._progress.bounds[0])
         self._compact()
-
-    def _expired_at(self, watermark: int) -> int:
-        """Return the time such that sessions that end there or before have expired at a watermark."""
-        return clamped(watermark - self._lateness_ms + 1)
 
     def _compact(self) -> None:
         if not self._table.is_worth_compacting():
