@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from ..errors import BadRecordError, UsageError
@@ -187,8 +186,8 @@ class _ListReader(SourceReader):
                 break
             records.append(item)
         batch = self._source.batch(records)
-        places = np.arange(split.position, split.position + len(records), dtype=np.int64)
-        offsets = split.index + places * split.of
+        first = split.index + split.position * split.of
+        offsets = range(first, first + len(records) * split.of, split.of)
         batch.positions = Positions(self.context.operator_name, split.name, offsets)
         split.position += len(records)
         self.context.splits.reading(split.name)

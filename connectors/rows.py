@@ -11,7 +11,6 @@ from datetime import datetime
 from numbers import Integral, Real
 
 import msgspec
-import numpy as np
 
 from ..errors import UsageError
 from ..operators.elements import Batch, Positions
@@ -164,7 +163,7 @@ class RowSplitReader(SourceReader):
             self._splits.remove(split)
             self.context.splits.ended(split.name)
         batch = self._make(first, count)
-        offsets = np.arange(first, first + count, dtype=np.int64)
+        offsets = range(first, first + count)
         batch.positions = Positions(self.context.operator_name, split.name, offsets)
         return batch
 

@@ -35,19 +35,28 @@ class Positions:
     Attributes:
         source: the name of the source's step.
         split: the name that the reader reports, such as the path of a file.
-        offsets: of each record in the split; the unit is the source's.
     """
 
-    __slots__ = ("offsets", "source", "split")
+    __slots__ = ("_offsets", "source", "split")
 
-    def __init__(self, source: str, split: str, offsets: npt.NDArray[np.int64]) -> None:
+    def __init__(self, source: str, split: str, offsets: range | npt.NDArray[np.int64]) -> None:
+        """Create the positions. A range becomes an array only if the offsets are read."""
         self.source = source
         self.split = split
-        self.offsets = offsets
+        self._offsets = offsets
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offset of each record in the split; the unit is the source's."""
+        if isinstance(self._offsets, range):
+            numbers = self._offsets
+            self._offsets = np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+        return self._offsets
 
     def of(self, rows: slice | npt.NDArray[Any]) -> Positions:
         """Return those of some of the records: a slice, their places, or a mask."""
-        return Positions(self.source, self.split, self.offsets[rows])
+        offsets = self._offsets[rows] if isinstance(rows, slice) else self.offsets[rows]
+        return Positions(self.source, self.split, offsets)
 
 
 @final

@@ -58,7 +58,7 @@ class FilePiece:
     """True if the split ends behind this piece."""
     ends: Sequence[int] | npt.NDArray[np.int64] = ()
     """The position at which each row of the batch ends; empty if rows were left out."""
-    starts: npt.NDArray[np.int64] | None = None
+    starts: npt.NDArray[np.int64] | range | None = None
     """The position at which each row of the batch begins."""
 
     def take(self, rows: int) -> FilePiece:
@@ -264,9 +264,11 @@ class ParquetReader:
         ]
         last = self._position >= self._end
         piece = FilePiece(self._position, decoded.batch(), bad, last)
-        rows_read = np.arange(first, self._position, dtype=np.int64)
-        piece.starts = np.delete(rows_read, [index for index, _ in decoded.bad])
-        if not bad:
+        if bad:
+            rows_read = np.arange(first, self._position, dtype=np.int64)
+            piece.starts = np.delete(rows_read, [index for index, _ in decoded.bad])
+        else:
+            piece.starts = range(first, self._position)
             piece.ends = range(first + 1, self._position + 1)
         return [piece]
 

@@ -460,6 +460,15 @@ class AggregatePlan:
             seen.add(name)
 
     @cached_property
+    def value_columns(self) -> Mapping[str, bool]:
+        """The columns of the aggregates, and whether their values are read or only which are null."""
+        read: dict[str, bool] = {}
+        for one in self.aggregates.values():
+            for column in one.columns:
+                read[column] = read.get(column, False) or one.kind != "count"
+        return read
+
+    @cached_property
     def computed(self) -> ExpressionSteps | None:
         """Return steps that make a column, named by its text, of each SQL text; None if there is none."""
         made: dict[str, Column] = {}

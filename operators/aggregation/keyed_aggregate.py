@@ -50,19 +50,13 @@ class KeyedRows:
         self.size: int = data.num_rows
         self.key_columns = [data.column(key) for key in plan.keys]
         self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
-        columns = {column for one in plan.aggregates.values() for column in one.columns}
-        read = {
-            column
-            for one in plan.aggregates.values()
-            if one.kind != "count"
-            for column in one.columns
-        }
         made = plan.compute(data)
+        computed = made.schema.names if made.num_columns else ()
         self.values = {
-            name: (values_of if name in read else validity_of)(
-                (made if name in made.schema.names else data).column(name)
+            name: (values_of if is_read else validity_of)(
+                (made if name in computed else data).column(name)
             )
-            for name in columns
+            for name, is_read in plan.value_columns.items()
         }
         if times is not None and any(one.by is not None for one in plan.specs):
             self.values[EVENT_TIME] = Values(times, None)

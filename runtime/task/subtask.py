@@ -237,7 +237,7 @@ class Subtask:
 
     def _sinks_backlogged(self) -> bool:
         """Return True while a sink of the chain has too much to do: upstream waits for this subtask."""
-        return any(sink.backlogged() for sink in self._sinks)
+        return bool(self._sinks) and any(sink.backlogged() for sink in self._sinks)
 
     def _backlogged(self) -> bool:
         return any(partition.backlogged for partition in self.partitions)
