@@ -10,7 +10,8 @@ from ..state.keyed.base import KeyedBackend
 from ..state.keyed.canonical import TableSpec
 from ..state.keyed.keys import KeyShape
 from ..state.keyed.memory import MemoryBackend
-from ..state.settings import RocksDBSettings
+from ..state.keyed.timers import MemoryTimerTable, SpillingTimerTable, TimersOnDisk, TimerTable
+from ..state.settings import MemoryShare, RocksDBSettings
 from .base import OperatorContext
 from .clock import Clock
 from .extras import missing_extra
@@ -20,6 +21,8 @@ _TYPE: Final = "state.backend.type"
 _MEMORY: Final = ("hashmap", "memory")
 _ROCKSDB: Final = "rocksdb"
 _OPTION: Final = "state.backend.rocksdb."
+_TIMERS_PART: Final = 8
+"""All timers of a process in memory may take one part in this many of the budget, beside it."""
 
 
 def check_state_backend(options: Mapping[str, str]) -> None:
@@ -71,6 +74,34 @@ def open_keyed_backend(
         file_token=context.file_token,
         settings=rocksdb_settings(context.options),
     )
+
+
+def open_timer_table(context: OperatorContext, spec: TableSpec) -> TimerTable:
+    """Open a table of timers of an operator subtask.
+
+    Args:
+        context: of the subtask; its options name the backend.
+        spec: the name of the state, and its layout by `timer_layout`.
+    """
+    memory = MemoryTimerTable(spec.name, spec.layout, context.max_parallelism)
+    if not lies_in_rocksdb(context.options):
+        return memory
+    settings = rocksdb_settings(context.options)
+
+    def open_on_disk() -> TimersOnDisk:
+        from ..state.rocksdb.timers import RocksDBTimerTable  # imported here, as it needs an extra
+
+        return RocksDBTimerTable(
+            spec,
+            context.max_parallelism,
+            directory=context.local_directory() / spec.name,
+            key_groups=context.key_groups,
+            file_token=context.file_token,
+            settings=settings,
+        )
+
+    share = MemoryShare(settings.memory_bytes // _TIMERS_PART)
+    return SpillingTimerTable(memory, share, open_on_disk)
 
 
 class ProcessingClock:

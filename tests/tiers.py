@@ -58,6 +58,7 @@ FAST_ONE_IN: dict[str, int] = {
     "keyed/test_running_ttl.py": 3,
     "keyed_rocksdb/test_rocksdb_checkpoints.py": 3,
     "keyed_rocksdb/test_rocksdb_checkpoints.py::test_files_do_not_pile_up_and_are_rarely_written_anew": 0,
+    "keyed_rocksdb/test_rocksdb_timers.py": 3,
     "liveness/test_processes.py": 3,
     "manifest/test_manifest_forms.py": 3,
     "messages/test_script_errors.py::test_what_a_function_raised_comes_with_the_users_traceback": 3,

@@ -420,6 +420,8 @@ class ProcessOperator(AtTheEnd):
             if self._opened:
                 self._function.close()
         finally:
+            if self._timers is not None:
+                self._timers.close()
             if self._states is not None:
                 self._states.close()
 

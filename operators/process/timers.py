@@ -14,13 +14,15 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from ...errors import StateError
 from ...state.evolution import compare
+from ...state.keyed.canonical import TableSpec
 from ...state.keyed.keys import KeyShape
-from ...state.keyed.timers import TimerTable, timer_layout
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.keyed.timers import timer_layout
+from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import OperatorContext, Output
 from ..drops import DropKind
 from ..durations import parse_duration
 from ..elements import WATERMARK_MAX
+from ..keyed_backend import open_timer_table
 from .context import TimerClock
 from .declared import TIMER_TABLES
 
@@ -33,7 +35,7 @@ SLEEP_MS_MAX: Final = 3_600_000
 
 def timer_infos(keys: KeyShape) -> list[StateInfo]:
     """Return the declarations of the tables of timers."""
-    return [timer_layout(keys).info(name) for name in (EVENT, PROCESSING)]
+    return [TableSpec(name, timer_layout(keys)).info for name in TIMER_TABLES]
 
 
 class FunctionTimers:
@@ -47,8 +49,9 @@ class FunctionTimers:
     """
 
     def __init__(self, keys: KeyShape, context: OperatorContext, fire: Callable[[], None]) -> None:
-        self.event = TimerTable(timer_layout(keys), context.max_parallelism)
-        self.processing = TimerTable(timer_layout(keys), context.max_parallelism)
+        self.event, self.processing = (
+            open_timer_table(context, TableSpec(name, timer_layout(keys))) for name in TIMER_TABLES
+        )
         self._infos = {info.name: info for info in timer_infos(keys)}
         self._context = context
         self._fire = fire
@@ -100,8 +103,12 @@ class FunctionTimers:
 
     def snapshot_into(self, snapshot: StateSnapshot) -> None:
         """Add a cut of both tables."""
-        snapshot.tables[EVENT] = self.event.snapshot()
-        snapshot.tables[PROCESSING] = self.processing.snapshot()
+        for name, table in ((EVENT, self.event), (PROCESSING, self.processing)):
+            cut = table.snapshot()
+            if isinstance(cut, TableCut):
+                snapshot.tables[name] = cut
+            else:
+                snapshot.files[name] = cut
 
     def restore(self, state: RestoredState) -> None:
         """Restore the timers of own key groups. Call `arm` afterwards, in the mailbox.
@@ -110,8 +117,7 @@ class FunctionTimers:
             StateError: the keys have another type now.
         """
         for name, table in ((EVENT, self.event), (PROCESSING, self.processing)):
-            rows = state.tables.get(name)
-            if rows is None:
+            if name not in state.tables and not state.files.get(name):
                 continue
             old = state.states.get(name)
             if old is not None and not (found := compare(old, self._infos[name])).ok:
@@ -119,7 +125,13 @@ class FunctionTimers:
                     f"timers cannot be restored: {found.text} step=`{self._context.operator_name}`",
                     fix="keep the type of the keys",
                 )
-            table.restore(rows)
+            table.restore(state)
+
+    def close(self) -> None:
+        """Release the tables."""
+        self.disarm()
+        self.event.close()
+        self.processing.close()
 
 
 _SLICE_OPTION: Final = "headgate.task.slice"

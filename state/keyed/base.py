@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Protocol, final
 
+from ...errors import StateError
 from ..snapshot import FilesCut, RestoredState, TableCut
 from .canonical import TableSpec
 from .keys import KeyShape
@@ -177,3 +178,11 @@ class KeyedBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release resources; must not raise."""
+
+
+def in_other_files(name: str) -> StateError:
+    """Return the error for state in memory whose stored form are the files of RocksDB."""
+    return StateError(
+        f"state `{name}` lies in files of another state backend found=`rocksdb` expected=`hashmap`",
+        fix="keep state.backend.type, or change it with a savepoint in canonical format",
+    )

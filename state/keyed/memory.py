@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..snapshot import FilesCut, RestoredState, TableCut
-from .base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from .base import ABSENT, EntryTable, KeyedBackend, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
 from .keys import KeyShape, key_of, token
@@ -378,11 +378,7 @@ class MemoryBackend(KeyedBackend):
     def restore(self, state: RestoredState, now_ms: int) -> None:
         for name, table in self._tables.items():
             if state.files.get(name):
-                raise StateError(
-                    f"state `{name}` lies in files of another state backend "
-                    "found=`rocksdb` expected=`hashmap`",
-                    fix="keep state.backend.type, or change it with a savepoint in canonical format",
-                )
+                raise in_other_files(name)
             rows = restored_rows(table.spec, state, now_ms)
             if rows is None:
                 continue

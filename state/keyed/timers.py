@@ -1,16 +1,13 @@
 """Timers by key: one per (key, tag), in the order of time, in a table that goes into the snapshot.
 
-Pending timers are in a dictionary, cut in parts like those of the memory backend (`cuts.py`), so that a
-snapshot costs the mailbox the same however many timers there are. Their order is kept beside it and is
-not part of the state: *buckets* with the addresses of one time, and a heap of those times. An address
-counts in one bucket only, the one that `_queued` names, and goes into another one if its timer was moved
-to a later time. So a timer that every record moves on costs nothing in the order until the old time has
-come, and cancelling never searches.
+`MemoryTimerTable` holds them in memory. `SpillingTimerTable` does so, too, while there are few, and moves
+them to a table on disk (`rocksdb/timers.py`) once they have outgrown their part of the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias
 
@@ -18,16 +15,23 @@ import pyarrow as pa
 
 from ..codecs import codec_of
 from ..evolution import adapt
-from ..snapshot import TableCut
-from .base import ABSENT
+from ..settings import MemoryShare
+from ..snapshot import FilesCut, RestoredState, TableCut
+from .base import ABSENT, in_other_files
 from .canonical import DELETED, Layout, Rows
 from .cuts import PARTS, Changes, Cut, part_of
-from .keys import KeyShape, encode_token, entry_codec, key_of, token
+from .keys import KeyShape, Token, encode_token, entry_codec, key_of, token
 
 Address: TypeAlias = tuple[Any, Any]
 """The tokens of a key and of a tag."""
+Pending: TypeAlias = tuple[int, Any, Any]
+"""A timer: the time at which it is due, ms, its key and its tag."""
 STALE_ENTRIES_MIN: Final = 1_024
 """Buckets are cleaned only once this many addresses no longer count in them."""
+_TIMER_BYTES: Final = 400
+"""The memory that a timer takes beside its key and tag: 230 bytes, or 350 if all times are different."""
+_SAMPLED: Final = 256
+"""One in this many timers is looked at for the sizes of keys and tags."""
 
 
 def timer_layout(keys: KeyShape, tags: Any = str) -> Layout:
@@ -40,16 +44,80 @@ def timer_layout(keys: KeyShape, tags: Any = str) -> Layout:
     return Layout(keys, "timers", codec_of(int), entry_codec(tags))
 
 
-class TimerTable:
-    """The timers of one clock in one operator subtask. All methods run in the subtask's mailbox.
+class TimerTable(ABC):
+    """The timers of one clock in one operator subtask. All methods run in the subtask's mailbox."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of pending timers."""
+
+    @property
+    @abstractmethod
+    def next_time(self) -> int | None:
+        """The time at which the earliest timer is due, ms; None if there is none."""
+
+    @abstractmethod
+    def get(self, key: Any, tag: Any) -> int | None:
+        """Return the time at which the timer of this key and tag is due, ms; None if there is none."""
+
+    @abstractmethod
+    def set(self, key: Any, tag: Any, timestamp: int) -> None:
+        """Let the timer of this key and tag be due at `timestamp` (ms). A pending timer is moved.
+
+        Raises:
+            StateError: the key or the tag is of a type that cannot be a key.
+        """
+
+    @abstractmethod
+    def cancel(self, key: Any, tag: Any) -> bool:
+        """Delete the timer of this key and tag; return False if there was none."""
+
+    @abstractmethod
+    def pop_due(self, until: int) -> Iterator[Pending]:
+        """Remove the timers due at or before `until` (ms) one at a time, and yield `(timestamp, key, tag)`.
+
+        They come in the order of time, those of one key and time in the order of their tags. Changes of
+        timers between two steps of the iteration take effect at once, but a timer that is set to the time
+        being handled comes after those that were due then. `next_time` may leave out timers of the
+        present time until the iteration ends.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> TableCut | FilesCut:
+        """Return a consistent cut, at a cost that does not grow with the number of timers."""
+
+    @abstractmethod
+    def restore(self, state: RestoredState) -> None:
+        """Take over the timers of own key groups. It is called once, on an empty table.
+
+        Raises:
+            StateError: the stored timers have other keys or tags, or lie in files that this table
+                cannot read.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release resources; must not raise."""
+
+
+class MemoryTimerTable(TimerTable):
+    """Timers in memory.
+
+    They are in a dictionary, cut in parts like those of the memory backend (`cuts.py`), so that a snapshot
+    costs the mailbox the same however many timers there are. Their order is kept beside it and is not part
+    of the state: *buckets* with the addresses of one time, and a heap of those times. An address counts in
+    one bucket only, the one that `_queued` names, and goes into another one if its timer was moved to a
+    later time. So a timer that every record moves on costs nothing in the order until the old time has
+    come, and cancelling never searches.
 
     Args:
+        name: the name of the state.
         layout: the result of `timer_layout`.
         max_parallelism: the number of key groups.
     """
 
-    def __init__(self, layout: Layout, max_parallelism: int) -> None:
-        self._layout = layout
+    def __init__(self, name: str, layout: Layout, max_parallelism: int) -> None:
+        self.name, self._layout = name, layout
         self._max_parallelism = max_parallelism
         self._changes = Changes()
         self._times: list[dict[Address, int]] = [{} for _ in range(PARTS)]
@@ -61,12 +129,10 @@ class TimerTable:
         """The time of the bucket in which an address counts, which is never after its timer."""
 
     def __len__(self) -> int:
-        """Return the number of pending timers."""
         return self._size
 
     @property
     def next_time(self) -> int | None:
-        """The time at which the earliest timer is due, ms; None if there is none."""
         while self._heap:
             at = self._heap[0]
             bucket = self._buckets[at]
@@ -79,16 +145,10 @@ class TimerTable:
         return None
 
     def get(self, key: Any, tag: Any) -> int | None:
-        """Return the time at which the timer of this key and tag is due, ms; None if there is none."""
         address = (token(key), token(tag))
         return self._times[part_of(address)].get(address)
 
     def set(self, key: Any, tag: Any, timestamp: int) -> None:
-        """Let the timer of this key and tag be due at `timestamp` (ms). A pending timer is moved.
-
-        Raises:
-            StateError: the key or the tag is of a type that cannot be a key.
-        """
         address = (token(key), token(tag))
         if self._times[part_of(address)].get(address) == timestamp:
             return
@@ -100,20 +160,13 @@ class TimerTable:
                 self._rebuild_order()
 
     def cancel(self, key: Any, tag: Any) -> bool:
-        """Delete the timer of this key and tag; return False if there was none."""
         address = (token(key), token(tag))
         if address not in self._times[part_of(address)]:
             return False
         self._write(address, ABSENT)
         return True
 
-    def pop_due(self, until: int) -> Iterator[tuple[int, Any, Any]]:
-        """Remove the timers due at or before `until` (ms) one at a time, and yield `(timestamp, key, tag)`.
-
-        They come in the order of time, those of one key and time in the order of their tags. Changes of
-        timers between two steps of the iteration take effect at once; `next_time` may leave out timers of
-        the present time until the iteration ends.
-        """
+    def pop_due(self, until: int) -> Iterator[Pending]:
         begun: list[tuple[int, list[Address]]] = []
         while True:
             limit = begun[-1][0] - 1 if begun else until
@@ -135,7 +188,6 @@ class TimerTable:
                     yield at, key_of(address[0]), key_of(address[1])
 
     def snapshot(self) -> TableCut:
-        """Return a consistent cut, at a cost that does not grow with the number of timers."""
         cut = self._changes.cut()
 
         def make(since: int | None) -> pa.Table:
@@ -153,12 +205,14 @@ class TimerTable:
             make, self._layout.identity, epoch, discard=discard, confirm=self._changes.confirm
         )
 
-    def restore(self, table: pa.Table) -> None:
-        """Take over the rows of own key groups from a snapshot. It is called once, on an empty table.
+    def restore(self, state: RestoredState) -> None:
+        if state.files.get(self.name):
+            raise in_other_files(self.name)
+        table = state.tables.get(self.name)
+        if table is not None:
+            self._fill(table)
 
-        Raises:
-            StateError: it is not a table of timers with these keys and tags.
-        """
+    def _fill(self, table: pa.Table) -> None:
         schema = self._layout.schema()
         rows = self._layout.rows(adapt(table, schema))
         for key, tag, timestamp in zip(rows.keys, rows.entries, rows.values, strict=True):
@@ -167,6 +221,15 @@ class TimerTable:
         self._size = len(rows)
         self._rebuild_order()
         self._changes.restored(rebase=not table.schema.equals(schema))
+
+    def close(self) -> None:
+        pass
+
+    def pending(self) -> Iterator[Pending]:
+        """Yield all timers, in no particular order. None may be changed meanwhile."""
+        for times in self._times:
+            for address, timestamp in times.items():
+                yield timestamp, key_of(address[0]), key_of(address[1])
 
     def _write(self, address: Address, timestamp: Any) -> None:
         """Set or remove (`ABSENT`) the time of an address. The old one goes into an open cut's log."""
@@ -245,13 +308,12 @@ def _in_order(bucket: list[Address]) -> list[Address]:
     """
     if len(bucket) > 1:
         bucket.reverse()
-        bucket.sort(key=_tag_order, reverse=True)
+        bucket.sort(key=lambda address: tag_order(address[1]), reverse=True)
     return bucket
 
 
-def _tag_order(address: Address) -> bytes:
+def tag_order(tag: Token) -> bytes:
     """Return the bytes by which the tags of a table are compared, whatever their type."""
-    tag = address[1]
     return tag.encode() if type(tag) is str else encode_token(tag)
 
 
@@ -259,3 +321,126 @@ def _add(rows: Rows, address: Address, timestamp: Any) -> None:
     rows.keys.append(key_of(address[0]))
     rows.entries.append(key_of(address[1]))
     rows.values.append(timestamp)
+
+
+class TimersOnDisk(TimerTable):
+    """A table of timers that need not fit into memory."""
+
+    @abstractmethod
+    def take_over(self, timers: Iterator[Pending]) -> None:
+        """Add timers, in any order, to an empty table."""
+
+    @abstractmethod
+    def pop_after(self, timer: Pending, until: int) -> Iterator[Pending]:
+        """Yield the first timer of a time, which another table has popped, and go on as `pop_due` of
+        that table would have done. All others were taken over.
+        """
+
+
+class SpillingTimerTable(TimerTable):
+    """Timers in memory that move to disk, for good, when they take more than their part of the memory.
+
+    A few timers cost what they cost in memory, and have no files. While due timers are handled, the table
+    moves only between two times: so all timers of one time come in the order in which they would have
+    come in memory.
+
+    Args:
+        memory: the table to begin with.
+        share: the memory for the timers while they are there; it is closed with the table, or when they
+            move.
+        open_on_disk: opens the other table, which is empty.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryTimerTable,
+        share: MemoryShare,
+        open_on_disk: Callable[[], TimersOnDisk],
+    ) -> None:
+        self._table: MemoryTimerTable | TimersOnDisk = memory
+        self._memory: MemoryTimerTable | None = memory
+        """The table in memory, while that is the table."""
+        self._share, self._open_on_disk = share, open_on_disk
+        self._popping = 0
+        self._count, self._size_bytes = 0, 0.0
+        self._limit = max(1, share() // _TIMER_BYTES)
+
+    @property
+    def on_disk(self) -> bool:
+        """True once the timers lie on disk."""
+        return self._memory is None
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def next_time(self) -> int | None:
+        return self._table.next_time
+
+    def get(self, key: Any, tag: Any) -> int | None:
+        return self._table.get(key, tag)
+
+    def set(self, key: Any, tag: Any, timestamp: int) -> None:
+        self._table.set(key, tag, timestamp)
+        if self._memory is not None:
+            self._count += 1
+            if self._count % _SAMPLED == 1:
+                self._look_at(key, tag)
+            if not self._popping and len(self._memory) > self._limit:
+                self._move(self._memory)
+
+    def _look_at(self, key: Any, tag: Any) -> None:
+        """Estimate how many timers fit into the memory, by the sizes of the keys and tags seen lately."""
+        size = len(encode_token(token(key))) + len(encode_token(token(tag)))
+        self._size_bytes += (size - self._size_bytes) / (1 + min(self._count // _SAMPLED, 15))
+        self._limit = max(1, self._share() // (_TIMER_BYTES + int(self._size_bytes)))
+
+    def cancel(self, key: Any, tag: Any) -> bool:
+        return self._table.cancel(key, tag)
+
+    def pop_due(self, until: int) -> Iterator[Pending]:
+        self._popping += 1
+        try:
+            memory = self._memory
+            if memory is None:
+                yield from self._table.pop_due(until)
+                return
+            latest: int | None = None
+            for timer in memory.pop_due(until):
+                if latest is None or timer[0] > latest:  # all of the times before were handled
+                    latest = timer[0]
+                    if len(memory) > self._limit:
+                        yield from self._move(memory).pop_after(timer, until)
+                        return
+                yield timer
+        finally:
+            self._popping -= 1
+
+    def _move(self, memory: MemoryTimerTable) -> TimersOnDisk:
+        """Let the timers lie on disk from now on."""
+        on_disk = self._go_to_disk()
+        on_disk.take_over(memory.pending())
+        return on_disk
+
+    def _go_to_disk(self) -> TimersOnDisk:
+        self._table = on_disk = self._open_on_disk()
+        self._memory = None
+        self._share.close()
+        return on_disk
+
+    def snapshot(self) -> TableCut | FilesCut:
+        return self._table.snapshot()
+
+    def restore(self, state: RestoredState) -> None:
+        """See `TimerTable`. Timers that lay on disk lie there again, and so do many from memory."""
+        assert self._memory is not None
+        rows = state.tables.get(self._memory.name)
+        many = rows is not None and rows.num_rows > self._limit
+        if many or state.files.get(self._memory.name):
+            self._go_to_disk()
+        self._table.restore(state)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._share.close()
+        self._table.close()

@@ -237,12 +237,16 @@ class Database:
 
     def under(self, prefix: bytes) -> Span:
         """Return the entries whose keys begin with a prefix."""
-        return Span(self._db, prefix, behind(prefix))
+        return self.between(prefix, behind(prefix))
+
+    def between(self, start: bytes, stop: bytes) -> Span:
+        """Return the entries from `start` to before `stop`."""
+        return Span(self._db, start, stop)
 
     def all(self, start: bytes = b"") -> Span:
         """Return the entries of the own key groups, from `start` on."""
         first, stop = bounds_of(self.groups)
-        return Span(self._db, max(first, start), stop)
+        return self.between(max(first, start), stop)
 
     # --- cuts ----------------------------------------------------------------------------------
 
@@ -290,7 +294,7 @@ class Database:
     # --- restore -------------------------------------------------------------------------------
 
     def apply(self, changes: list[tuple[bytes, bytes | None]]) -> None:
-        """Set values, or remove keys where the value is None; only before any cut."""
+        """Set values, or remove keys where the value is None; only while no cut is open."""
         apply_changes(self._db, changes, self._no_log)
 
     def clip(self) -> None:

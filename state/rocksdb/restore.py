@@ -165,26 +165,27 @@ class Restorer:
         self._max_parallelism, self._now_ms = max_parallelism, now_ms
 
     def restore(self, state: RestoredState) -> None:
-        """Take over the state from files, or from a canonical table."""
+        """Take over the state from files, from a canonical table, or from both: of some old subtasks
+        the one, of others the other.
+        """
         name = self._spec.name
-        rows = restored_rows(self._spec, state, self._now_ms)
-        if rows is not None:
-            loader = Loader(self._database)
-            loader.add(self._entries(rows))
-            loader.finish()
         groups = self._database.groups
         stored = [StoredDatabase(files, groups) for files in state.files.get(name, ())]
         stored = sorted(
             (one for one in stored if len(one.shared)), key=lambda one: one.written.first
         )
         old = state.states.get(name, self._spec.info)
-        if not stored:
-            return
-        check_compatible(old, self._spec.info)
-        if _stored_alike(old, self._spec.info):
-            self._take_over(stored)
-        else:
-            self._write_anew(stored, old)
+        if stored:
+            check_compatible(old, self._spec.info)
+            if _stored_alike(old, self._spec.info):
+                self._take_over(stored)
+            else:
+                self._write_anew(stored, old)
+        rows = restored_rows(self._spec, state, self._now_ms)
+        if rows is not None:
+            loader = Loader(self._database)
+            loader.add(self._entries(rows))
+            loader.finish()
 
     def _take_over(self, stored: Sequence[StoredDatabase]) -> None:
         database = self._database

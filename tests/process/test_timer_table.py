@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keyed.keys import OPAQUE_KEYS, KeyShape, keys_of_type
-from headgate.state.keyed.timers import STALE_ENTRIES_MIN, TimerTable, timer_layout
-from headgate.state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, TableCut
+from headgate.state.keyed.timers import STALE_ENTRIES_MIN, MemoryTimerTable, timer_layout
+from headgate.state.snapshot import DELETED_COLUMN, KEY_GROUP_COLUMN, RestoredState, TableCut
 
 GROUPS = 16
 STRINGS = keys_of_type(str)
@@ -19,8 +19,12 @@ STRINGS = keys_of_type(str)
 Model = dict[tuple[Any, Any], int]
 
 
-def make(keys: KeyShape = STRINGS, tags: Any = str) -> TimerTable:
-    return TimerTable(timer_layout(keys, tags), GROUPS)
+def make(keys: KeyShape = STRINGS, tags: Any = str) -> MemoryTimerTable:
+    return MemoryTimerTable("timers", timer_layout(keys, tags), GROUPS)
+
+
+def stored(table: pa.Table) -> RestoredState:
+    return RestoredState(tables={"timers": table})
 
 
 def rows(table: pa.Table) -> Model:
@@ -62,7 +66,7 @@ def test_table_behaves_like_a_dictionary_and_cuts_are_those_of_their_moment(
     """Cuts are read at some later time, as a delta since the one read before wherever there is one."""
     table, model = make(), Model()
     open_cuts: list[tuple[TableCut, Model]] = []
-    stored: tuple[int, Model] | None = None
+    base: tuple[int, Model] | None = None
     for step, *arguments in steps:
         if step == "set":
             table.set(*arguments)
@@ -79,19 +83,19 @@ def test_table_behaves_like_a_dictionary_and_cuts_are_those_of_their_moment(
             open_cuts.append((table.snapshot(), dict(model)))
         elif step == "read" and open_cuts:
             cut, expected = open_cuts.pop(0)
-            since = None if stored is None else stored[0]
+            since = None if base is None else base[0]
             made = cut.make(since)
-            if stored is None:
+            if base is None:
                 found = rows(made)
             else:
                 gone = made.column(DELETED_COLUMN).to_pylist()
                 changed = rows(made)
-                found = {**stored[1], **changed}
+                found = {**base[1], **changed}
                 for address, deleted in zip(changed, gone, strict=True):
                     if deleted:
                         del found[address]
             assert found == expected
-            stored = cut.epoch, expected
+            base = cut.epoch, expected
             assert cut.confirm is not None
             cut.confirm(cut.epoch)
         elif step == "discard" and open_cuts:
@@ -101,8 +105,8 @@ def test_table_behaves_like_a_dictionary_and_cuts_are_those_of_their_moment(
         elif step == "restore":
             full = table.snapshot().make(None)
             assert rows(full) == model
-            table, open_cuts, stored = make(), [], (1, dict(model))
-            table.restore(full)
+            table, open_cuts, base = make(), [], (1, dict(model))
+            table.restore(stored(full))
         assert len(table) == len(model)
         assert table.next_time == min(model.values(), default=None)
 
@@ -143,7 +147,7 @@ def test_snapshot_is_sorted_by_key_group_and_restores_at_another_parallelism() -
     for first in range(0, GROUPS, 4):
         mask = pa.array([first <= group < first + 4 for group in groups])
         part = make()
-        part.restore(full.filter(mask))
+        part.restore(stored(full.filter(mask)))
         fired += list(part.pop_due(1_000))
     assert sorted(fired) == [(number, f"k{number}", "x") for number in range(200)]
 
@@ -153,7 +157,7 @@ def test_keys_and_tags_of_all_kinds_come_back_as_they_were() -> None:
     for key in (1, True, "1", None, ("a", 2)):
         table.set(key, (10, 20), 5)
     other = make(OPAQUE_KEYS, tuple[int, int])
-    other.restore(table.snapshot().make(None))
+    other.restore(stored(table.snapshot().make(None)))
     fired = [(type(key), key, tag) for _, key, tag in other.pop_due(5)]
     assert sorted(map(repr, fired)) == sorted(
         repr((type(key), key, (10, 20))) for key in (1, True, "1", None, ("a", 2))
@@ -165,7 +169,7 @@ def test_first_cut_after_a_restore_can_be_a_delta() -> None:
     table.set("a", "", 1)
     table.set("b", "", 2)
     restored = make()
-    restored.restore(table.snapshot().make(None))
+    restored.restore(stored(table.snapshot().make(None)))
     restored.cancel("a", "")
     cut = restored.snapshot()
     assert cut.epoch == 2
