@@ -78,6 +78,7 @@ FAST_ONE_IN: dict[str, int] = {
     "protocol/test_alternating_exhaustive.py": 3,
     "protocol/test_checkpoints_exhaustive.py": 5,
     "redis": 0,
+    "rest/test_profiles.py::test_profiles_over_http": 0,
     "runs/test_flat_memory.py": 0,
     "runs/test_spilling_counts.py": 4,
     "runs/test_spilling_joins.py": 18,

@@ -338,6 +338,20 @@ class AskState(Message, frozen=True):
     """After this time nobody waits for the answer."""
 
 
+class TakeProfile(Message, frozen=True):
+    """Look at what a subtask runs and waits for. The answer is ProfileAnswer."""
+
+    attempt: int
+    query: int
+    """The number of the query, for its answer."""
+    vertex: int
+    index: int
+    milliseconds: int
+    """How long to look."""
+    hertz: int
+    """How many looks per second."""
+
+
 class Shutdown(Message, frozen=True):
     """Exit the worker."""
 
@@ -368,6 +382,32 @@ class StateAnswer(Message, frozen=True):
     """The value as JSON; empty: the key has none."""
     text: str = ""
     """The error, if it failed."""
+
+
+class StackSamples(Message, frozen=True):
+    """A call stack of a subtask, and how often it was seen."""
+
+    frames: tuple[int, ...]
+    """The calls, outermost first: indices of `ProfileAnswer.functions`."""
+    running: int
+    waiting: int
+
+
+class ProfileAnswer(Message, frozen=True):
+    """What a subtask did while it was looked at."""
+
+    query: int
+    outcome: StateOutcome
+    """`BUSY`: the worker takes another profile."""
+    samples: int = 0
+    """The looks at it."""
+    running: int = 0
+    """Those in which the subtask ran; in the others it waited."""
+    functions: tuple[str, ...] = ()
+    """`function (file:line)` of all calls that were seen."""
+    stacks: tuple[StackSamples, ...] = ()
+    others: dict[str, int] = {}
+    """The looks in which another task had the thread, by the name of the task."""
 
 
 class Deployed(Message, frozen=True):
@@ -543,8 +583,10 @@ Messages: TypeAlias = (
     | SplitsOffered
     | FinishSources
     | AskState
+    | TakeProfile
     | Shutdown
     | StateAnswer
+    | ProfileAnswer
     | Deployed
     | RestoreProgress
     | StepStuck

@@ -67,6 +67,7 @@ from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .leadership import Leadership, check_not_followed, patiently
 from .output import check_output, starts_without_state
+from .profiles import take_profile
 from .queries import describe_states, query_state
 from .reporting import register_job
 from .restarting import Failing, Rescaling
@@ -213,6 +214,7 @@ class JobCoordinator:
                 "dispose": lambda given: dispose_savepoint(self._begun().env, given.get("path")),
                 "savepoint": self._savepoint_before,
                 "query": lambda given: query_state(self._begun(), self._pool.queries, given),
+                "profile": lambda given: take_profile(self._begun(), self._pool.queries, given),
             },
         )
 

@@ -1,13 +1,13 @@
-"""The queries of state that workers have not answered yet."""
+"""The queries of state, and for profiles, that workers have not answered yet."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from itertools import count
-from typing import final
+from typing import Any, final
 
-from ..control.messages import StateAnswer, StateOutcome
+from ..control.messages import ProfileAnswer, StateAnswer, StateOutcome
 
 
 @final
@@ -17,13 +17,13 @@ class PendingQueries:
     def __init__(self) -> None:
         # A worker that is adopted may still answer what the coordinator before has asked.
         self._numbers = count(secrets.randbits(62))
-        self._pending: dict[int, tuple[str, asyncio.Future[StateAnswer]]] = {}
+        self._pending: dict[int, tuple[str, asyncio.Future[Any]]] = {}
 
     def __len__(self) -> int:
         """Return how many answers are outstanding."""
         return len(self._pending)
 
-    def add(self, worker_id: str) -> tuple[int, asyncio.Future[StateAnswer]]:
+    def add(self, worker_id: str) -> tuple[int, asyncio.Future[Any]]:
         """Return the number of a query to a worker, and its answer to come. `drop` must follow."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._pending[number] = worker_id, answer
@@ -33,7 +33,7 @@ class PendingQueries:
         """Forget a query: it is answered, or nobody waits for it any more."""
         self._pending.pop(number, None)
 
-    def answered(self, message: StateAnswer) -> None:
+    def answered(self, message: StateAnswer | ProfileAnswer) -> None:
         """Take the answer of a worker; one that came too late has no effect."""
         _, answer = self._pending.get(message.query, ("", None))
         if answer is not None and not answer.done():

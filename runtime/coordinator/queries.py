@@ -76,13 +76,13 @@ async def query_state(
     if not isinstance(text, str):
         raise UsageError(f"the query has no key state=`{state.name}`", fix="give key=...")
     key = parse_key(state, text)
-    _check_running(job)
+    check_running(job, "queried")
     if len(pending) >= options.get(QUERY_WAITING_MAX):
         raise _too_many(options.get(QUERY_WAITING_MAX))
     key_group = key_group_of(hash_key(key), plan.max_parallelism)
     index = owner_of(key_group, vertex.parallelism, plan.max_parallelism)
     subtask = SubtaskId(vertex.id, index)
-    worker, attempt = _worker_of(job, subtask, state)
+    worker, attempt = worker_of(job, subtask, f"state=`{state.name}`")
     number, answer = pending.add(worker.worker_id)
     asked = AskState(
         attempt=attempt,
@@ -127,10 +127,10 @@ async def query_state(
     }
 
 
-def _worker_of(
-    job: JobContext, subtask: SubtaskId, state: QueryableState
-) -> tuple[LiveWorker, int]:
+def worker_of(job: JobContext, subtask: SubtaskId, what: str) -> tuple[LiveWorker, int]:
     """Return the worker that has a subtask, and the number of the subtask's attempt.
+
+    `what` is behind the error.
 
     Raises:
         JobNotReady: the subtask restarts.
@@ -140,7 +140,7 @@ def _worker_of(
     worker = job.pool.live.get(executions.placement.get(subtask, ""))
     restarts = executions.failover.region_of(subtask) in job.attempt.restarting
     if worker is None or attempt is None or restarts:
-        raise JobNotReady(f"the subtask of the key restarts state=`{state.name}`", fix=_LATER)
+        raise JobNotReady(f"the subtask restarts {what}", fix=_LATER)
     return worker, attempt
 
 
@@ -156,12 +156,13 @@ def _find(plan: PhysicalPlan, name: object) -> tuple[Vertex, Node, QueryableStat
     )
 
 
-def _check_running(job: JobContext) -> None:
+def check_running(job: JobContext, verb: str) -> None:
+    """Raise if nothing can be asked of the job's subtasks now; `verb` says what cannot be done."""
     lifecycle = job.lifecycle
     if lifecycle.end is not None or lifecycle.ended_ms:
         raise JobError("the job has ended", fix="read its savepoints and checkpoints instead")
     if not job.works:
-        raise JobNotReady(f"the job is {lifecycle.status}, and cannot be queried", fix=_LATER)
+        raise JobNotReady(f"the job is {lifecycle.status}, and cannot be {verb}", fix=_LATER)
 
 
 def _too_many(waiting_max: int) -> JobNotReady:

@@ -29,6 +29,7 @@ from ..control.messages import (
     Hello,
     Leaving,
     Messages,
+    ProfileAnswer,
     Shutdown,
     StateAnswer,
     StepStuck,
@@ -494,7 +495,7 @@ class WorkerPool:
                 self._on_stuck(hello.worker_id, message)
             elif isinstance(message, Superseded):
                 self._leadership.superseded(hello.worker_id, message.generation)
-            elif isinstance(message, StateAnswer):
+            elif isinstance(message, StateAnswer | ProfileAnswer):
                 self.queries.answered(message)
             elif not isinstance(message, Heartbeat):
                 if isinstance(message, Leaving):

@@ -516,6 +516,35 @@ class CurvesAnswer(Answer, frozen=True):
     vertices: list[VertexCurves]
 
 
+class StackAnswer(Answer, frozen=True):
+    """A call stack of a subtask, and how often it was seen."""
+
+    frames: list[int]
+    """The calls, outermost first: indices of `ProfileAnswer.functions`."""
+    running: int
+    """Samples in which the subtask ran."""
+    waiting: int
+    """Samples in which it waited there: for input, credit, an answer, or its turn."""
+
+
+class ProfileAnswer(Answer, frozen=True):
+    """What a subtask ran and waited for while it was looked at."""
+
+    job: str
+    task: str
+    """The name of the subtask."""
+    worker: str
+    hertz: int
+    """Samples per second."""
+    samples: int
+    running: int
+    functions: list[str]
+    """`function (file:line)` of all calls that were seen."""
+    stacks: list[StackAnswer]
+    others: dict[str, int]
+    """Samples in which another task had the thread of the worker, by the name of the task."""
+
+
 class QueryableAnswer(Answer, frozen=True):
     """A state that can be read by key."""
 

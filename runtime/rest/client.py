@@ -180,6 +180,11 @@ class RestClient:
         """Return the value of a state for a key, which is written as the REST API takes it."""
         return await self._get("query", answers.QueryAnswer, texts={"key": key}, state=state)
 
+    async def profile(self, vertex: int, subtask: int, seconds: int) -> answers.ProfileAnswer:
+        """Return what a subtask runs and waits for during the next seconds (at most 60)."""
+        query = {"subtask": subtask, "seconds": seconds}
+        return await self._get("profile", answers.ProfileAnswer, query=query, vertex=vertex)
+
     # -- doing --------------------------------------------------------------------------------------
 
     async def begin(self, command: Command) -> OperationAnswer:
@@ -281,7 +286,7 @@ class RestClient:
         path = _PATHS[name].format(**quoted)
         numbers = {key: value for key, value in (query or {}).items() if value}
         given = urlencode({**numbers, **(texts or {})})
-        wait_s = (query or {}).get("wait_s", 0)
+        wait_s = max(numbers.get("wait_s", 0), numbers.get("seconds", 0))
         return await self._send(
             "GET",
             f"{path}?{given}" if given else path,

@@ -64,6 +64,10 @@ PARAMETERS: Final = {
     "trigger_id": PathParameter(str, "The `triggerId` of an operation."),
 }
 WAIT_S_MAX: Final = 60
+PROFILE_S: Final = 5
+"""How long a profile looks if the request does not say, in s."""
+PROFILE_S_MAX: Final = 60
+SUBTASK_MAX: Final = 10**9
 """The longest time that a client may wait for the end of an operation, in one request."""
 VERBS: Final[dict[str, type[Command]]] = {
     "stop": answers.StopCommand,
@@ -185,6 +189,18 @@ ROUTES: Final = (
         "The options in effect; values of secrets are masked.",
         "config",
         problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/v1/job/vertices/{vertex}/profile",
+        "profile",
+        answers.ProfileAnswer,
+        "What a subtask runs and waits for during the next seconds: the samples of a flame graph.",
+        problems=(400, 404, 409, 503),
+        query=(
+            ("subtask", "The number of the subtask, from 0."),
+            ("seconds", f"How long to look, up to {PROFILE_S_MAX}; {PROFILE_S} if it is left out."),
+        ),
     ),
     Route(
         "GET",

@@ -46,7 +46,7 @@ from .openapi import document
 from .pages import add_pages, add_redirection, is_page
 from .replies import HEADERS, json_reply, problem_of_http, refusal
 from .requests import Operations, allowed_names, check_names, check_token
-from .routes import ROUTES, WAIT_S_MAX, Route
+from .routes import PROFILE_S, PROFILE_S_MAX, ROUTES, SUBTASK_MAX, WAIT_S_MAX, Route
 
 ANY_PORT = range(1)
 """The ports with which the operating system chooses one."""
@@ -394,6 +394,18 @@ class RestServer:
         since_ms = _in_query(request, "since_ms", SINCE_MS_MAX)
         found = self._coordinator.view("curves", since_ms=since_ms)
         return json_reply(msgspec.convert(found, _route("curves").answer))
+
+    async def _get_profile(self, request: web.Request) -> web.StreamResponse:
+        vertex = _number(request, "vertex")
+        if vertex not in {
+            each["id"] for each in self._coordinator.view("status").get("vertices", ())
+        }:
+            raise RequestProblem(404, f"no such vertex id=`{vertex}`")
+        seconds = _in_query(request, "seconds", PROFILE_S_MAX) or PROFILE_S
+        subtask = _in_query(request, "subtask", SUBTASK_MAX)
+        given = {"vertex": vertex, "subtask": subtask, "seconds": seconds}
+        found = await self._coordinator.ask("profile", given)
+        return json_reply(msgspec.convert(found, _route("profile").answer))
 
     async def _get_query(self, request: web.Request) -> web.StreamResponse:
         keys = request.query.getall("key", [])

@@ -54,6 +54,7 @@ from ..control.messages import (
     SubtaskStatistics,
     SubtaskTerminated,
     Superseded,
+    TakeProfile,
     Terminate,
     TriggerCheckpoint,
     Warm,
@@ -76,6 +77,7 @@ from ..task.subtask import Subtask as Task
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
 from .heartbeats import HeartbeatThreads
 from .local_directories import Backups, LocalDirectories, local_dirs
+from .profiler import Profiler
 from .queries import StateQueries
 from .watch import StepWatch
 
@@ -142,6 +144,7 @@ class Worker:
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
         self._queries = StateQueries(self._regions, self._leader.send, clock)
+        self._profiler = Profiler(self._regions, self._leader.send)
         self._silent = False
         """Nothing was heard of the coordinator for too long, at the last look."""
         self._heard: float | None = None
@@ -293,6 +296,8 @@ class Worker:
             await self._cancel(message)
         elif isinstance(message, AskState):
             self._queries.ask(message)
+        elif isinstance(message, TakeProfile):
+            self._profiler.take(message)
         else:
             if self._record is not None:
                 self._record.heard(message)

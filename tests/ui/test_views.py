@@ -65,6 +65,14 @@ def test_each_view_shows_what_the_api_answers(lab: Any, beside: Any) -> None:
         assert [row[0] for row in shown] == ["0 (1/2)", "1 (2/2)"]
         assert {row[1] for row in shown} == {each.worker for each in told.workers}
         assert sum(int(row[2]) for row in shown) == 20
+        await page.get_by_role("button", name="Look for 5 s").click()
+        await expect(page.locator("main")).to_contain_text("The subtask did not run in this time.")
+        await page.get_by_label("what it waits for").check()
+        flames = page.get_by_role("region", name="Flame graph")
+        await expect(flames).to_contain_text("100 % Subtask._run (headgate/runtime/task/subtask.py")
+        await expect(flames.get_by_role("img")).to_have_accessible_name(
+            re.compile("samples of waiting")
+        )
         assert await watched.accessible() == []
 
         await show(page, "Checkpoints", "Checkpoints")

@@ -5,6 +5,7 @@ import { Chart, useCurves } from "./curves.js";
 import { html } from "./lib.js";
 import { useAnswer } from "./live.js";
 import { Failure } from "./failures.js";
+import { Profile } from "./profile.js";
 import { Figures, Legend, Sentence, Table, TimeUse, Waiting, Watermark } from "./parts.js";
 
 export function Vertex({ status, argument }) {
@@ -34,6 +35,7 @@ export function Vertex({ status, argument }) {
     <h3>Subtasks</h3>
     ${answer ? html`<${Subtasks} subtasks=${answer.subtasks} sizes=${sizes} /><${Legend} />` : html`<${Waiting} problem=${problem} />`}
     <${Charts} id=${id} />
+    <${Profile} key=${id} vertex=${id} subtasks=${vertex.parallelism} />
     ${planned && html`<${EventTime} steps=${stepsOf(planned, status)} />`}
     ${planned && html`<h3>Operators</h3><${Operators} operators=${planned.operators} />`}
     <h3>Last failure</h3>
