@@ -113,6 +113,7 @@ FAST_ONE_IN: dict[str, int] = {
     "typing/test_typed_uses.py": 0,
     "ui/test_all_jobs.py": 0,
     "ui/test_files.py::test_a_vendored_file_is_that_of_its_package": 0,
+    "ui/test_many_subtasks.py": 0,
     "ui/test_views.py": 0,
     "windowing/test_against_model.py": 4,
     "windowing/test_on_disk_jobs.py": 3,

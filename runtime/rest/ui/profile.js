@@ -28,11 +28,10 @@ export function Profile({ vertex, subtasks }) {
   };
   const taking = found === "taking";
   return html`<h3>Flame graph</h3>
-    <form class="controls" onSubmit=${take}>
-      <label for="profiled">Subtask</label>
-      <select id="profiled" value=${subtask} onChange=${(event) => setSubtask(Number(event.target.value))}>
-        ${Array.from({ length: subtasks }, (_, index) => html`<option key=${index} value=${index}>${index} (${index + 1}/${subtasks})</option>`)}
-      </select>
+    <form class="controls profile" onSubmit=${take}>
+      <label for="profiled">Subtask (0 to ${subtasks - 1})</label>
+      <input id="profiled" type="number" min="0" max=${subtasks - 1} value=${subtask}
+        onInput=${(event) => setSubtask(Number(event.target.value))} />
       <button type="submit" disabled=${taking}>${taking ? `Looking for ${SECONDS} s …` : `Look for ${SECONDS} s`}</button>
       <label><input type="checkbox" checked=${waits} onChange=${(event) => setWaits(event.target.checked)} /> what it waits for</label>
     </form>
