@@ -48,8 +48,15 @@ class CuttingProxy:
         port: the port for clients.
     """
 
-    def __init__(self, server_port: int, server_host: str = "127.0.0.1") -> None:
-        """Listen. The server need not run yet; clients are refused as long as it does not."""
+    def __init__(self, server_port: int, server_host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen. The server need not run yet; clients are refused as long as it does not.
+
+        Args:
+            server_port: the port of the server.
+            server_host: its address.
+            port: to listen at; 0: the operating system chooses one. A server that tells clients its
+                address needs to know it before it starts.
+        """
         self._server = (server_host, server_port)
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
@@ -58,7 +65,7 @@ class CuttingProxy:
         """The number of bytes in a direction after which all connections are cut."""
         self._cuts = 0
         self._closed = False
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._begin(self._accept, "accepts")
 

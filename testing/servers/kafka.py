@@ -66,6 +66,9 @@ class KafkaServer:
 
     Attributes:
         bootstrap: its address for clients, `host:port`.
+        proxy_port: the port at which clients look for it that have connected through a proxy, so that the
+            proxy must listen there.
+        proxied_port: the port of the broker to which that proxy connects.
     """
 
     def __init__(
@@ -87,20 +90,30 @@ class KafkaServer:
             )
         self._java = [_java(), "-cp", f"{_jars(version)}/*"]
         self._version = version
-        self._ports = [HeldPort(), HeldPort()]
+        self._ports = [HeldPort() for _ in range(4)]
         self._directory = directory
         self.bootstrap = f"127.0.0.1:{self._ports[0].number}"
         controller = f"127.0.0.1:{self._ports[1].number}"
+        self.proxied_port, self.proxy_port = self._ports[2].number, self._ports[3].number
         # The first byte is 0, because an id that begins with "-" looks like an option to Kafka's tool.
         self._cluster = urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         self._properties = directory / "server.properties"
         directory.mkdir(parents=True)
-        listeners = {"PLAINTEXT": self.bootstrap, **self._more_listeners()}
-        advertised = ",".join(f"{name}://{address}" for name, address in listeners.items())
+        listeners = {
+            "PLAINTEXT": self.bootstrap,
+            "PROXIED": f"127.0.0.1:{self.proxied_port}",
+            **self._more_listeners(),
+        }
+        advertised = {**listeners, "PROXIED": f"127.0.0.1:{self.proxy_port}"}
         settings = {
             **_ONE_BROKER,
-            "listeners": f"{advertised},CONTROLLER://{controller}",
-            "advertised.listeners": advertised,
+            "listeners": _joined({**listeners, "CONTROLLER": controller}, "://"),
+            "advertised.listeners": _joined(advertised, "://"),
+            "listener.security.protocol.map": _joined(
+                dict.fromkeys(("PLAINTEXT", "PROXIED", "CONTROLLER"), "PLAINTEXT")
+                | self._more_protocols(),
+                ":",
+            ),
             "controller.quorum.voters": f"1@{controller}",
             "log.dirs": str(directory / "data"),
             **self._more_settings(),
@@ -124,8 +137,12 @@ class KafkaServer:
         """Return further listeners and their addresses."""
         return {}
 
+    def _more_protocols(self) -> dict[str, str]:
+        """Return the protocols of these listeners."""
+        return {}
+
     def _more_settings(self) -> dict[str, str]:
-        """Return the settings for them."""
+        """Return further settings for them."""
         return {}
 
     def start(self) -> None:
@@ -267,6 +284,9 @@ class SecureKafkaServer(KafkaServer):
         self.tls = f"localhost:{ports[2].number}"
         return {"SASL": self.sasl, "SASLTLS": self.sasl_tls, "TLS": self.tls}
 
+    def _more_protocols(self) -> dict[str, str]:
+        return {"SASL": "SASL_PLAINTEXT", "SASLTLS": "SASL_SSL", "TLS": "SSL"}
+
     def _more_settings(self) -> dict[str, str]:
         authority = _Authority(self._directory / "tls")
         self.ca = authority.file
@@ -274,12 +294,6 @@ class SecureKafkaServer(KafkaServer):
         certificate, key = authority.issue("localhost")
         both = certificate.with_name("server.pem")
         both.write_bytes(key.read_bytes() + certificate.read_bytes())
-        protocols = {
-            **dict.fromkeys(("PLAINTEXT", "CONTROLLER"), "PLAINTEXT"),
-            "SASL": "SASL_PLAINTEXT",
-            "SASLTLS": "SASL_SSL",
-            "TLS": "SSL",
-        }
         name, password = self.PLAIN_USER
         modules = {
             "plain": f'plain.PlainLoginModule required user_{name}="{password}"',
@@ -289,7 +303,6 @@ class SecureKafkaServer(KafkaServer):
             'unsecuredLoginStringClaim_sub="broker"',
         }
         return {
-            "listener.security.protocol.map": ",".join(f"{a}:{b}" for a, b in protocols.items()),
             "sasl.enabled.mechanisms": ",".join(each.upper() for each in modules),
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(both),
@@ -373,6 +386,10 @@ class SecureKafkaServer(KafkaServer):
             done.result(60)
         own = names.AclBindingFilter(*place, names.AclOperation.ANY, given)
         _wait_until(lambda: len(admin.describe_acls(own).result(60)) >= len(set(operations)))
+
+
+def _joined(values: Mapping[str, str], between: str) -> str:
+    return ",".join(f"{name}{between}{value}" for name, value in values.items())
 
 
 def _admin_names() -> Any:

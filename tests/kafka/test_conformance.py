@@ -14,8 +14,8 @@ from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.test_exactly_once import KilledSink
 from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource
 
-SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies")
-"""These take a minute and more. `test_exactly_once.py` kills the broker in each run, too."""
+SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
+"""These take half a minute and more. `test_exactly_once.py` kills the broker in each run, too."""
 SECONDS_MAX = 1200 if os.environ.get("HEADGATE_THOROUGH") else 240
 pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
 

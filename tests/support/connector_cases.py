@@ -55,6 +55,7 @@ from headgate.testing.connectors import (
 from headgate.testing.proxy import CuttingProxy
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.postgres import WITH_PASSWORD, PostgresServer
+from headgate.testing.servers.process import HeldPort
 from headgate.tests.support.http_stub import Asked, Given, HttpStub, TakenRecords, taking
 
 if TYPE_CHECKING:
@@ -75,6 +76,22 @@ class Rows:
     def batches(self, records: Sequence[Any]) -> list[Batch]:
         pairs = [list(records[at : at + 2]) for at in range(0, len(records), 2)]
         return [ColumnBatch(pa.RecordBatch.from_pylist(pair, schema=SCHEMA)) for pair in pairs]
+
+
+class Proxied:
+    """A case whose connectors connect to `port`, which is that of a proxy in the block of `cutting`."""
+
+    port: int
+
+    @contextmanager
+    def cutting(self) -> Iterator[CuttingProxy]:
+        own = self.port
+        with CuttingProxy(own) as proxy:
+            self.port = proxy.port
+            try:
+                yield proxy
+            finally:
+                self.port = own
 
 
 class Directory:
@@ -303,7 +320,7 @@ class AsyncFunction(Rows, Directory, SinkCase):
         return [dict(zip(["id", "name"], json.loads(line), strict=True)) for line in lines]
 
 
-class HttpSinkCase(Rows, SinkCase):
+class HttpSinkCase(Rows, Proxied, SinkCase):
     """A service that takes each request with the same key once, and is killed now and then."""
 
     features = frozenset(
@@ -311,6 +328,7 @@ class HttpSinkCase(Rows, SinkCase):
             Feature.EXACTLY_ONCE,
             Feature.AT_LEAST_ONCE,
             Feature.SERVER,
+            Feature.CUTS,
             Feature.MISTAKES,
             Feature.CONNECTS,
         }
@@ -318,15 +336,19 @@ class HttpSinkCase(Rows, SinkCase):
     secrets = ("s3cr3t", "not-for-you")
     unseen = frozenset({"a wrong token", "a wrong token, exactly once"})
 
+    def __init__(self) -> None:
+        self._held = HeldPort()
+        self.port = self._held.number
+
     @contextmanager
     def place(self) -> Iterator[tuple[HttpStub, TakenRecords]]:
-        with taking() as (stub, taken):
+        with taking(port=self._held.number) as (stub, taken):
             taken.token = "Bearer s3cr3t"
             self.server = stub
             yield stub, taken
 
     def sink(self, place: tuple[HttpStub, TakenRecords], guarantee: GuaranteeLike) -> Sink:
-        return self._sink(place[0].url, "Bearer s3cr3t", guarantee)
+        return self._sink(f"http://127.0.0.1:{self.port}", "Bearer s3cr3t", guarantee)
 
     def _sink(self, url: str, token: str, guarantee: GuaranteeLike) -> Sink:
         return http_sink(
@@ -356,15 +378,19 @@ class HttpSinkCase(Rows, SinkCase):
         }
 
 
-class HttpSourceCase(Rows, SourceCase):
+class HttpSourceCase(Rows, Proxied, SourceCase):
     """A service that gives the rows behind an id, some at a time."""
 
-    features = frozenset({Feature.LIVE, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS})
+    features = frozenset(
+        {Feature.LIVE, Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS}
+    )
     secrets = ("s3cr3t", "not-for-you")
     unseen = frozenset({"a wrong token"})
 
     def __init__(self) -> None:
-        self.server = self.stub = HttpStub(lambda asked: (404, {}, b""))
+        self._held = HeldPort()
+        self.port = self._held.number
+        self.server = self.stub = HttpStub(lambda asked: (404, {}, b""), port=self.port)
 
     @contextmanager
     def place(self) -> Iterator[list[Any]]:
@@ -398,7 +424,7 @@ class HttpSourceCase(Rows, SourceCase):
             "retries": 1000,
             "stop": "latest",
         }
-        url = options.pop("url", self.stub.url)
+        url = options.pop("url", f"http://127.0.0.1:{self.port}")
         return http_source(f"{url}/rows?with=not-for-you", SCHEMA, **(given | options))
 
     def live(self, place: list[Any]) -> Source:
@@ -433,7 +459,7 @@ class SseSourceCase(HttpSourceCase):
             "retries": 1000,
             "bounded": True,
         }
-        url = options.pop("url", self.stub.url)
+        url = options.pop("url", f"http://127.0.0.1:{self.port}")
         self.ends = True
         return sse_source(f"{url}/rows?with=not-for-you", SCHEMA, **(given | options))
 
@@ -467,6 +493,16 @@ class Topic:
     def __init__(self, broker: KafkaServer) -> None:
         self.broker = broker
         self.server: Server | None = broker
+        self.bootstrap = broker.bootstrap
+
+    @contextmanager
+    def cutting(self) -> Iterator[CuttingProxy]:
+        with CuttingProxy(self.broker.proxied_port, port=self.broker.proxy_port) as proxy:
+            self.bootstrap = f"127.0.0.1:{proxy.port}"
+            try:
+                yield proxy
+            finally:
+                self.bootstrap = self.broker.bootstrap
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -483,7 +519,7 @@ class KafkaSource(Rows, Topic, SourceCase):
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -497,7 +533,7 @@ class KafkaSource(Rows, Topic, SourceCase):
 
     def source(self, place: str, **options: Any) -> Source:
         given = {
-            "bootstrap": self.broker.bootstrap,
+            "bootstrap": self.bootstrap,
             "schema": SCHEMA,
             "batch_rows": 1,
             "stop": "latest",
@@ -536,12 +572,12 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return kafka_sink(place, bootstrap=self.broker.bootstrap, guarantee=guarantee)
+        return kafka_sink(place, bootstrap=self.bootstrap, guarantee=guarantee)
 
     def visible(self, place: str) -> list[Any]:
         source = kafka_source(place, bootstrap=self.broker.bootstrap, schema=SCHEMA, stop="latest")
@@ -571,7 +607,7 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
 PASSWORD = "no-password-of-ours"
 
 
-class DatabaseTable:
+class DatabaseTable(Proxied):
     """A table of its own for each check, on a server that is killed now and then."""
 
     columns = "id bigint PRIMARY KEY, name text"
@@ -579,16 +615,11 @@ class DatabaseTable:
     def __init__(self, database: PostgresServer) -> None:
         self.database = database
         self.server: Server | None = database
-        self.dsn = database.dsn
+        self.port = database.port
 
-    @contextmanager
-    def cutting(self) -> Iterator[CuttingProxy]:
-        with CuttingProxy(self.database.port) as proxy:
-            self.dsn = self.database.dsn.replace(str(self.database.port), str(proxy.port))
-            try:
-                yield proxy
-            finally:
-                self.dsn = self.database.dsn
+    @property
+    def dsn(self) -> str:
+        return self.database.dsn.replace(str(self.database.port), str(self.port))
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -645,7 +676,10 @@ class PostgresCdcSource(Rows, DatabaseTable, SourceCase):
     """Changes of a table, from a slot that is made with it."""
 
     features = frozenset(
-        {Feature.LIVE, Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS}
+        {
+            *(Feature.LIVE, Feature.CONFIRMS, Feature.SERVER),
+            *(Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
     )
     secrets = (PASSWORD,)
     snapshot: Literal["initial", "never"] = "never"
@@ -687,7 +721,7 @@ class PostgresCdcSource(Rows, DatabaseTable, SourceCase):
 
     def source(self, place: str, **options: Any) -> Source:
         given = {"slot": place, "stop": "latest", "batch_rows": 1, "snapshot": self.snapshot}
-        made = postgres_cdc_source(self.database.dsn, place, **(given | options))
+        made = postgres_cdc_source(self.dsn, place, **(given | options))
         return made.with_columns(["id", "name"])
 
     def live(self, place: str) -> Source:

@@ -34,13 +34,13 @@ class HttpStub:
     """
 
     def __init__(
-        self, answer: Callable[[Asked], Given], context: ssl.SSLContext | None = None
+        self, answer: Callable[[Asked], Given], context: ssl.SSLContext | None = None, port: int = 0
     ) -> None:
         self.asked: list[Asked] = []
         self.answer = answer
         self._context = context
         self._server: _Server | None = None
-        self.port = 0
+        self.port = port
 
     @property
     def url(self) -> str:
@@ -169,8 +169,10 @@ class TakenRecords:
 
 
 @contextlib.contextmanager
-def taking(context: ssl.SSLContext | None = None) -> Iterator[tuple[HttpStub, TakenRecords]]:
-    """Start a service that takes records."""
+def taking(
+    context: ssl.SSLContext | None = None, port: int = 0
+) -> Iterator[tuple[HttpStub, TakenRecords]]:
+    """Start a service that takes records, at a port that the operating system chooses or at this one."""
     taken = TakenRecords()
-    with HttpStub(taken, context) as stub:
+    with HttpStub(taken, context, port) as stub:
         yield stub, taken

@@ -16,12 +16,19 @@ from headgate.operators.source import Source
 from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase, read_all
 from headgate.testing.servers.nats import NatsServer
 from headgate.testing.servers.redis import RedisServer
-from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, SCHEMA, Rows, in_thread
+from headgate.tests.support.connector_cases import (
+    NOWHERE,
+    PASSWORD,
+    SCHEMA,
+    Proxied,
+    Rows,
+    in_thread,
+)
 
 _numbers = itertools.count()
 
 
-class RedisStream:
+class RedisStream(Proxied):
     """A stream of its own for each check, on a server that is killed now and then."""
 
     secrets = (PASSWORD,)
@@ -29,6 +36,11 @@ class RedisStream:
     def __init__(self, redis: RedisServer) -> None:
         self.redis = redis
         self.server: Server | None = redis
+        self.port = redis.port
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -67,7 +79,7 @@ class RedisSource(Rows, RedisStream, SourceCase):
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.CONFIRMS, Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.CONFIRMS, Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -84,7 +96,7 @@ class RedisSource(Rows, RedisStream, SourceCase):
 
     def source(self, place: str, **options: Any) -> Source:
         given: dict[str, Any] = {
-            "url": self.redis.url,
+            "url": self.url,
             "schema": SCHEMA,
             "batch_rows": 1,
             "stop": "latest",
@@ -120,12 +132,12 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE, Feature.PENDING),
-            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return redis_sink(place, url=self.redis.url, guarantee=guarantee)
+        return redis_sink(place, url=self.url, guarantee=guarantee)
 
     def visible(self, place: str) -> list[Any]:
         found = self.entries(place)
@@ -160,7 +172,7 @@ no_auth_user: "all"
 """Everybody may do everything, but who names a user must give the password."""
 
 
-class NatsStream:
+class NatsStream(Proxied):
     """A stream of its own for each check, on a server that is killed now and then."""
 
     secrets = (PASSWORD,)
@@ -168,6 +180,11 @@ class NatsStream:
     def __init__(self, server: NatsServer) -> None:
         self.nats = server
         self.server: Server | None = server
+        self.port = server.port
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
 
     def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with JetStream."""
@@ -207,7 +224,7 @@ class NatsSource(Rows, NatsStream, SourceCase):
     features = frozenset(
         {
             *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
@@ -219,7 +236,7 @@ class NatsSource(Rows, NatsStream, SourceCase):
 
     def source(self, place: str, **options: Any) -> Source:
         given: dict[str, Any] = {
-            "url": self.nats.url,
+            "url": self.url,
             "schema": SCHEMA,
             "batch_rows": 1,
             "stop": "latest",
@@ -246,12 +263,12 @@ class NatsSinkCase(Rows, NatsStream, SinkCase):
     features = frozenset(
         {
             *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
-            *(Feature.SERVER, Feature.MISTAKES, Feature.CONNECTS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
         }
     )
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return nats_sink(f"{place}.a", url=self.nats.url, guarantee=guarantee)
+        return nats_sink(f"{place}.a", url=self.url, guarantee=guarantee)
 
     def visible(self, place: str) -> list[Any]:
         source = nats_source(place, url=self.nats.url, schema=SCHEMA, stop="latest")
