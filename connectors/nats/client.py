@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from ...errors import SourceError, UsageError
@@ -21,6 +21,7 @@ AWAY_S: Final = 30.0
 PAUSE_S: Final = 0.2
 _NOT_FOUND: Final = 404
 _log = logging.getLogger("headgate.connectors.nats")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,40 @@ def _options(servers: Servers, name: str) -> dict[str, Any]:
     return made
 
 
+class Connection:
+    """A connection to a server. The client leaves requests unanswered when it is lost.
+
+    Attributes:
+        jetstream: the client's interface to JetStream.
+    """
+
+    def __init__(self, client: Any, lost: asyncio.Event) -> None:
+        """Wrap a client that sets `lost` when its connection is lost."""
+        self.jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+        self._lost = lost
+
+    async def until_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something with the server, and stop as soon as the connection is lost.
+
+        Raises:
+            nats.errors.ConnectionClosedError: it was lost, so the server may have done any part of it.
+        """
+        from nats.errors import ConnectionClosedError
+
+        doing, lost = asyncio.ensure_future(work), asyncio.ensure_future(self._lost.wait())
+        try:
+            await asyncio.wait({doing, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise ConnectionClosedError
+            return doing.result()
+        finally:
+            doing.cancel()
+            lost.cancel()
+            await asyncio.gather(doing, lost, return_exceptions=True)
+
+
 @contextlib.asynccontextmanager
-async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
+async def connected(servers: Servers, name: str) -> AsyncIterator[Connection]:
     """Connect to the first server that answers, for the time of the block.
 
     The client does not connect again by itself, since what has to be repeated then is known to its user.
@@ -136,6 +169,11 @@ async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
     failure: BaseException = OSError("no address is given")
     client: Any = None
 
+    lost = asyncio.Event()
+
+    async def note_end() -> None:
+        lost.set()
+
     async def note(error: Exception) -> None:
         nonlocal failure
         failure = error
@@ -143,7 +181,9 @@ async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
 
     for address in _addresses(read_secret("url", servers.url)):
         try:
-            client = await nats.connect(servers=[address], error_cb=note, **options)
+            client = await nats.connect(
+                servers=[address], error_cb=note, closed_cb=note_end, **options
+            )
             break
         except nats.errors.NoServersError:
             pass  # the reason was told to `note`
@@ -152,7 +192,7 @@ async def connected(servers: Servers, name: str) -> AsyncIterator[Any]:
     if client is None:
         raise failure
     try:
-        yield client
+        yield Connection(client, lost)
     finally:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(client.close(), ANSWER_S_MAX)

@@ -22,7 +22,6 @@ from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece
 from ..formats.format import UndecodableError
 from .client import (
-    ANSWER_S_MAX,
     AWAY_S,
     PAUSE_S,
     cannot_use,
@@ -130,8 +129,8 @@ class NatsReader(LoopedReader[NatsSplit]):
         name = f"headgate-{context.job_name}-{context.operator_name}"
         while self._fetched and not self.is_closed():
             try:
-                async with connected(settings.servers, name) as client:
-                    await self._read_all(client.jetstream(timeout=ANSWER_S_MAX))
+                async with connected(settings.servers, name) as connection:
+                    await connection.until_lost(self._read_all(connection.jetstream))
             except _Interrupted as error:
                 _log.info("the NATS source asks again: %s", error)
             except (TimeoutError, nats.errors.Error, OSError) as error:

@@ -29,9 +29,9 @@ from ..functions.calling import CallBounds, CallingWriter
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..rows import check_count
 from .client import (
-    ANSWER_S_MAX,
     AWAY_S,
     PAUSE_S,
+    Connection,
     Servers,
     cannot_use,
     connected,
@@ -128,10 +128,10 @@ async def _window_s(settings: SinkSettings) -> float | None:
     import nats
 
     try:
-        async with connected(settings.servers, "headgate-check") as client:
+        async with connected(settings.servers, "headgate-check") as connection:
             if not settings.subject:
                 return None
-            jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+            jetstream = connection.jetstream
             try:
                 name = await jetstream.find_stream_name_by_subject(settings.subject)
             except nats.js.errors.NotFoundError:
@@ -156,8 +156,8 @@ class Publisher:
         self._settings = settings
         self._encode: Encode | None = None
         self._schema: pa.Schema | None = None
-        self._connection: contextlib.AsyncExitStack | None = None
-        self._jetstream: Any = None
+        self._opened: contextlib.AsyncExitStack | None = None
+        self._connection: Connection | None = None
 
     async def open(self, context: OperatorContext) -> None:
         """Connect; called in the event loop of the requests."""
@@ -173,13 +173,12 @@ class Publisher:
     async def _connect(self) -> None:
         await self.close()
         stack = contextlib.AsyncExitStack()
-        client = await stack.enter_async_context(connected(self._settings.servers, self._name))
-        self._connection = stack
-        self._jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+        found = await stack.enter_async_context(connected(self._settings.servers, self._name))
+        self._opened, self._connection = stack, found
 
     async def close(self) -> None:
         """Close the connection."""
-        stack, self._connection, self._jetstream = self._connection, None, None
+        stack, self._opened, self._connection = self._opened, None, None
         if stack is not None:
             await stack.aclose()
 
@@ -205,9 +204,11 @@ class Publisher:
         deadline = clock.monotonic() + AWAY_S
         while True:
             try:
-                if self._jetstream is None:
+                if self._connection is None:
                     await self._connect()
-                await self._publish_all(messages)
+                connection = self._connection
+                assert connection is not None
+                await connection.until_lost(_publish_all(connection.jetstream, messages))
                 return
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if not is_lost(error):
@@ -221,20 +222,6 @@ class Publisher:
                     ) from error
                 self._context.logger.warning("NATS is tried again: %s", reason_of(error))
                 await asyncio.sleep(PAUSE_S)
-
-    async def _publish_all(self, messages: list[tuple[str, bytes, str]]) -> None:
-        """Publish messages; raise if one of them was not acknowledged, after all answers have come."""
-        jetstream = self._jetstream
-        answers = await asyncio.gather(
-            *(
-                jetstream.publish(subject, value, headers={ID_HEADER: id_})
-                for subject, value, id_ in messages
-            ),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
 
     def _messages_of(self, data: pa.RecordBatch, key: str) -> list[tuple[str, bytes, str]]:
         """Return subject, data and id of each record."""
@@ -270,6 +257,20 @@ class Publisher:
             fix="check the size limits of the servers and of the stream (max_payload, max_msg_size), that "
             "it is not full, and the rights of the user",
         )
+
+
+async def _publish_all(jetstream: Any, messages: list[tuple[str, bytes, str]]) -> None:
+    """Publish messages; raise if one of them was not acknowledged, after all answers have come."""
+    answers = await asyncio.gather(
+        *(
+            jetstream.publish(subject, value, headers={ID_HEADER: id_})
+            for subject, value, id_ in messages
+        ),
+        return_exceptions=True,
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
 
 
 class NatsWriter(CallingWriter):

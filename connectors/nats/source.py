@@ -27,7 +27,7 @@ from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..rows import check_count
-from .client import ANSWER_S_MAX, Servers, cannot_use, connected, is_missing
+from .client import Servers, cannot_use, connected, is_missing
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
@@ -114,8 +114,8 @@ async def _plan(settings: NatsSettings) -> list[NatsSplit]:
     import nats
 
     try:
-        async with connected(settings.servers, "headgate-splits") as client:
-            jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+        async with connected(settings.servers, "headgate-splits") as connection:
+            jetstream = connection.jetstream
             state = await _state(jetstream, settings)
             start = await _first(jetstream, settings, state) - 1
             stop = await _last(jetstream, settings, state)
@@ -133,8 +133,8 @@ async def _messages(settings: NatsSettings) -> int:
     import nats
 
     try:
-        async with connected(settings.servers, "headgate-check") as client:
-            state = await _state(client.jetstream(timeout=ANSWER_S_MAX), settings)
+        async with connected(settings.servers, "headgate-check") as connection:
+            state = await _state(connection.jetstream, settings)
             return int(state.messages)
     except (TimeoutError, nats.errors.Error, OSError) as error:
         raise cannot_use(settings.servers, error) from error
