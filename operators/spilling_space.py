@@ -7,7 +7,7 @@ subtask share. `ExpiryBound` says which rows have expired, and `DueRows` finds t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,9 +24,10 @@ from ..state.runs.run_file import FilePool
 from ..state.runs.spilling_table import Delta, SpillingTable, TableShape
 from ..state.settings import MemoryShare, RunSettings
 from ..state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ..state.snapshot import RestoredState
 from ..state.values import Index
 from .aggregation.keyed_aggregate import identity_seed
-from .base import OperatorContext
+from .base import Operator, OperatorContext
 from .elements import WATERMARK_MIN
 from .sizes import parse_size
 
@@ -46,6 +47,29 @@ Times: TypeAlias = Index
 Pairs: TypeAlias = tuple[Times, Hashes]
 """Times, and the hashes of keys."""
 D = TypeVar("D", bound=Delta)
+
+
+class SpillingOperator(Operator):
+    """An operator whose state is on local disk, and need not fit into memory, if the options say so."""
+
+    @property
+    def _uses_disk(self) -> bool:
+        """True if the state may be on disk."""
+        raise NotImplementedError
+
+    def _restore(self, state: RestoredState) -> None:
+        """Restore the state of the operator, in any thread."""
+        raise NotImplementedError
+
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        """Restore the state of the operator; in a thread of its own if there may be files.
+
+        Files are read from end to end, which takes time for state larger than memory.
+        """
+        if self._uses_disk:
+            return self.context.run_in_thread(lambda: self._restore(state))
+        self._restore(state)
+        return None
 
 
 class CellHasher(KeyHasher):

@@ -7,7 +7,7 @@ result of each key is always emitted.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -21,8 +21,9 @@ from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import NOW, Index, Values
-from ..base import Operator, OperatorContext
+from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch, Timestamps
+from ..spilling_space import SpillingOperator
 from .aggregate_tables import (
     CutPart,
     aggregate_info,
@@ -39,7 +40,7 @@ _RUNNING: Final = "running"
 _CLEANUP_MS_MIN: Final = 1_000
 
 
-class RunningAggregate(Operator):
+class RunningAggregate(SpillingOperator):
     """Aggregates since the start of the job, per key or, without keys, over all records."""
 
     def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
@@ -173,15 +174,12 @@ class RunningAggregate(Operator):
         """Return the declaration of table `running`."""
         return [aggregate_info(self._plan, _RUNNING, "running")]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the aggregates; new ones start empty."""
-        if self._spilling is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._spilling is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the aggregates; new ones start empty."""
         self._epoch.restored()
         files = state.files.get(_RUNNING)
         if files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
@@ -17,9 +17,10 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.aggregate_tables import files_of_another_backend
 from ..aggregation.keyed_aggregate import identity_seed
-from ..base import Operator, OperatorContext
+from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..keyed_backend import lies_in_rocksdb
+from ..spilling_space import SpillingOperator
 from ..time_progress import ExpiredAt, TimeProgress
 from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
@@ -69,7 +70,7 @@ def outer_sides(how: How) -> tuple[bool, bool]:
 D = TypeVar("D", bound=SpillingRows[Any])
 
 
-class JoinOperator(Operator, Generic[R, D]):
+class JoinOperator(SpillingOperator, Generic[R, D]):
     """An operator with two inputs of columns with event times; input 0 is the left side.
 
     The rows of both sides wait in memory, and where the backend allows it, also on disk.
@@ -218,15 +219,12 @@ class JoinOperator(Operator, Generic[R, D]):
         """Return the declarations of tables `left`, `right` and `time`."""
         return join_infos(self._columns, self._marks, self.kind, self.window)
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the rows that wait, and the progress of event time."""
-        if not self._disk:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return bool(self._disk)
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the rows that wait, and the progress of event time."""
         for name in SIDES:
             if name in state.files and not self._disk:
                 raise files_of_another_backend(name, self._step.name)

@@ -10,7 +10,7 @@ window's state. `windowed_aggregate.py` says what this has in common with other 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -267,15 +267,12 @@ class TumblingAggregate(WindowedAggregate):
             _PROGRESS.info(),
         ]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the open windows; watermark and expiry are the least of those restored."""
-        if self._spilling is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._spilling is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the open windows; watermark and expiry are the least of those restored."""
         self._epoch.restored()
         self._progress.restore(state, fitted=lambda time: self._window.first_behind(time) - 1)
         self._restore_rows(self._restore_files(state), state.states.get(_WINDOWS))

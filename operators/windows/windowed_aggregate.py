@@ -31,8 +31,9 @@ from ...state.slots.key_index import KeyHasher
 from ...state.values import Index
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
-from ..base import Operator, OperatorContext
+from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
+from ..spilling_space import SpillingOperator
 from ..time_progress import ExpiredAt, KeyGroupTable, TimeProgress
 from .kinds import WINDOW_FIELDS
 from .late import LateOutput
@@ -96,7 +97,7 @@ class Fired:
         return self._picked(slice(low, high), lambda column: column.slice(low, high - low))
 
 
-class WindowedAggregate(Operator):
+class WindowedAggregate(SpillingOperator):
     """Aggregates over windows of event time, per key or without keys.
 
     Args:

@@ -12,9 +12,9 @@ import headgate as hg
 from headgate.connectors import json_source, parquet_sink
 from headgate.operators.aggregation.spilling_group import SpillingGroup
 from headgate.operators.joins.spilling import SpillingPaneRows, SpillingSide
-from headgate.operators.windows.counts.spilling import SpillingCounts
+from headgate.operators.windows.counts.operator import SpillingCounts
 from headgate.operators.windows.panes.spilling import SpillingPanes
-from headgate.operators.windows.sessions.spilling import SpillingSessions
+from headgate.operators.windows.sessions.operator import SpillingSessions
 from headgate.testing import harness
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)

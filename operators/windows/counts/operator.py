@@ -10,17 +10,29 @@ aggregate, which makes it complete.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from ....errors import StateError
+from ....state.hashing import Hashes
+from ....state.runs.cut import decoded_meta
 from ....state.slots.epochs import TableEpoch
 from ....state.slots.key_index import KeyHasher, plain_column
-from ....state.snapshot import RestoredState, StateInfo, StateSnapshot
-from ....state.values import Array
+from ....state.snapshot import (
+    DELETED_COLUMN,
+    CollectedFiles,
+    FilesCut,
+    RestoredFiles,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+)
+from ....state.values import Array, Index
 from ...aggregation.aggregate_tables import (
     CutPart,
     aggregate_info,
@@ -30,18 +42,26 @@ from ...aggregation.aggregate_tables import (
 )
 from ...aggregation.aggregates import Aggregate, AggregatePlan
 from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows, columns_of, identity_seed
-from ...aggregation.spilling_group import lies_on_disk
-from ...base import Operator, OperatorContext
+from ...aggregation.spilling_group import AggregateSpace, lies_on_disk
+from ...base import OperatorContext
 from ...elements import Batch, ColumnBatch
+from ...spilling_space import SpillingOperator
 from ..kinds import CountWindow
-from ..panes.table import CellKeys
-from .spilling import FIRST_ROW, ROWS, SpillingCounts
+from ..panes.table import CellKeys, state_table
+from ..spilling_cells import CellDelta, SpillingCells
 from .table import CountTable
 
 _COUNTS: Final = "counts"
+META_VERSION: Final = 1
+FIRST_ROW: Final = pa.field("__first_row", pa.int64(), False)
+"""The number of a cell's first row among the rows of its key."""
+ROWS: Final = "__rows"
+"""The aggregate that counts the rows of a cell."""
+NewTable = Callable[[KeyHasher], CountTable]
+"""Returns an empty table with this hasher of keys."""
 
 
-class CountAggregate(Operator):
+class CountAggregate(SpillingOperator):
     """Aggregates over windows of a number of records, per key, or without keys over all records."""
 
     def __init__(self, window: CountWindow, plan: AggregatePlan, step: str = "window") -> None:
@@ -126,15 +146,12 @@ class CountAggregate(Operator):
         """Return the declaration of table `counts`."""
         return [aggregate_info(self._plan, _COUNTS, "window")]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the panes."""
-        if self._disk is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._disk is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the panes."""
         self._epoch.restored()
         if files := state.files.get(_COUNTS):
             if self._disk is None:
@@ -170,3 +187,121 @@ class CountAggregate(Operator):
     def close(self) -> None:
         if self._disk is not None:
             self._disk.close()
+
+
+class CountsMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of the files of a cut.
+
+    Attributes:
+        pane_rows: the number of rows of a pane.
+        runs: the description of the runs.
+    """
+
+    version: int
+    pane_rows: int
+    runs: bytes
+
+
+class CountDelta(CellDelta[CountTable]):
+    """The cells of count windows that are not in runs.
+
+    Whether a cell is still needed depends on the number of its key's rows, which only the newest cell of
+    the key tells. So merges cannot find finished cells by themselves. The delta, which has all cells of a
+    key, deletes those that it has read from runs.
+    """
+
+    def __init__(
+        self, plan: AggregatePlan, space: AggregateSpace, new_cells: Callable[[], CountTable]
+    ) -> None:
+        super().__init__(space, new_cells)
+        self._plan = plan
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """Return the identity of each cell that is written."""
+        cells = self.cells.written()
+        return self._space.identify([*self._keys(cells), self._first_rows(cells)])
+
+    def table(self, slots: Index) -> pa.Table:
+        """Return some of the cells that are written; finished ones are deleted."""
+        cells = self.cells.written()[slots]
+        state = state_table(self._plan, self.cells.state, cells)
+        columns = [*self._keys(cells), self._first_rows(cells), *state.columns]
+        table = pa.Table.from_arrays(columns, schema=self._space.shape.schema)
+        return table.append_column(DELETED_COLUMN, pa.array(~self.cells.alive()[cells]))
+
+    def _keys(self, cells: Index) -> list[pa.Array]:
+        return self.cells.keys.take(self.cells.cell_keys.data[cells])
+
+    def _first_rows(self, cells: Index) -> pa.Array:
+        return pa.array(self.cells.cell_panes.data[cells] * self.cells.pane_rows)
+
+
+class SpillingCounts(SpillingCells[CountTable]):
+    """The cells of one subtask that do not fit into memory.
+
+    Args:
+        plan: keys and aggregates, with `FIRST_ROW` and `ROWS`.
+        new_table: makes the tables of cells in memory.
+        other_windows: returns the error for cells of windows of another size.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        context: OperatorContext,
+        name: str,
+        new_table: NewTable,
+        other_windows: Callable[[], StateError],
+    ) -> None:
+        self._plan, self._other_windows = plan, other_windows
+        space = AggregateSpace(plan, context, name, FIRST_ROW)
+        super().__init__(
+            space, lambda: CountDelta(plan, space, lambda: new_table(space.key_hasher))
+        )
+
+    def take_over(self, table: CountTable) -> None:
+        """Move the cells from memory to here."""
+        self.active = True
+        cells = table.written()
+        state = state_table(self._plan, table.state, cells)
+        keys = table.keys.take(table.cell_keys.data[cells])
+        self.load(keys, table.cell_panes.data[cells], _numbers(state, ROWS), state)
+
+    def load(self, keys: list[pa.Array], panes: Array, counts: Array, state: pa.Table) -> None:
+        """Restore cells of keys that have none here."""
+        for rows, part in self._claimed(keys):
+            self.cells.load(part, panes[rows], counts[rows], state.take(pa.array(rows)))
+
+    def _load_stored(self, rows: pa.Table) -> None:
+        panes = _numbers(rows, FIRST_ROW.name) // self.cells.pane_rows
+        counts = _numbers(rows, ROWS)
+        self.cells.load(self._space.keys_of(rows), panes, counts, rows, is_stored=True)
+
+    def snapshot(self) -> FilesCut:
+        """Return a cut of all cells."""
+        cut, pane_rows = self._table.snapshot(), self.cells.pane_rows
+
+        def collect() -> CollectedFiles:
+            collected = cut.collect()
+            meta = CountsMeta(version=META_VERSION, pane_rows=pane_rows, runs=collected.meta)
+            return CollectedFiles(collected.files, msgspec.msgpack.encode(meta))
+
+        def tables() -> Iterator[pa.Table]:
+            for rows in cut.tables():
+                yield self._space.canonical(rows, [_numbers(rows, FIRST_ROW.name)])
+
+        return replace(cut, collect=collect, tables=tables)
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        runs = []
+        for one in restored:
+            meta = decoded_meta(one.meta, CountsMeta, META_VERSION, "count window")
+            if meta.pane_rows != self.cells.pane_rows:
+                raise self._other_windows()
+            runs.append(replace(one, meta=meta.runs))
+        super().restore_files(runs)
+
+
+def _numbers(rows: pa.Table, column: str) -> Array:
+    numbers: Array = plain_column(rows.column(column)).to_numpy()
+    return numbers

@@ -26,8 +26,9 @@ from ...aggregation.aggregate_tables import (
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
 from ...aggregation.spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
-from ...base import Operator, OperatorContext
+from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ...spilling_space import SpillingOperator
 from ...time_progress import KeyGroupTable
 from ..kinds import GlobalWindow
 from ..windowed_aggregate import EMIT_ROWS_MAX
@@ -37,7 +38,7 @@ _WHOLE: Final = "whole"
 _TIME: Final = KeyGroupTable.of_times("time", "window", "seen")
 
 
-class GlobalAggregate(Operator):
+class GlobalAggregate(SpillingOperator):
     """Aggregates since the start of the job, per key or, without keys, over all records."""
 
     def __init__(self, window: GlobalWindow, plan: AggregatePlan, step: str = "window") -> None:
@@ -146,15 +147,12 @@ class GlobalAggregate(Operator):
             _TIME.info(),
         ]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the aggregates; new ones start empty."""
-        if self._spilling is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._spilling is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the aggregates; new ones start empty."""
         self._epoch.restored()
         times = _TIME.restored(state)
         if times is not None:

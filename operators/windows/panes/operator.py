@@ -325,15 +325,12 @@ class PaneAggregate(WindowedAggregate):
         """Return the declarations of tables `panes` and `watermark`."""
         return [aggregate_info(self._plan, _PANES, "window"), _PROGRESS.info()]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the progress of event time, and the panes that have not expired."""
-        if self._disk is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._disk is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the progress of event time, and the panes that have not expired."""
         self._epoch.restored()
         times = _PROGRESS.restored(state)
         if times is not None:

@@ -7,7 +7,7 @@ results are not retracted. A record is late if its own window has expired and me
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,9 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from ....state.aggregates.accumulators import Mask
+from ....state.hashing import Hashes, distinct
+from ....state.runs.layout import RowLayout
 from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
 from ....state.snapshot import (
     KEY_GROUP_COLUMN,
+    FilesCut,
+    RestoredFiles,
     RestoredState,
     StateInfo,
     StateSnapshot,
@@ -32,24 +36,27 @@ from ...aggregation.aggregate_tables import (
 )
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedRows, columns_of
-from ...aggregation.spilling_group import lies_on_disk
+from ...aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MIN, Batch
+from ...spilling_space import DueRows, ExpiryBound, Pairs, is_in_portion
 from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import WINDOW_FIELDS
+from ..spilling_cells import CellDelta, SpillingCells
 from ..windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
 from .gaps import ColumnGap, FixedGap
-from .intervals import Index
-from .spilling import SpillingSessions
+from .intervals import Index, Times
 from .table import SessionCut, SessionTable, superseded
 
 _SESSIONS = "sessions"
-_START, _END = WINDOW_FIELDS[0].name, WINDOW_FIELDS[1].name
+_START, _END = (pa.field(field.name, pa.int64(), False) for field in WINDOW_FIELDS)
 _PROGRESS = KeyGroupTable.of_times("watermark", "window", WATERMARK_COLUMN, "gone_through")
 """`gone_through`: sessions that end at this time (ms) or before have expired."""
 _BUCKETS_PER_GAP = 256
 _WIDTH_MS = 1_000
 """The width of deadline buckets, where gaps are only known from records."""
+NewTable = Callable[[KeyHasher, int], SessionTable]
+"""Returns an empty table; its arguments are the hasher of keys and the expiry bound."""
 
 
 def _expired_at(lateness_ms: int, watermark: int) -> int:
@@ -97,7 +104,7 @@ class SessionAggregate(WindowedAggregate):
     @property
     def _table(self) -> SessionTable:
         """The sessions to which rows are added now; it may change with each `_settle`."""
-        return self._in_memory if self._spilling is None else self._spilling.sessions
+        return self._in_memory if self._spilling is None else self._spilling.cells
 
     def _watch(self, table: SessionTable, slots: Index) -> None:
         table.watch(slots, self._progress.watermark, self._lateness_ms)
@@ -193,7 +200,7 @@ class SessionAggregate(WindowedAggregate):
         if self._spilling is None:
             self._in_memory = compacted
         else:
-            self._spilling.sessions = compacted
+            self._spilling.replace_cells(compacted)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -211,7 +218,7 @@ class SessionAggregate(WindowedAggregate):
 
     @property
     def _identity(self) -> tuple[str, ...]:
-        return (*self._plan.keys, _START)
+        return (*self._plan.keys, _START.name)
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declarations of tables `sessions` and `watermark`."""
@@ -221,15 +228,12 @@ class SessionAggregate(WindowedAggregate):
             _PROGRESS.info(),
         ]
 
-    def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        """Restore the progress of event time, and the open sessions."""
-        if self._disk is None:
-            self._restore(state)
-            return None
-        # Files are read from end to end, which takes time for state larger than memory.
-        return self.context.run_in_thread(lambda: self._restore(state))
+    @property
+    def _uses_disk(self) -> bool:
+        return self._disk is not None
 
     def _restore(self, state: RestoredState) -> None:
+        """Restore the progress of event time, and the open sessions."""
         self._epoch.restored()
         self._progress.restore(state)
         expired, files = self._progress.bounds[0], state.files.get(_SESSIONS)
@@ -247,12 +251,12 @@ class SessionAggregate(WindowedAggregate):
     def _load(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         if info is not None:
-            info = msgspec.structs.replace(info, keys=(*info.keys, _END))
+            info = msgspec.structs.replace(info, keys=(*info.keys, _END.name))
         table = restored_rows(self._plan, table, info, self._step)
-        ends = table.column(_END).cast(pa.int64()).to_numpy()
+        ends = table.column(_END.name).cast(pa.int64()).to_numpy()
         open_ = np.flatnonzero(ends > self._progress.expired(groups))
         table, ends = table.take(pa.array(open_)), ends[open_]
-        starts = table.column(_START).cast(pa.int64()).to_numpy()
+        starts = table.column(_START.name).cast(pa.int64()).to_numpy()
         kept = np.flatnonzero(~superseded(self._numbered(table), starts, ends))
         rows = table.take(pa.array(kept))
         keys = [self._key(rows, key) for key in self._plan.keys]
@@ -278,3 +282,176 @@ class SessionAggregate(WindowedAggregate):
     def close(self) -> None:
         if self._disk is not None:
             self._disk.close()
+
+
+class SessionDelta(CellDelta[SessionTable]):
+    """The sessions that are not in runs."""
+
+    def lanes(self) -> tuple[Hashes, Hashes | None]:
+        """Return the identity of each open session."""
+        sessions = self.cells
+        slots = sessions.open()
+        starts = pa.array(sessions.starts.data[slots])
+        return self._space.identify([*sessions.key_columns(slots), starts])
+
+    def table(self, slots: Index) -> pa.Table:
+        """Return some of the open sessions."""
+        sessions, schema = self.cells, self._space.shape.schema
+        slots = sessions.open()[slots]
+        edges = [pa.array(array.data[slots]) for array in (sessions.starts, sessions.ends)]
+        columns = [*sessions.key_columns(slots), *edges, *sessions.state_table(slots).columns]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+class SpillingSessions(SpillingCells[SessionTable]):
+    """The sessions of one subtask that do not fit into memory.
+
+    **Superseded rows.** A row is identified by its key and the start of its session. When a session gets an
+    earlier start, or becomes part of another one, its old row stays in the runs. It lies within the row of
+    the session that it became part of, and open sessions of a key never touch. So a lookup that
+    reads all rows of a key knows which of them are superseded. Since sessions only grow, a superseded row
+    expires no later than the one that supersedes it, so merges can leave out what has expired without
+    looking further.
+
+    **Sessions that fire.** `DueRows` knows the sessions on disk that fire next, by time and hash. Records
+    extend sessions all the time, so the rows of a hash are looked up when its time has come, and only those
+    that end at that time fire. They fire from the runs, without becoming part of the delta.
+
+    Args:
+        new_table: makes the tables of sessions in memory.
+        watch: schedules sessions of such a table for when they fire or expire.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        context: OperatorContext,
+        name: str,
+        new_table: NewTable,
+        watch: Callable[[SessionTable, Index], None],
+    ) -> None:
+        self._watch = watch
+        self._expiry = ExpiryBound(_END.name, context.max_parallelism)
+        space = AggregateSpace(plan, context, name, _START, [_END], self._expiry)
+        super().__init__(
+            space,
+            lambda: SessionDelta(space, lambda: new_table(space.key_hasher, self._expiry.limit)),
+        )
+        self._due = DueRows(
+            self._table,
+            lambda records: RowLayout.numbers(records, _END.name) - 1,
+            space.share,
+        )
+
+    def expire(self, limit: int, further: Index | None = None) -> None:
+        """Drop the sessions that end at `limit` or before; see `ExpiryBound.move`."""
+        self._expiry.move(limit, further)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def replace_cells(self, table: SessionTable) -> None:
+        """Add rows to this table from now on, which has the same open sessions."""
+        self._table.delta.cells = table
+
+    def take_over(self, table: SessionTable) -> None:
+        """Move the sessions from memory to here."""
+        self.active = True
+        self.expire(table.limit)
+        slots = table.open()
+        bounds = table.starts.data[slots], table.ends.data[slots]
+        self.load(table.key_columns(slots), *bounds, table.state_table(slots))
+
+    def load(self, keys: list[pa.Array], starts: Times, ends: Times, state: pa.Table) -> None:
+        """Restore sessions of keys that have none here."""
+        for rows, part in self._claimed(keys):
+            self._load(part, starts[rows], ends[rows], state.take(pa.array(rows)))
+
+    def _load(self, keys: list[pa.Array], starts: Times, ends: Times, state: pa.Table) -> None:
+        sessions = self.cells
+        self._watch(sessions, sessions.load(keys, starts, ends, state))
+
+    def _load_stored(self, rows: pa.Table) -> None:
+        self._load(self._space.keys_of(rows), _numbers(rows, _START), _numbers(rows, _END), rows)
+
+    def _stored(self, hashes: Hashes) -> pa.Table | None:
+        """Return the open sessions on disk of keys with these hashes, each once; None if there are none."""
+        found = self._table.lookup_all(hashes)
+        if found is None:
+            return None
+        rows = found.table
+        expired = self._expiry.has_expired(hashes[found.positions], _numbers(rows, _END))
+        if expired.any():
+            rows = rows.take(pa.array(np.flatnonzero(~expired)))
+        return self._current(rows)
+
+    def _current(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that are not superseded; for each hash there are all rows or none."""
+        numbers = self._space.key_index(self._space.keys_of(rows))[1]
+        old = superseded(numbers, _numbers(rows, _START), _numbers(rows, _END))
+        return rows.take(pa.array(np.flatnonzero(~old))) if old.any() else rows
+
+    def settle(self) -> None:
+        delta = self._table.delta
+        super().settle()
+        self._note_written(delta)
+
+    def _note_written(self, delta: CellDelta[SessionTable]) -> None:
+        """Note when the open sessions of a delta fire, and their hashes, if it is being written."""
+        if self._table.delta is delta:
+            return
+        sessions = delta.cells
+        slots = sessions.open()
+        hashes = sessions.keys.lanes()[0][sessions.key_of.data[slots]]
+        self._due.add(sessions.ends.data[slots] - 1, hashes)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def due(self, before: int, watermark: int) -> Iterator[Fired]:
+        """Yield the results of sessions on disk that fire between two watermarks, in order of their ends.
+
+        No rows may be added meanwhile.
+        """
+        for portion in self._due.due(before, watermark):
+            yield from self._fired(portion)
+
+    def _fired(self, portion: Pairs) -> Iterator[Fired]:
+        # Sessions in memory fire there.
+        asked = distinct(portion[1])
+        asked = asked[self._table.delta.find(asked, None) < 0]
+        rows = self._stored(asked)
+        if rows is None:
+            return
+        ends, hashes = (
+            _numbers(rows, _END),
+            self._space.key_hasher.identify(self._space.keys_of(rows))[0],
+        )
+        chosen = np.flatnonzero(is_in_portion(portion, ends - 1, hashes))
+        if chosen.size:
+            rows = rows.take(pa.array(chosen[np.argsort(ends[chosen], kind="stable")]))
+            starts, ends = _numbers(rows, _START), _numbers(rows, _END)
+            yield Fired(starts, ends, self._space.keys_of(rows), self._space.results(rows))
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def snapshot(self) -> FilesCut:
+        """Return a cut of all sessions."""
+        delta = self._table.delta
+        cut = self._table.snapshot(expired=self._expiry.now())
+        self._note_written(delta)
+
+        def tables() -> Iterator[pa.Table]:
+            for rows in cut.tables():
+                rows = self._current(rows)
+                edges = [_numbers(rows, field) for field in (_START, _END)]
+                yield self._space.canonical(rows, edges)
+
+        return replace(cut, tables=tables)
+
+    def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
+        super().restore_files(restored)
+        self._due.forget()
+
+
+def _numbers(rows: pa.Table, field: pa.Field) -> Times:
+    numbers: Times = plain_column(rows.column(field.name)).to_numpy()
+    return numbers
