@@ -543,6 +543,10 @@ _OUTPUT_FILES = {
     "path": Field(TextKind(), "a directory; local or s3://", required=True),
     "rollEvery": Field(duration(), "the greatest age of a file that is still written"),
     "rollBytes": Field(size(), "the size at which a file ends"),
+    "compactEvery": Field(
+        IntegerKind(2), "checkpoints whose small files are merged before they become visible"
+    ),
+    "compactBytes": Field(size(), "the size from which on files are merged at once; rollBytes"),
     "ifExists": Field(
         ChoiceKind(tuple(policy.value for policy in IfExists)),
         "a run starts without state, and files of earlier runs are there: refuse, keep or delete them",

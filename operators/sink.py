@@ -229,6 +229,14 @@ class SinkWriter:
         block. A call may be missing, because notices can be lost: the next one then stands for both.
         """
 
+    def shows_output(self) -> bool:
+        """Return True if a commit up to the last roll makes records visible that this attempt has written.
+
+        It is False while a writer only holds back what it has written, such as to merge it first. Output of
+        earlier runs that is replaced stays until then.
+        """
+        return True
+
     def finish(self) -> Callable[[], None] | None:
         """End the data: no write follows (the last roll and commit still do).
 
@@ -513,8 +521,7 @@ class SinkOperator(Operator):
         self._kind = kind_of(sink)
         self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
-        self.wrote = False
-        """Whether the sink has taken records in this attempt."""
+        self._took_records = False
 
     @property
     def writer(self) -> SinkWriter:
@@ -575,7 +582,12 @@ class SinkOperator(Operator):
 
     def process(self, batch: Batch, input_index: int) -> None:
         self.writer.write(batch)
-        self.wrote = self.wrote or len(batch) > 0
+        self._took_records = self._took_records or len(batch) > 0
+
+    @property
+    def wrote(self) -> bool:
+        """Whether the sink has taken records in this attempt, of which commits make some visible."""
+        return self._took_records and self.writer.shows_output()
 
     def backlogged(self) -> bool:
         """Return True while its subtask shall read no records."""

@@ -8,15 +8,19 @@ A committable contains the checksum of its file. A local draft that changed whil
 published; for parts on S3 see `s3_drafts.py`. The file itself has no checksum, because other programs
 read it.
 
+A small file may also be *held*: it is a durable draft that is merged with others before it becomes visible
+(`compaction.py`).
+
 * Local (here): a draft lies in `<directory>/.headgate/<job>/<sink>/` and is renamed into the directory.
-* S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible.
+* S3 (`s3_drafts.py`): a draft is a multipart upload to the final key; completing it makes it visible. A
+  held file is an object below `<prefix>/.headgate/<job>/<sink>/`.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +28,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
+import pyarrow as pa
 import xxhash
 
 from ...errors import CorruptError, StorageError
@@ -38,7 +43,7 @@ class Committable(msgspec.Struct, frozen=True):
     """The place where the file becomes visible: a path, or bucket/key."""
     size_bytes: int
     draft: str = ""
-    """The path of the local draft."""
+    """The path of the local draft, or of a held file; on S3 it is bucket/key."""
     upload_id: str = ""
     parts: tuple[str, ...] = ()
     """The ETags of the parts of an S3 upload, in order."""
@@ -49,6 +54,12 @@ class Committable(msgspec.Struct, frozen=True):
     """The CRC-32 of each part of an S3 upload, in S3's form; empty if the store keeps none for parts."""
     whole_sum: str = ""
     """The CRC-32 of the whole file in the same form; empty if the store keeps none."""
+    held: bool = False
+    """Whether this is a part of a file that becomes visible at `target` later (`compaction.py`)."""
+    header_bytes: int = 0
+    """The size of the header of a held file."""
+    merged: tuple[str, ...] = ()
+    """The drafts of the held files that this file was merged from."""
 
 
 class Draft(Protocol):
@@ -61,6 +72,20 @@ class Draft(Protocol):
 
     def finish(self) -> Committable:
         """Make the file durable; blocks. It may be called again after it raised or returned."""
+        ...
+
+    def hold(self) -> Committable | None:
+        """Make the whole file durable where it can be read again, instead of finishing it; blocks.
+
+        It may be called again after it raised or returned.
+
+        Returns:
+            None if the file is too large for that. It can be finished then.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Write what waits in memory, as far as the file need not be finished for that; blocks."""
         ...
 
     def discard(self) -> None:
@@ -77,6 +102,31 @@ class Target(Protocol):
 
     def begin(self, name: str) -> Draft:
         """Start and return a draft of the file `name`."""
+        ...
+
+    def begin_merged(self, name: str, held: Committable) -> Draft:
+        """Start and return the draft `name` of the file that a group of held files becomes.
+
+        Args:
+            name: its name, if drafts have names of their own here.
+            held: one of the group.
+        """
+        ...
+
+    def content(self, held: Committable) -> pa.Buffer | None:
+        """Return the content of a held file; None: it is gone.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        ...
+
+    def is_visible(self, held: Committable) -> bool:
+        """Return True if the file is visible that a group of held files becomes."""
+        ...
+
+    def drop(self, drafts: Sequence[str]) -> None:
+        """Delete held files; absent ones are no error."""
         ...
 
     def names(self, prefix: str) -> Iterator[str]:
@@ -98,7 +148,7 @@ class Target(Protocol):
         ...
 
     def commit(self, committables: list[Committable]) -> None:
-        """Make drafts visible, unless they are already.
+        """Make drafts visible that are not held, unless they are already.
 
         Raises:
             CorruptError: a draft has changed since it was written.
@@ -114,6 +164,7 @@ class LocalTarget:
         self._directory = Path(directory)
         # Names may contain slashes; quoting keeps them one path component each, and distinct.
         hidden = self._directory / ".headgate" / quoted(job) / quoted(sink)
+        self._hidden = hidden
         self._drafts = self._directory if direct else hidden
         self._direct = direct
 
@@ -130,6 +181,33 @@ class LocalTarget:
             return _LocalDraft(self._drafts / name, self._directory / name, self._direct)
         except OSError as error:
             raise failed("begun", self._drafts / name, error) from error
+
+    def begin_merged(self, name: str, held: Committable) -> Draft:
+        try:
+            # The directory may be missing if the guarantee of the sink has changed since.
+            _make_directories(self._hidden)
+            return _LocalDraft(self._hidden / name, Path(held.target), direct=False)
+        except OSError as error:
+            raise failed("begun", self._hidden / name, error) from error
+
+    def content(self, held: Committable) -> pa.Buffer | None:
+        try:
+            with pa.memory_map(held.draft) as file:
+                return file.read_buffer()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise failed("read", held.draft, error) from error
+
+    def is_visible(self, held: Committable) -> bool:
+        return os.path.exists(held.target)
+
+    def drop(self, drafts: Sequence[str]) -> None:
+        for draft in drafts:
+            try:
+                Path(draft).unlink(missing_ok=True)
+            except OSError as error:
+                raise failed("deleted", draft, error) from error
 
     def names(self, prefix: str) -> Iterator[str]:
         for directory in {self._directory, self._drafts}:
@@ -186,6 +264,12 @@ class _LocalDraft:
         return Committable(
             str(self._target), self._size, draft=draft, checksum=self.stream.checksum()
         )
+
+    def hold(self) -> Committable | None:
+        return msgspec.structs.replace(self.finish(), held=True)
+
+    def flush(self) -> None:
+        return None
 
     def discard(self) -> None:
         if not self._direct:

@@ -20,11 +20,14 @@ import threading
 import zlib
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import md5
 from typing import Any, Final
+
+import pyarrow as pa
+from xxhash import xxh3_64
 
 from ...errors import CorruptError, StorageError, TargetAwayError, UsageError, check
 from ...operators.sink import OutputFile
@@ -45,6 +48,7 @@ _WHOLE: Final = "FULL_OBJECT"
 """The type of checksum that covers the bytes of the whole object, not the checksums of its parts."""
 _MARK = "headgate"
 """The key of the object metadata by which our own objects are recognised."""
+_ABSENT: Final = ("404", "NoSuchKey", "NotFound")
 _log = logging.getLogger("headgate.connectors")
 
 
@@ -61,6 +65,7 @@ class S3Target:
     ) -> None:
         self._location = location
         self._mark = f"{quoted(job)}/{quoted(sink)}"
+        self._hidden = f"{self._prefix}.headgate/{self._mark}/"
         self._options = options
         self._run_in_thread = run_in_thread
         self._begun: set[str] = set()
@@ -77,17 +82,42 @@ class S3Target:
             raise _no_bucket(self._location, error) from error
 
     def begin(self, name: str) -> Draft:
-        key = self._prefix + name
-        mark = f"{self._mark}/{name}"
-        self._begun.add(mark)
-        return _S3Draft(
-            self._client,
-            self._location.bucket,
-            key,
-            mark,
-            self._run_in_thread,
-            s3_service(self._options).upload_parts_max,
+        return self._draft(
+            self._location.bucket, self._prefix + name, f"{self._mark}/{name}", self._hidden + name
         )
+
+    def _draft(self, bucket: str, key: str, mark: str, hidden: str) -> Draft:
+        self._begun.add(mark)
+        parts_max = s3_service(self._options).upload_parts_max
+        return _S3Draft(self._client, bucket, key, mark, hidden, self._run_in_thread, parts_max)
+
+    def begin_merged(self, name: str, held: Committable) -> Draft:
+        bucket, _, key = held.target.partition("/")
+        # The restored checkpoint has the group, and so no upload of the merged file: what is there was
+        # begun for a checkpoint that was not completed.
+        for page in self._uploads(bucket, key):
+            for upload in page.get("Uploads", ()):
+                if upload["Key"] == key:
+                    _abort(self._client, bucket, key, upload["UploadId"])
+        return self._draft(bucket, key, held.mark, "")
+
+    def content(self, held: Committable) -> pa.Buffer | None:
+        bucket, _, key = held.draft.partition("/")
+        try:
+            return pa.py_buffer(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        except _errors() as error:
+            if _code(error) in _ABSENT:
+                return None
+            raise failed("read", f"s3://{held.draft}", error) from error
+
+    def is_visible(self, held: Committable) -> bool:
+        return _found(self._client, held) is not None
+
+    def drop(self, drafts: Sequence[str]) -> None:
+        for draft in drafts:
+            bucket, _, key = draft.partition("/")
+            _delete_object(self._client, bucket, key)
+            self._begun.discard(f"{self._mark}/{key.removeprefix(self._hidden)}")
 
     def names(self, prefix: str) -> Iterator[str]:
         for file in self.visible(prefix):
@@ -143,10 +173,7 @@ class S3Target:
 
     def drafts(self, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
         bucket, client = self._location.bucket, self._client
-        pages = client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=bucket, Prefix=self._prefix + prefix
-        )
-        for page in _listed(pages, self._location):
+        for page in self._uploads(bucket, self._prefix + prefix):
             for upload in page.get("Uploads", ()):
                 key, upload_id = upload["Key"], upload["UploadId"]
 
@@ -154,6 +181,20 @@ class S3Target:
                     _abort(client, bucket, key, upload_id)
 
                 yield key.removeprefix(self._prefix), abort
+        held = client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=self._hidden + prefix
+        )
+        for page in _listed(held, self._location):
+            for item in page.get("Contents", ()):
+                delete = partial(_delete_object, client, bucket, item["Key"])
+                yield item["Key"].removeprefix(self._hidden), delete
+
+    def _uploads(self, bucket: str, prefix: str) -> Iterator[Any]:
+        """Yield pages of the multipart uploads to keys with a prefix."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=bucket, Prefix=prefix
+        )
+        return _listed(pages, self._location)
 
     def commit(self, committables: list[Committable]) -> None:
         for committable in committables:
@@ -176,10 +217,13 @@ class _S3Draft:
         bucket: str,
         key: str,
         mark: str,
+        hidden: str,
         run_in_thread: Callable[[Callable[[], Any]], Any],
         waiting_max: int,
     ) -> None:
         self._client, self._bucket, self._key, self._mark = client, bucket, key, mark
+        self._hidden = hidden
+        """The key under which the file is held, if it is."""
         self._run_in_thread = run_in_thread
         self._waiting_max = waiting_max
         self.stream = _PartStream(self._add_part)
@@ -200,12 +244,7 @@ class _S3Draft:
         if not self._closed:
             self._closed = True
             self.stream.end()
-        try:
-            # Upload all waiting parts here: the threads meant for it may be busy, or be this one.
-            while not self._all_uploaded():
-                self._upload_one()
-        except _errors() as error:
-            raise failed("uploaded", f"s3://{self._bucket}/{self._key}", error) from error
+        self.flush()
         return Committable(
             f"{self._bucket}/{self._key}",
             self.stream.tell(),
@@ -215,6 +254,38 @@ class _S3Draft:
             part_sums=tuple(self._sums[number] for number in sorted(self._sums)),
             whole_sum=_base64(self._whole_sum) if self._sums_whole else "",
         )
+
+    def hold(self) -> Committable | None:
+        """Write the file as an object. One that has parts is too large: they cannot be read back."""
+        if self._parts:
+            return None
+        data = self.stream.waiting()
+        draft = f"{self._bucket}/{self._hidden}"
+        try:
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._hidden,
+                Body=data,
+                ContentMD5=b64encode(md5(data, usedforsecurity=False).digest()).decode(),
+            )
+        except _errors() as error:
+            raise failed("held", f"s3://{draft}", error) from error
+        return Committable(
+            f"{self._bucket}/{self._key}",
+            len(data),
+            draft=draft,
+            mark=self._mark,
+            checksum=xxh3_64(data).hexdigest(),
+            held=True,
+        )
+
+    def flush(self) -> None:
+        try:
+            # Upload all waiting parts here: the threads meant for it may be busy, or be this one.
+            while not self._all_uploaded():
+                self._upload_one()
+        except _errors() as error:
+            raise failed("uploaded", f"s3://{self._bucket}/{self._key}", error) from error
 
     def discard(self) -> None:
         self.stream.mute()
@@ -356,6 +427,10 @@ class _PartStream(io.RawIOBase):
     def tell(self) -> int:
         return self._size
 
+    def waiting(self) -> bytes:
+        """Return the bytes that are not in a part yet."""
+        return bytes(self._buffer)
+
     def mute(self) -> None:
         """Ignore all later writes, as the file is no longer wanted."""
         self._muted = True
@@ -401,7 +476,7 @@ def _complete(client: Any, committable: Committable) -> None:
                 "also those that other files hold already",
             ) from error
         if _code(error) != "NoSuchUpload":
-            raise _not_committed(committable, error) from error
+            raise _perhaps_away("committed", committable.target, error) from error
         raise StorageError(
             f"an upload of the checkpoint is gone, and its object is not there "
             f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
@@ -410,26 +485,38 @@ def _complete(client: Any, committable: Committable) -> None:
         ) from error
 
 
-def _not_committed(committable: Committable, error: Exception) -> StorageError:
-    """Return the error of a commit; one after which it is worth trying again says so."""
+def _perhaps_away(what: str, path: str, error: Exception) -> StorageError:
+    """Return the error of a request; one after which it is worth trying again says so."""
     from botocore.exceptions import ClientError
 
-    found = failed("committed", f"s3://{committable.target}", error)
+    found = failed(what, f"s3://{path}", error)
     refused = isinstance(error, ClientError) and _status(error) < 500 and _status(error) != 429
     return found if refused else TargetAwayError(found.message)
 
 
 def _is_there(client: Any, committable: Committable) -> bool:
     """Return True if the object exists and is ours."""
+    found = _found(client, committable)
+    return found is not None and bool(found["ContentLength"] == committable.size_bytes)
+
+
+def _found(client: Any, committable: Committable) -> Any:
+    """Return the description of an object that exists and has our mark; None: there is none."""
     bucket, _, key = committable.target.partition("/")
     try:
         found = client.head_object(Bucket=bucket, Key=key)
     except _errors() as error:
-        if _code(error) in ("404", "NoSuchKey", "NotFound"):
-            return False
-        raise _not_committed(committable, error) from error
-    same_mark = found.get("Metadata", {}).get(_MARK) == committable.mark
-    return bool(same_mark and found["ContentLength"] == committable.size_bytes)
+        if _code(error) in _ABSENT:
+            return None
+        raise _perhaps_away("committed", committable.target, error) from error
+    return found if found.get("Metadata", {}).get(_MARK) == committable.mark else None
+
+
+def _delete_object(client: Any, bucket: str, key: str) -> None:
+    try:
+        client.delete_object(Bucket=bucket, Key=key)
+    except _errors() as error:
+        raise _perhaps_away("deleted", f"{bucket}/{key}", error) from error
 
 
 def _abort(client: Any, bucket: str, key: str, upload_id: str) -> None:

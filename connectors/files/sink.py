@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +45,8 @@ from ...operators.sink import (
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
+from ..rows import check_count
+from .compaction import Compaction
 from .drafts import Committable, Draft, LocalTarget, Target
 from .formats import ENCODERS, Encoder, FileFormat, can_encode
 from .locations import (
@@ -110,6 +113,8 @@ class FileSink(Sink):
         roll_bytes: int,
         storage_options: Mapping[str, str],
         if_exists: IfExists = IfExists.ERROR,
+        compact_every: int | None = None,
+        compact_bytes: int | None = None,
     ) -> None:
         self.path = path
         self.format = format
@@ -118,6 +123,8 @@ class FileSink(Sink):
         self.roll_bytes = roll_bytes
         self.storage_options = dict(storage_options)
         self.if_exists = if_exists
+        self.compact_every = compact_every
+        self.compact_bytes = roll_bytes if compact_bytes is None else compact_bytes
         self.location = parse_location(path)
         self.place = str(self.location)
         self.extras = ("s3",) if self.location.scheme == "s3" else ()
@@ -191,10 +198,12 @@ class _File:
         self.draft = draft
         self._schema = schema
         self._encoder: Encoder = ENCODERS[format](draft.stream, schema)
+        self._header_bytes = draft.stream.tell()
         self._lock = threading.Lock()
         self._encoded = False
         self._broken: Exception | None = None
         self._committable: Committable | None = None
+        self._held: Committable | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.schema != self._schema:  # nullability and metadata may differ from batch to batch
@@ -225,6 +234,24 @@ class _File:
                 self._committable = self.draft.finish()
             return self._committable
 
+    def hold(self, limit: int) -> Committable | None:
+        """Make the file durable where it can be read again, to be merged with others; blocks.
+
+        It may be repeated, also from several threads.
+
+        Args:
+            limit: the size from which on it is no small file.
+
+        Returns:
+            None if it is not small, or if it was finished before.
+        """
+        with self._lock:
+            if self._held is None and self._committable is None:
+                self.encode_rest()
+                if self.draft.stream.tell() < limit and (held := self.draft.hold()) is not None:
+                    self._held = msgspec.structs.replace(held, header_bytes=self._header_bytes)
+            return self._held
+
     def discard(self) -> None:
         """Give up the file. Does not raise."""
         self.draft.discard()  # first, so that further writes of the encoder have no effect
@@ -247,6 +274,8 @@ class FileWriter(SinkWriter):
         self._failure: BaseException | None = None
         self._cancel_timer: Callable[[], None] | None = None
         self._schema: pa.Schema | None = None
+        self._rolls = 0
+        self._last = False
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -255,11 +284,13 @@ class FileWriter(SinkWriter):
         self._target = self._sink.target(
             context.job_name, context.operator_name, context.options, context.run_in_thread
         )
+        sink = self._sink
+        self._compaction = Compaction(self._target, sink.compact_every, sink.compact_bytes)
 
     def prepare(self) -> None:
         self._target.prepare()
         self._delete_dead_drafts()
-        self._number = self._first_free_number()
+        self._numbers = count(self._first_free_number())
 
     def write(self, batch: Batch) -> None:
         if self._failure is not None:
@@ -275,29 +306,47 @@ class FileWriter(SinkWriter):
             self._end_file()
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        self._after = checkpoint_id
+        before, self._after = self._after, checkpoint_id
+        self._rolls += 1
         files = self._take_ended()
-        if not files:
+        if not files and not self._compaction.waiting:
             return None
-        return lambda: self._finish_all(files)
+        roll, last = self._rolls, self._last
+
+        def pre_commit() -> list[bytes]:
+            if not self._staged:
+                self._show(files)
+            ended = files if self._staged else []
+            # A merged draft is new since the last checkpoint, as all others that this one gets.
+            made = self._compaction.pre_commit(ended, roll, lambda: self._name(before), last=last)
+            return [msgspec.msgpack.encode(committable) for committable in made]
+
+        return pre_commit
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        self._target.commit(
-            [msgspec.msgpack.decode(item, type=Committable) for item in committables]
-        )
+        decoded = [msgspec.msgpack.decode(item, type=Committable) for item in committables]
+        ready = [committable for committable in decoded if not committable.held]
+        self._target.commit(ready)
+        for committable in ready:
+            self._target.drop(committable.merged)
+        if not self._rolls:  # the files are those of the restored checkpoint
+            merged = {committable.target for committable in ready}
+            held = [each for each in decoded if each.held and each.target not in merged]
+            self._compaction.adopt(held)
+
+    def shows_output(self) -> bool:
+        return self._sink.compact_every is None or self._last or self._compaction.released
 
     def finish(self) -> Callable[[], None] | None:
         if self._failure is not None:
             raise self._failure
         if self._staged:
+            self._last = True
             return None
         # These guarantees do not wait for a checkpoint, and none has to follow.
         files = self._take_ended()
 
-        def finish_all() -> None:
-            self._finish_all(files)
-
-        return finish_all
+        return lambda: self._show(files)
 
     def close(self) -> None:
         self._stop_timer()
@@ -309,15 +358,19 @@ class FileWriter(SinkWriter):
     def _begin(self, schema: pa.Schema) -> _File:
         if self._schema is None:
             self._schema = schema.remove_metadata()
-        context = self.context
-        name = PartName(
-            self._tag, context.attempt, self._after, context.subtask_index, self._number
-        )
-        self._number += 1
-        draft = self._target.begin(f"{name}.{self._sink.format}")
+        draft = self._target.begin(self._name(self._after))
         if self._sink.roll_every_ms is not None:
-            self._cancel_timer = context.timers.call_later(self._sink.roll_every_ms, self._end_file)
+            self._cancel_timer = self.context.timers.call_later(
+                self._sink.roll_every_ms, self._end_file
+            )
         return _File(draft, self._sink.format, self._schema)
+
+    def _name(self, after: int) -> str:
+        """Return a new name for a file that was begun after a checkpoint. Also called by threads."""
+        context = self.context
+        number = next(self._numbers)
+        name = PartName(self._tag, context.attempt, after, context.subtask_index, number)
+        return f"{name}.{self._sink.format}"
 
     def _end_file(self) -> None:
         """End the file between two barriers, because of its size or age."""
@@ -328,7 +381,7 @@ class FileWriter(SinkWriter):
         self._closed.append(file)
         file.encode_rest()
         if not self._staged:
-            future = self.context.run_in_thread(lambda: self._finish_all([file]))
+            future = self.context.run_in_thread(lambda: self._show([file]))
             future.add_done_callback(lambda done: self._settle(file, done))
 
     def _take_ended(self) -> list[_File]:
@@ -342,16 +395,11 @@ class FileWriter(SinkWriter):
         files, self._closed = self._closed, []
         return files
 
-    def _finish_all(self, files: list[_File]) -> list[bytes]:
-        """Pre-commit files and, without exactly-once, commit them too. Runs in a thread, and may be
-        repeated.
-        """
+    def _show(self, files: list[_File]) -> None:
+        """Make files visible, without exactly-once. Runs in a thread, and may be repeated."""
         committables = [file.finish() for file in files]
-        if self._staged:
-            return [msgspec.msgpack.encode(committable) for committable in committables]
         with self._committing:  # a file that ended early may be committed by two threads
             self._target.commit(committables)
-        return []
 
     def _settle(self, file: _File, done: Any) -> None:
         """Note that a file that ended early is visible, so that nothing is left to do at the barrier, or
@@ -406,6 +454,8 @@ def files_sink(
     roll_bytes: str | int = ROLL_BYTES,
     storage_options: Mapping[str, str] | None = None,
     if_exists: IfExistsLike = "error",
+    compact_every: int | None = None,
+    compact_bytes: str | int | None = None,
 ) -> FileSink:
     """Return a sink that writes files into a directory, local or s3://bucket/prefix.
 
@@ -427,11 +477,25 @@ def files_sink(
             twice. `append`: the files stay, and the run writes beside them. `overwrite`: they are
             deleted as soon as the run has committed files of its own. A run that resumes from a
             checkpoint or savepoint goes on beside its files.
+        compact_every: the number of checkpoints whose small files are merged before they become visible;
+            with `exactly_once`. None: each file becomes visible with its checkpoint.
+        compact_bytes: the size from which on files are merged at once, or are not small; `roll_bytes` if
+            it is absent.
 
     Raises:
         UsageError: an argument is wrong.
     """
-    return _sink_of(format, path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
+    return _sink_of(
+        format,
+        path,
+        guarantee,
+        roll_every,
+        roll_bytes,
+        storage_options,
+        if_exists,
+        compact_every,
+        compact_bytes,
+    )
 
 
 def parquet_sink(
@@ -442,9 +506,21 @@ def parquet_sink(
     roll_bytes: str | int = ROLL_BYTES,
     storage_options: Mapping[str, str] | None = None,
     if_exists: IfExistsLike = "error",
+    compact_every: int | None = None,
+    compact_bytes: str | int | None = None,
 ) -> FileSink:
     """`files_sink` for Parquet."""
-    return _sink_of("parquet", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
+    return _sink_of(
+        "parquet",
+        path,
+        guarantee,
+        roll_every,
+        roll_bytes,
+        storage_options,
+        if_exists,
+        compact_every,
+        compact_bytes,
+    )
 
 
 def csv_sink(
@@ -455,9 +531,21 @@ def csv_sink(
     roll_bytes: str | int = ROLL_BYTES,
     storage_options: Mapping[str, str] | None = None,
     if_exists: IfExistsLike = "error",
+    compact_every: int | None = None,
+    compact_bytes: str | int | None = None,
 ) -> FileSink:
     """`files_sink` for CSV."""
-    return _sink_of("csv", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
+    return _sink_of(
+        "csv",
+        path,
+        guarantee,
+        roll_every,
+        roll_bytes,
+        storage_options,
+        if_exists,
+        compact_every,
+        compact_bytes,
+    )
 
 
 def json_sink(
@@ -468,9 +556,21 @@ def json_sink(
     roll_bytes: str | int = ROLL_BYTES,
     storage_options: Mapping[str, str] | None = None,
     if_exists: IfExistsLike = "error",
+    compact_every: int | None = None,
+    compact_bytes: str | int | None = None,
 ) -> FileSink:
     """`files_sink` for JSON lines."""
-    return _sink_of("json", path, guarantee, roll_every, roll_bytes, storage_options, if_exists)
+    return _sink_of(
+        "json",
+        path,
+        guarantee,
+        roll_every,
+        roll_bytes,
+        storage_options,
+        if_exists,
+        compact_every,
+        compact_bytes,
+    )
 
 
 def _sink_of(
@@ -481,18 +581,36 @@ def _sink_of(
     roll_bytes: str | int,
     storage_options: Mapping[str, str] | None,
     if_exists: IfExistsLike,
+    compact_every: int | None,
+    compact_bytes: str | int | None,
 ) -> FileSink:
     """Return the sink with these arguments, which `files_sink` documents."""
     if format not in ENCODERS:
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
         )
+    promised = parse_guarantee(guarantee)
+    if compact_every is not None:
+        check_count("compact_every", compact_every, 2)
+        if promised is not Guarantee.EXACTLY_ONCE:
+            raise UsageError(
+                f"files that become visible at once are not merged guarantee=`{promised.value}`",
+                fix='guarantee="exactly_once", or leave compact_every out',
+            )
+    elif compact_bytes is not None:
+        raise UsageError(
+            "compact_bytes has a meaning only with compact_every", fix="such as compact_every=10"
+        )
     return FileSink(
         address_of(path),
         format,
-        parse_guarantee(guarantee),
+        promised,
         None if roll_every is None else parse_duration(roll_every, "roll_every"),
         roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
         check_storage_options(storage_options),
         parse_if_exists(if_exists),
+        compact_every,
+        parse_size(compact_bytes, "compact_bytes")
+        if isinstance(compact_bytes, str)
+        else compact_bytes,
     )

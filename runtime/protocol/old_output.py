@@ -50,7 +50,7 @@ class OldOutput(Record, frozen=True, kw_only=True):
 
         Args:
             checkpoint_id: the checkpoint.
-            wrote: names of the sinks that have taken records before its barrier.
+            wrote: names of the sinks that have taken records before its barrier, and show some.
         """
         due = self.due | {
             name: checkpoint_id for name in self.sinks if name in wrote and name not in self.due

@@ -247,7 +247,7 @@ class OperatorChain:
         return all(chained.operator.settled() for chained in self.operators)
 
     def wrote(self) -> tuple[str, ...]:
-        """Return the names of the sinks that have taken records in this attempt."""
+        """Return the names of the sinks that have taken records in this attempt, and show some."""
         return tuple(
             chained.name
             for chained in self.operators
