@@ -32,6 +32,8 @@ from .iceberg.sink import iceberg_sink
 from .kafka.security import KafkaSecurity
 from .kafka.sink import kafka_sink
 from .kafka.source import kafka_source
+from .kinesis.sink import kinesis_sink
+from .kinesis.source import kinesis_source
 from .lines import socket_sink, socket_source, stdin_source
 from .nats.sink import nats_sink
 from .nats.source import nats_source
@@ -75,6 +77,8 @@ __all__ = [
     "json_source",
     "kafka_sink",
     "kafka_source",
+    "kinesis_sink",
+    "kinesis_source",
     "nats_sink",
     "nats_source",
     "nexmark",

@@ -134,7 +134,10 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         self._loop = asyncio.get_running_loop()
 
     def begin(self, positions: Sequence[P], kind: str) -> None:
-        """Begin to read splits; `kind` names the thread."""
+        """Begin to read splits; `kind` names the thread.
+
+        It may be called again, by a reader whose `fetch_forever` goes on until it is closed.
+        """
         for position in positions:
             self._positions[position.name] = position
             self._going_on[position.name] = None
@@ -142,8 +145,11 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
                 self.context.splits.opened(position.name)
         if positions:
             name = f"{kind} {self.context.operator_name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            else:
+                self.wake_thread()
 
     def poll(self) -> Batch | None:
         while True:
@@ -282,7 +288,7 @@ class LoopedReader(FetchedSplitsReader[P]):
     def __init__(self, buffer_bytes: int, policy: OnBadRecord, culprit: str) -> None:
         super().__init__(buffer_bytes, policy, culprit)
         self._thread_loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
 
     async def fetch_all(self) -> None:
         """Fetch pieces, and `put` them, until the reader is closed or all splits have ended."""
@@ -292,12 +298,23 @@ class LoopedReader(FetchedSplitsReader[P]):
         asyncio.run(self._fetch_in_loop())
 
     async def _fetch_in_loop(self) -> None:
-        self._changed, self._thread_loop = asyncio.Event(), asyncio.get_running_loop()
+        self._thread_loop = asyncio.get_running_loop()
         await self.fetch_all()
 
     def wake_thread(self) -> None:
-        if self._changed is not None:
-            self.call_in_thread(self._changed.set)
+        self.call_in_thread(self._note_change)
+
+    def _note_change(self) -> None:
+        for waiter in list(self._waiters):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def change(self) -> asyncio.Future[None]:
+        """Return a future of the next change of what the thread and the mailbox share."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        waiter.add_done_callback(self._waiters.discard)
+        return waiter
 
     def call_in_thread(self, function: Callable[[], object]) -> None:
         """Call a function that does not block in the thread, if it runs."""
@@ -307,15 +324,15 @@ class LoopedReader(FetchedSplitsReader[P]):
 
     async def has_room(self, name: str) -> bool:
         """Wait until the split may be read; return False if the reader is closed."""
-        assert self._changed is not None
         while True:
-            self._changed.clear()
+            change = self.change()
             with self._shared.changed:
-                if self._shared.closed:
-                    return False
-                if self.readable([name]):
-                    return True
-            await self._changed.wait()
+                there = self._shared.closed or bool(self.readable([name]))
+                closed = self._shared.closed
+            if there:
+                change.cancel()
+                return not closed
+            await change
 
 
 class OneSplit(msgspec.Struct):

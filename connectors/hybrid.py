@@ -310,8 +310,8 @@ def _check_live(live: Source) -> None:
         )
     if live.splits_end:
         raise UsageError(
-            f"a hybrid source does not look for further files live=`{live.describe()}`",
-            fix="read the directory alone: with discover_every it begins with the files that are there",
+            f"a hybrid source does not look for further splits live=`{live.describe()}`",
+            fix="read it alone: it begins with what is there, and goes on with what is new",
         )
     if live.needs_storage:
         raise UsageError(

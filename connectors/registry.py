@@ -62,6 +62,8 @@ from .kafka.security import MECHANISMS, KafkaSecurity
 from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
+from .kinesis import manifest as kinesis
+from .kinesis.sink import KinesisSink
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
 from .nats import manifest as nats
 from .nats.sink import NatsSink
@@ -477,6 +479,11 @@ SOURCES["nats"] = SourceConnector(
     _files(nats.make_source),
     bad_records=True,
 )
+SOURCES["kinesis"] = SourceConnector(
+    Section("kinesis", {**kinesis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(kinesis.make_source),
+    bad_records=True,
+)
 SOURCES["redis"] = SourceConnector(
     Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(redis.make_source),
@@ -721,6 +728,9 @@ SINKS: dict[str, SinkConnector] = {
         PostgresSink.guarantees,
     ),
     "nats": SinkConnector(Section("nats", nats.SINK), _sink(nats.make_sink), NatsSink.guarantees),
+    "kinesis": SinkConnector(
+        Section("kinesis", kinesis.SINK), _sink(kinesis.make_sink), KinesisSink.guarantees
+    ),
     "redis": SinkConnector(
         Section("redis", redis.SINK), _sink(redis.make_sink), RedisSink.guarantees
     ),

@@ -11,6 +11,7 @@ _PACKAGES: Final = {
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg", "pyiceberg_core", "sqlalchemy"),
     "kafka": ("confluent_kafka", "kafka"),
+    "kinesis": ("aiobotocore",),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -99,3 +99,9 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a plain or a coroutine function."""
     made = function(*arguments)
     return await made if inspect.isawaitable(made) else made
+
+
+def in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in a thread with an event loop of its own, and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()

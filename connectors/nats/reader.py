@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from ...errors import SourceError, StateError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece
 from ..formats.format import UndecodableError
+from ..messages import with_metadata
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -308,7 +309,19 @@ class NatsReader(LoopedReader[NatsSplit]):
         good = [n for n in range(len(found)) if n not in places]
         batch = decoded.batch()
         if batch is not None:
-            batch = self._with_metadata(batch, [(found[n], metas[n]) for n in good])
+            of = [(found[n], metas[n]) for n in good]
+            batch = with_metadata(
+                batch,
+                self._schema,
+                self._settings.metadata,
+                METADATA,
+                {
+                    "subject": lambda: [message.subject for message, _ in of],
+                    "sequence": lambda: [meta.sequence.stream for _, meta in of],
+                    "timestamp": lambda: [meta.timestamp for _, meta in of],
+                    "headers": lambda: [_headers_of(message) for message, _ in of],
+                },
+            )
         return Piece(
             msgspec.structs.replace(at),
             batch,
@@ -318,28 +331,6 @@ class NatsReader(LoopedReader[NatsSplit]):
             int(metas[0].timestamp.timestamp() * 1000) if metas else -1,
             ended,
         )
-
-    def _with_metadata(
-        self, values: pa.RecordBatch, messages: list[tuple[Any, Any]]
-    ) -> pa.RecordBatch:
-        """Return the rows with the columns of `metadata`, and only those columns that are read."""
-        made = {column: kind for kind, column in self._settings.metadata.items()}
-        columns = [
-            pa.array(_METADATA[made[column.name]](messages), METADATA[made[column.name]])
-            if column.name in made
-            else values.column(column.name)
-            for column in self._schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-_METADATA: Final[dict[str, Callable[[list[tuple[Any, Any]]], list[Any]]]] = {
-    "subject": lambda messages: [message.subject for message, _ in messages],
-    "sequence": lambda messages: [meta.sequence.stream for _, meta in messages],
-    "timestamp": lambda messages: [meta.timestamp for _, meta in messages],
-    "headers": lambda messages: [_headers_of(message) for message, _ in messages],
-}
-"""The values of a column of metadata."""
 
 
 def _headers_of(message: Any) -> list[dict[str, str]] | None:

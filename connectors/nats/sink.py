@@ -26,6 +26,7 @@ from ..files.sink import tag_of
 from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
+from ..functions.loop_thread import in_thread
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..rows import check_count
 from .client import (
@@ -38,7 +39,6 @@ from .client import (
     is_lost,
     reason_of,
 )
-from .source import in_thread
 
 FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 WRITABLE: Final = ("subject", "id")

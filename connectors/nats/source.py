@@ -7,10 +7,7 @@ checkpoints.
 
 from __future__ import annotations
 
-import asyncio
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
@@ -21,11 +18,13 @@ from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
-from ...operators.source import Record, Record_co, Source, SourceReader
+from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
+from ..functions.loop_thread import in_thread
+from ..messages import MessageSource, check_metadata
 from ..rows import check_count
 from .client import Servers, cannot_use, connected, is_missing
 from .model import (
@@ -45,7 +44,7 @@ ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
 T = TypeVar("T")
 
 
-class NatsSource(Source[Record_co]):
+class NatsSource(MessageSource[Record_co]):
     """The messages of a stream, each read exactly once."""
 
     rejected_schema = REJECTED_SCHEMA
@@ -53,28 +52,10 @@ class NatsSource(Source[Record_co]):
     def __init__(
         self, settings: NatsSettings, values: pa.Schema, row_type: type[Any] | None
     ) -> None:
+        super().__init__(values, settings.metadata, METADATA, row_type, frozenset({"headers"}))
         self.settings = settings
         self.extras = ("nats", *settings.format.extras)
-        self.values = values
-        """The columns made of the data of messages."""
         self.bounded = settings.stop is not None
-        self.row_type = row_type
-        self._columns: tuple[str, ...] | None = None
-
-    @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
-        """The columns of messages, then those of `metadata`; only the columns that are read."""
-        metadata = [
-            pa.field(column, METADATA[kind], nullable=kind == "headers")
-            for kind, column in self.settings.metadata.items()
-        ]
-        return pa.schema(
-            [
-                field
-                for field in [*self.values, *metadata]
-                if self._columns is None or field.name in self._columns
-            ]
-        )
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split for the stream, or one per subject, with the first and the last message."""
@@ -88,25 +69,10 @@ class NatsSource(Source[Record_co]):
     def reader(self) -> SourceReader:
         return NatsReader(self.settings, self.values, self.schema)
 
-    def with_columns(self, columns: Sequence[str]) -> NatsSource[Record_co]:
-        """Return a source that reads only these columns. The format of a message is checked as a whole."""
-        # At least one column stays: a batch without columns has no rows to count.
-        wanted = tuple(name for name in self.schema.names if name in set(columns))
-        narrow = copy.copy(self)
-        narrow._columns = wanted or (self.schema.names[0],)
-        narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
-        return narrow
-
     def describe(self) -> str:
         settings = self.settings
         subjects = f": {', '.join(settings.subjects)}" if settings.subjects else ""
         return f"nats({settings.stream}{subjects})"
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run a coroutine in a thread with an event loop of its own, and return its result."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(work())).result()
 
 
 async def _plan(settings: NatsSettings) -> list[NatsSplit]:
@@ -310,7 +276,7 @@ def nats_source(
         schema = made.columns()
     values = to_schema(schema)
     made.check_columns(values)
-    kinds = _check_metadata(metadata or {}, values)
+    kinds = check_metadata(metadata, list(METADATA), values, "messages")
     _check_position("start", start, ("earliest", "latest"), least=1)
     if stop is not None:
         _check_position("stop", stop, ("latest",), least=0)
@@ -362,20 +328,6 @@ def _check_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
                     fix="it would be read twice; keep one of them, or make them disjoint",
                 )
     return subjects
-
-
-def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:
-    for kind, column in metadata.items():
-        if kind not in METADATA:
-            raise UsageError(
-                f"messages have no such metadata metadata=`{kind}`",
-                fix=suggest(kind, list(METADATA), "metadata"),
-            )
-        if column in values.names or list(metadata.values()).count(column) > 1:
-            raise UsageError(
-                f"two columns have the same name column=`{column}`", fix="rename one of them"
-            )
-    return dict(metadata)
 
 
 def _check_position(name: str, given: object, words: Sequence[str], *, least: int) -> None:

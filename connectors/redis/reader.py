@@ -15,6 +15,7 @@ import pyarrow as pa
 from ...errors import SourceError, StateError
 from ..fetched_splits import FetchedSplitsReader, Piece
 from ..formats.format import UndecodableError
+from ..messages import with_metadata
 from .client import cannot_use, connect, is_lost, persistently, reason_of, too_old
 from .fields import Fields, fields_decoder, payload_decoder
 from .model import (
@@ -315,31 +316,27 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
             places = {index for index, _ in decoded.bad}
             ids = [id_ for index, id_ in enumerate(ids) if index not in places]
         batch = decoded.batch()
+        if batch is not None:
+            batch = with_metadata(
+                batch,
+                self._schema,
+                self._settings.metadata,
+                METADATA,
+                {
+                    "stream": lambda: [at.stream] * len(ids),
+                    "id": lambda: ids,
+                    "timestamp": lambda: [order_of(id_)[0] for id_ in ids],
+                },
+            )
         return Piece(
             msgspec.structs.replace(at),
-            None if batch is None else self._with_metadata(batch, at.stream, ids),
+            batch,
             ids,
             bad,
             sum(sizes) + _ENTRY_BYTES,
             order_of(ids[0])[0] if ids else -1,
             ended,
         )
-
-    def _with_metadata(self, values: pa.RecordBatch, stream: str, ids: list[str]) -> pa.RecordBatch:
-        """Return the rows with the columns of `metadata`, and only those columns that are read."""
-        made = {column: kind for kind, column in self._settings.metadata.items()}
-        find: dict[str, Callable[[], list[Any]]] = {
-            "stream": lambda: [stream] * len(ids),
-            "id": lambda: ids,
-            "timestamp": lambda: [order_of(id_)[0] for id_ in ids],
-        }
-        columns = [
-            pa.array(find[made[column.name]](), METADATA[made[column.name]])
-            if column.name in made
-            else values.column(column.name)
-            for column in self._schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _look_up_ends(self) -> None:
         import redis

@@ -6,7 +6,6 @@ groups are not used for reading. Positions are written to a group on request, fo
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict, Unpack, overload
@@ -18,11 +17,12 @@ from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
-from ...operators.source import Record, Record_co, Source, SourceReader
+from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
+from ..messages import MessageSource, check_metadata
 from ..rows import check_count
 from .client import Address, cannot_use, connect, is_lost, reason_of, too_old
 from .fields import check_columns
@@ -54,7 +54,7 @@ ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
 ON_MISSING: Final[tuple[OnMissing, ...]] = ("fail", "wait")
 
 
-class RedisSource(Source[Record_co]):
+class RedisSource(MessageSource[Record_co]):
     """The entries of some streams, each read exactly once."""
 
     rejected_schema = REJECTED_SCHEMA
@@ -62,28 +62,10 @@ class RedisSource(Source[Record_co]):
     def __init__(
         self, settings: RedisSettings, values: pa.Schema, row_type: type[Any] | None
     ) -> None:
+        super().__init__(values, settings.metadata, METADATA, row_type)
         self.settings = settings
         self.extras = ("redis", *(settings.format.extras if settings.format is not None else ()))
-        self.values = values
-        """The columns made of the fields of entries."""
         self.bounded = settings.stop is not None
-        self.row_type = row_type
-        self._columns: tuple[str, ...] | None = None
-
-    @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
-        """The columns of entries, then those of `metadata`; only the columns that are read."""
-        metadata = [
-            pa.field(column, METADATA[kind], nullable=False)
-            for kind, column in self.settings.metadata.items()
-        ]
-        return pa.schema(
-            [
-                field
-                for field in [*self.values, *metadata]
-                if self._columns is None or field.name in self._columns
-            ]
-        )
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per stream, with the ids where reading starts and stops."""
@@ -103,15 +85,6 @@ class RedisSource(Source[Record_co]):
 
     def reader(self) -> SourceReader:
         return RedisReader(self.settings, self.values, self.schema)
-
-    def with_columns(self, columns: Sequence[str]) -> RedisSource[Record_co]:
-        """Return a source that reads only these columns. The format of a payload is checked as a whole."""
-        # At least one column stays: a batch without columns has no rows to count.
-        wanted = tuple(name for name in self.schema.names if name in set(columns))
-        narrow = copy.copy(self)
-        narrow._columns = wanted or (self.schema.names[0],)
-        narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
-        return narrow
 
     def describe(self) -> str:
         return f"redis({', '.join(self.settings.streams)})"
@@ -318,7 +291,7 @@ def redis_source(
         schema = made.columns()
     values = to_schema(schema)
     check_columns(values) if made is None else made.check_columns(values)
-    kinds = _check_metadata(metadata or {}, values)
+    kinds = check_metadata(metadata, list(METADATA), values, "entries")
     _check_position("start", start, ("earliest", "latest"), names)
     if stop is not None:
         _check_position("stop", stop, ("latest",), names)
@@ -365,20 +338,6 @@ def parse_format(format: Any, delimiter: str | None, known: Sequence[str]) -> Fo
             f"no such format of entries format=`{format}`", fix=suggest(format, known, "formats")
         )
     return to_format(format, delimiter)
-
-
-def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:
-    for kind, column in metadata.items():
-        if kind not in METADATA:
-            raise UsageError(
-                f"entries have no such metadata metadata=`{kind}`",
-                fix=suggest(kind, list(METADATA), "metadata"),
-            )
-        if column in values.names or list(metadata.values()).count(column) > 1:
-            raise UsageError(
-                f"two columns have the same name column=`{column}`", fix="rename one of them"
-            )
-    return dict(metadata)
 
 
 def _check_position(name: str, given: object, words: Sequence[str], streams: Sequence[str]) -> None:

@@ -296,7 +296,7 @@ def test_what_cannot_be(directory: Path) -> None:
     with pytest.raises(UsageError, match="no such directory"):
         csv_source(directory / "absent" / "*.csv", SCHEMA, discover_every="1s").splits(1)
     growing = throttle(csv_source(inbox, SCHEMA, discover_every="1s"), 10)
-    with pytest.raises(UsageError, match="does not look for further files"):
+    with pytest.raises(UsageError, match="does not look for further splits"):
         hybrid_source(csv_source(inbox, SCHEMA), growing)
     with pytest.raises(UsageError, match="the history has no end"):
         hybrid_source(growing, csv_source(inbox, SCHEMA))

@@ -1,0 +1,150 @@
+"""Services of AWS: how they are reached, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from ..errors import SourceError, UsageError
+
+ANSWER_S_MAX: Final = 15
+"""The time in which a service has to answer a request."""
+AWAY_S: Final = 30.0
+"""A service that is away is tried again for this time."""
+PAUSE_S: Final = 0.5
+"""The pause before a request is made again."""
+_THROTTLED: Final = frozenset(
+    {
+        *("ProvisionedThroughputExceededException", "LimitExceededException", "Throttling"),
+        *(
+            "ThrottlingException",
+            "RequestLimitExceeded",
+            "KMSThrottlingException",
+            "RequestThrottled",
+        ),
+    }
+)
+_FAILING: Final = frozenset({500, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class AwsService:
+    """A service of one region, with the credentials that AWS clients find by themselves.
+
+    Attributes:
+        kind: its name, as in `boto3.client`.
+        region: its region; None: that of the environment.
+        endpoint: the address of another service with the same requests; None: that of AWS.
+    """
+
+    kind: str
+    region: str | None = None
+    endpoint: str | None = None
+
+    def check(self) -> None:
+        """Check the form of the address.
+
+        Raises:
+            UsageError: it is not that of a service.
+        """
+        if self.endpoint is None:
+            return
+        try:
+            parts = urlsplit(self.endpoint)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+            fits = fits and "@" not in parts.netloc and not parts.query
+            fits = fits and (parts.port is None or parts.port > 0)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise UsageError(
+                "not the address of a service endpoint=",
+                fix='endpoint="https://host:port", without credentials',
+            )
+
+    def __str__(self) -> str:
+        """Return the address, or the region."""
+        return self.endpoint or self.region or "the region of the environment"
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        """Yield a client for the time of the block. It makes each request once.
+
+        Raises:
+            SourceError: there is no region, or no credentials.
+        """
+        from aiobotocore.config import AioConfig
+        from aiobotocore.session import get_session
+        from botocore.exceptions import BotoCoreError
+
+        session = get_session()
+        session.register_component("data_loader", service_models())
+
+        config = AioConfig(
+            connect_timeout=ANSWER_S_MAX,
+            read_timeout=ANSWER_S_MAX,
+            retries={"mode": "standard", "total_max_attempts": 1},
+        )
+        try:
+            made = session.create_client(
+                self.kind, region_name=self.region, endpoint_url=self.endpoint, config=config
+            )
+            client = await made.__aenter__()
+        except BotoCoreError as error:
+            raise self.cannot_use(error) from error
+        try:
+            yield client
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), ANSWER_S_MAX)
+
+    def cannot_use(self, error: BaseException) -> SourceError:
+        """Return the error for a service that does not answer, or refuses us."""
+        return SourceError(
+            f"the service cannot be used service=`{self.kind}` at=`{self}`: {reason_of(error)}",
+            fix="check the region, the credentials (those of the AWS client: environment, profile or role) "
+            "and the network, on all machines of the cluster",
+        )
+
+
+@cache
+def service_models() -> Any:
+    """Return the descriptions of services, which take long to read."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code with which a service has refused a request; empty: it has not."""
+    response = getattr(error, "response", None)
+    told = response.get("Error", {}) if isinstance(response, dict) else {}
+    return str(told.get("Code", ""))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of the service or of the client, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Return True if a service asks for fewer requests."""
+    return code_of(error) in _THROTTLED
+
+
+def is_away(error: BaseException) -> bool:
+    """Return True if a service did not answer, or failed, so that trying again may help."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.ClientError):
+        told = error.response.get("ResponseMetadata", {})
+        return told.get("HTTPStatusCode") in _FAILING
+    lost = (exceptions.HTTPClientError, exceptions.ConnectionError)
+    return isinstance(error, (*lost, OSError, asyncio.TimeoutError)) and not isinstance(
+        error, exceptions.SSLError
+    )

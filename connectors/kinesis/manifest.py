@@ -1,0 +1,83 @@
+"""The fields of the connectors `kinesis` in a manifest."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...api.manifest.fields import (
+    ChoiceKind,
+    Field,
+    Items,
+    OneOf,
+    Section,
+    TextKind,
+    duration,
+    size,
+)
+from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.fields import format_field, read_format
+from ..formats.text import FORMATS
+from ..rows import parse_time
+from . import sink
+from .model import METADATA
+from .sink import kinesis_sink
+from .source import ON_LOST, kinesis_source
+
+_STREAM: Final = {
+    "stream": Field(TextKind(), "the name of the stream", required=True),
+    "region": Field(TextKind(), "the region of the stream; that of the environment"),
+    "endpoint": Field(
+        TextKind(), "the address of another service with the same requests; that of AWS"
+    ),
+}
+_POSITION: Final = {
+    "time": Field(TextKind(), "a time, such as `2026-01-31T12:00:00Z`", required=True),
+}
+SOURCE: Final = {
+    **_STREAM,
+    "format": format_field(FORMATS),
+    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
+    "metadata": Field(
+        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
+        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    ),
+    "start": Field(
+        OneOf(Section("start", _POSITION), ChoiceKind(("trim_horizon", "latest"))),
+        "where a run without state begins; trim_horizon",
+    ),
+    "stop": Field(
+        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
+        "where reading ends; absent: never",
+    ),
+    "every": Field(duration(), "the pause between two requests to a shard; 250ms"),
+    "discoverEvery": Field(duration(), "how often it is asked which shards there are; 10s"),
+    "onLost": Field(
+        ChoiceKind(ON_LOST), "records may have been deleted before they were read; fail"
+    ),
+    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+}
+SINK: Final = {
+    **_STREAM,
+    "format": format_field(sink.FORMATS),
+    "partitionKey": Field(
+        TextKind(), "the column that decides the shard of a record; absent: a random key"
+    ),
+}
+
+
+def make_source(*, stream: str, **arguments: Any) -> Source:
+    """Return the source with these fields of a manifest as arguments."""
+    for name in ("start", "stop"):
+        if isinstance(arguments.get(name), dict):
+            arguments[name] = parse_time(name, arguments[name]["time"])
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return kinesis_source(stream, **arguments)
+
+
+def make_sink(*, stream: str, **arguments: Any) -> Sink:
+    """Return the sink with these fields of a manifest as arguments."""
+    if "format" in arguments:
+        arguments["format"] = read_format(arguments["format"])
+    return kinesis_sink(stream, **arguments)

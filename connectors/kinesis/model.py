@@ -1,0 +1,99 @@
+"""The settings and splits that the source of Kinesis shares with its readers, and columns of metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import StateError
+from ..aws import AwsService
+from ..bad_records import OnBadRecord
+from ..formats.format import Format
+from ..messages import MetadataTypes
+
+REJECTED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("sequence_number", pa.string(), nullable=False),
+        pa.field("partition_key", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("data", pa.binary()),
+    ]
+)
+"""The columns of the side output `rejected`."""
+METADATA: Final[MetadataTypes] = {
+    "partition_key": pa.string(),
+    "sequence_number": pa.string(),
+    "shard": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+"""The parts of a record beside its data, and the types of their columns."""
+OnLost: TypeAlias = Literal["fail", "skip"]
+Start: TypeAlias = Literal["trim_horizon", "latest"] | datetime
+Stop: TypeAlias = Literal["latest"] | datetime
+
+
+class ShardSplit(msgspec.Struct, omit_defaults=True):
+    """A split: a shard, and the position in it.
+
+    Attributes:
+        stream: the name of the stream.
+        shard: the id of the shard.
+        after: the sequence number of the last record that was read; empty: none was.
+        since_ms: without `after`: the time from which records are read; 0: from the first one.
+        read_to_ms: all records that arrived before this time have been read; 0: that is not known.
+        stop_ms: the time from which records are not read any more; None: there is no end.
+        ended: there is nothing to read: the shard was closed before the source began.
+        parents: the ids of the shards that it came of.
+    """
+
+    stream: str
+    shard: str
+    after: str = ""
+    since_ms: int = 0
+    read_to_ms: int = 0
+    stop_ms: int | None = None
+    ended: bool = False
+    parents: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return self.shard
+
+
+def decoded(split: bytes) -> ShardSplit:
+    """Return a split as a shard.
+
+    Raises:
+        StateError: it is the split of another source.
+    """
+    try:
+        return msgspec.msgpack.decode(split, type=ShardSplit)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            "the restored positions are not those of a Kinesis source: it was another source before",
+            fix="give it another name, so that it begins from the start; or start the job fresh",
+        ) from error
+
+
+@dataclass(frozen=True)
+class KinesisSettings:
+    """The arguments of `kinesis_source`, which documents them."""
+
+    stream: str
+    service: AwsService
+    format: Format
+    metadata: dict[str, str]
+    start: Start
+    stop: Stop | None
+    every_ms: int
+    on_bad_record: OnBadRecord
+    on_lost: OnLost
+    batch_rows: int
+    buffer_bytes: int

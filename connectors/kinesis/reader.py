@@ -1,0 +1,332 @@
+"""Reads the shards of one subtask: coroutines in a thread fetch and decode, the mailbox takes pieces.
+
+Each shard has an *iterator*, which the service makes for a position, and replaces with each answer. An
+iterator that has expired is made again for the position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import SourceError, StateError
+from ..aws import AWAY_S, PAUSE_S, code_of, is_away, is_throttled, reason_of
+from ..fetched_splits import LoopedReader, Piece
+from ..formats.format import UndecodableError
+from ..messages import with_metadata
+from .model import METADATA, REJECTED_SCHEMA, KinesisSettings, ShardSplit, decoded
+
+_RECORD_BYTES: Final = 500
+"""About what a record takes beside its data."""
+_LIMIT: Final = 10_000
+"""The most records that the service gives at once."""
+_HOUR_MS: Final = 3_600_000
+_KEEP_MS: Final = 60_000
+"""How often the position of a shard without records is noted, so that it does not look too old."""
+_log = logging.getLogger("headgate.connectors.kinesis")
+
+
+class _Answered:
+    """When the service answered last, for all shards."""
+
+    def __init__(self, now_s: float) -> None:
+        self.at_s = now_s
+
+
+class KinesisReader(LoopedReader[ShardSplit]):
+    """Reads some shards."""
+
+    def __init__(self, settings: KinesisSettings, values: pa.Schema, schema: pa.Schema) -> None:
+        """Make a reader.
+
+        Args:
+            settings: of the source.
+            values: the columns made of the data of records.
+            schema: the columns to return.
+        """
+        super().__init__(settings.buffer_bytes, settings.on_bad_record, "what writes to the stream")
+        self._settings = settings
+        self._schema = schema
+        self._decode = settings.format.decoder(values)
+        self._added: list[ShardSplit] = []
+        """Shards for the thread to begin; `_shared.changed` guards them."""
+        self._behind_ms: dict[str, int] = {}
+        """How far the positions of the thread are behind the end of each shard, as the service says."""
+        self._limit = min(_LIMIT, max(settings.batch_rows, 64))
+        self._retention_ms = 0
+
+    # -- the mailbox --------------------------------------------------------------------------------
+
+    def add_splits(self, splits: Sequence[bytes]) -> None:
+        added = [msgspec.structs.replace(decoded(split), parents=()) for split in splits]
+        for split in added:
+            if split.stop_ms is not None and self._settings.stop is None:
+                raise _no_stop_any_more(split)
+        with self._shared.changed:
+            self._added += [msgspec.structs.replace(split) for split in added]
+        self.begin(added, "kinesis")
+
+    def cut(self, piece: Piece[ShardSplit], rows: int) -> ShardSplit:
+        after, arrived_ms = piece.marks[rows - 1]
+        return msgspec.structs.replace(piece.position, after=after, read_to_ms=arrived_ms)
+
+    def first_bad(self, piece: Piece[ShardSplit]) -> tuple[str, str, bytes]:
+        record, reason = piece.bad[0]
+        at = piece.position
+        where = f"{at.stream} {at.shard} sequence number {record['SequenceNumber']}"
+        return where, reason, record["Data"]
+
+    def rejected(self, piece: Piece[ShardSplit]) -> pa.RecordBatch:
+        rows = [
+            {
+                "stream": piece.position.stream,
+                "shard": piece.position.shard,
+                "sequence_number": record["SequenceNumber"],
+                "partition_key": record["PartitionKey"],
+                "reason": reason,
+                "data": record["Data"],
+            }
+            for record, reason in piece.bad
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
+
+    def lag_s(self) -> float | None:
+        """Return how far the shard that is behind the most is behind its end."""
+        behind_s = max(self._behind_ms.copy().values(), default=0) / 1000
+        return max(behind_s, super().lag_s() or 0.0)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    async def fetch_all(self) -> None:
+        """Read all shards, those that are added later as well, until the reader is closed."""
+        service = self._settings.service
+        readings: set[asyncio.Task[None]] = set()
+        async with service.client() as client:
+            self._answered = _Answered(self.context.clock.monotonic())
+            self._retention_ms = await self._retention(client)
+            try:
+                while True:
+                    change = self.change()
+                    with self._shared.changed:
+                        added, self._added = self._added, []
+                    if self.is_closed():
+                        return
+                    readings |= {asyncio.create_task(self._read(client, at)) for at in added}
+                    await asyncio.wait({*readings, change}, return_when=asyncio.FIRST_COMPLETED)
+                    change.cancel()
+                    for each in [each for each in readings if each.done()]:
+                        readings.discard(each)
+                        each.result()
+            finally:
+                for each in readings:
+                    each.cancel()
+                await asyncio.gather(*readings, return_exceptions=True)
+
+    async def _retention(self, client: Any) -> int:
+        """Return for how many ms the stream keeps records."""
+        from botocore.exceptions import ClientError
+
+        stream = self._settings.stream
+        try:
+            found = await self._ask(client.describe_stream_summary, StreamName=stream)
+        except ClientError as error:
+            raise cannot_read(stream, error) from error
+        return int(found["StreamDescriptionSummary"]["RetentionPeriodHours"]) * _HOUR_MS
+
+    async def _ask(self, request: Any, **arguments: Any) -> Any:
+        """Make a request that may be repeated, again while the service is away for a moment.
+
+        Raises:
+            SourceError: it stays away.
+            botocore.exceptions.ClientError: it refuses the request.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        clock = self.context.clock
+        while True:
+            try:
+                answer = await request(**arguments)
+            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
+                if is_throttled(error):
+                    self._answered.at_s = clock.monotonic()
+                elif code_of(error) and not is_away(error):
+                    raise
+                elif not is_away(error) or clock.monotonic() - self._answered.at_s > AWAY_S:
+                    raise self._settings.service.cannot_use(error) from error
+                _log.debug("a request to Kinesis is made again: %s", reason_of(error))
+                await asyncio.sleep(PAUSE_S)
+            else:
+                self._answered.at_s = clock.monotonic()
+                return answer
+
+    async def _read(self, client: Any, at: ShardSplit) -> None:
+        """Read a shard until it ends."""
+        from botocore.exceptions import ClientError
+
+        iterator: str | None = None
+        pause_s = self._settings.every_ms / 1000
+        while not at.ended and await self.has_room(at.name):
+            lost = self._check_retention(at)
+            try:
+                if iterator is None:
+                    iterator = await self._iterator(client, at)
+                asked_ms = self.context.clock.now_ms()
+                answer = await self._ask(
+                    client.get_records, ShardIterator=iterator, Limit=self._limit
+                )
+            except ClientError as error:
+                if code_of(error) == "ExpiredIteratorException":
+                    iterator = None
+                    continue
+                if code_of(error) == "ResourceNotFoundException" and self._lose(at, "the shard"):
+                    self.put(self._end(at), lost=1)
+                    return
+                raise cannot_read(f"{at.stream} {at.shard}", error) from error
+            iterator = answer.get("NextShardIterator")
+            self._take(at, answer, asked_ms, iterator is None, lost)
+            if iterator is not None and not at.ended:
+                await asyncio.sleep(pause_s)
+        if at.ended:
+            self.put(self._end(at))
+
+    def _end(self, at: ShardSplit) -> Piece[ShardSplit]:
+        self._behind_ms.pop(at.name, None)
+        return Piece(msgspec.structs.replace(at), ended=True)
+
+    async def _iterator(self, client: Any, at: ShardSplit) -> str:
+        """Return an iterator that begins at the position of a shard."""
+        place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
+        if at.after:
+            place = {
+                "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
+                "StartingSequenceNumber": at.after,
+            }
+        elif at.since_ms:
+            place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at.since_ms / 1000}
+        found = await self._ask(
+            client.get_shard_iterator, StreamName=at.stream, ShardId=at.shard, **place
+        )
+        return str(found["ShardIterator"])
+
+    def _check_retention(self, at: ShardSplit) -> int:
+        """Return 1 if records may have been deleted before they were read, and 0 otherwise.
+
+        Raises:
+            SourceError: some may have been, and the user has not chosen to skip them.
+        """
+        oldest_ms = self.context.clock.now_ms() - self._retention_ms
+        if not at.read_to_ms or at.read_to_ms >= oldest_ms:
+            return 0
+        self._lose(at, "records that arrived before")
+        at.read_to_ms = oldest_ms
+        return 1
+
+    def _lose(self, at: ShardSplit, what: str) -> bool:
+        """Note that something may be gone; return True if the job goes on without."""
+        hours = self._retention_ms // _HOUR_MS
+        text = (
+            f"{what} may have been deleted before the job has read them: the stream keeps {hours} h"
+        )
+        if self._settings.on_lost == "fail":
+            raise SourceError(
+                f"a shard was not read in time stream=`{at.stream}` shard=`{at.shard}`: {text}",
+                fix="let the stream keep records for longer; on_lost='skip' goes on with what is left",
+            )
+        _log.warning("the job goes on without records of `%s` `%s`: %s", at.stream, at.shard, text)
+        return True
+
+    def _take(
+        self, at: ShardSplit, answer: dict[str, Any], asked_ms: int, closed: bool, lost: int
+    ) -> None:
+        """Hand the records of an answer to the mailbox.
+
+        Args:
+            at: the position, which moves.
+            answer: of the service.
+            asked_ms: when it was asked.
+            closed: nothing follows in the shard.
+            lost: 1 if records may be gone in front of these.
+        """
+        records, behind_ms = answer["Records"], int(answer.get("MillisBehindLatest") or 0)
+        kept = [each for each in records if at.stop_ms is None or _arrived(each) < at.stop_ms]
+        passed = at.stop_ms is not None and asked_ms > at.stop_ms
+        at.ended = closed or len(kept) < len(records)
+        at.ended = at.ended or (passed and not records and not behind_ms)
+        self._behind_ms[at.name] = behind_ms
+        sizes = [_RECORD_BYTES + len(each["Data"]) for each in kept]
+        if sizes:
+            fitting = self._settings.buffer_bytes // 4 // max(sizes)
+            self._limit = max(1, min(_LIMIT, fitting, self._limit * 4))
+        rows = self._settings.batch_rows
+        for start in range(0, len(kept), rows):
+            part = kept[start : start + rows]
+            at.after, at.read_to_ms = part[-1]["SequenceNumber"], _arrived(part[-1])
+            self.put(self._piece(at, part, sum(sizes[start : start + rows])), lost)
+            lost = 0
+        # What comes later is newer than the answer, and the clocks may differ a little.
+        read_to_ms = asked_ms - behind_ms - _KEEP_MS
+        if lost or (not kept and read_to_ms > at.read_to_ms + _KEEP_MS):
+            at.read_to_ms = max(at.read_to_ms, read_to_ms)
+            self.put(Piece(msgspec.structs.replace(at, ended=False)), lost)
+
+    def _piece(self, at: ShardSplit, records: list[Any], size_bytes: int) -> Piece[ShardSplit]:
+        """Decode records of one shard."""
+        try:
+            found = self._decode([each["Data"] for each in records])
+        except UndecodableError as error:
+            place = f"{at.stream} {at.shard} {records[error.index]['SequenceNumber']}"
+            raise SourceError(error.message, where=place, fix=error.fix) from error
+        bad = [(records[index], reason) for index, reason in found.bad]
+        places = {index for index, _ in found.bad}
+        good = [each for index, each in enumerate(records) if index not in places]
+        batch = found.batch()
+        if batch is not None:
+            batch = with_metadata(
+                batch,
+                self._schema,
+                self._settings.metadata,
+                METADATA,
+                {
+                    "partition_key": lambda: [each["PartitionKey"] for each in good],
+                    "sequence_number": lambda: [each["SequenceNumber"] for each in good],
+                    "shard": lambda: [at.shard] * len(good),
+                    "timestamp": lambda: [each["ApproximateArrivalTimestamp"] for each in good],
+                },
+            )
+        return Piece(
+            # The end of the shard comes with a piece of its own.
+            msgspec.structs.replace(at, ended=False),
+            batch,
+            [(each["SequenceNumber"], _arrived(each)) for each in good],
+            bad,
+            size_bytes,
+            _arrived(records[0]),
+        )
+
+
+def _arrived(record: Any) -> int:
+    """Return when a record arrived, in ms since 1970."""
+    return round(float(record["ApproximateArrivalTimestamp"].timestamp()) * 1000)
+
+
+def cannot_read(what: str, error: BaseException) -> SourceError:
+    """Return the error for a stream or a shard that the service refuses to give."""
+    return SourceError(
+        f"a stream cannot be read stream=`{what}`: {reason_of(error)}",
+        fix="check that the stream is still there and was not deleted and created again, and the rights: "
+        "DescribeStreamSummary, ListShards, GetShardIterator, GetRecords, and those of the key if it is "
+        "encrypted",
+    )
+
+
+def _no_stop_any_more(split: ShardSplit) -> StateError:
+    return StateError(
+        f"shard {split.shard} is restored with an end, and the source has no stop= any more: shards that "
+        "have ended already would not be read on",
+        fix="keep stop=; or give the source another name, with start= at the time to go on from",
+    )

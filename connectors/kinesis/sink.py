@@ -1,0 +1,254 @@
+"""A stream of Kinesis as a sink, at least once.
+
+A request has up to 500 records, and the service may take only some of them. Those that it did not take are
+sent again, until all are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import DataError, JobError, PlanError, StorageError, UsageError
+from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.suggestions import suggest
+from ..aws import AWAY_S, PAUSE_S, AwsService, is_away, is_throttled, reason_of
+from ..formats.format import Encode, Format
+from ..formats.text import FormatName, to_format
+from ..functions.calling import CallBounds, CallingWriter
+from ..functions.loop_thread import in_thread
+from .source import check_stream
+
+FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
+_ROWS: Final = 500
+"""The most records of a request."""
+_REQUEST_BYTES: Final = 4 << 20
+"""A request has fewer bytes, of the 5 MiB that the service takes."""
+_KEY_CHARACTERS: Final = 256
+_WITHIN_MS: Final = 200
+_RETRIED: Final = frozenset({"ProvisionedThroughputExceededException", "InternalFailure"})
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """The arguments of `kinesis_sink`, which documents them."""
+
+    stream: str
+    service: AwsService
+    format: Format
+    partition_key: str | None
+
+
+class KinesisSink(Sink):
+    """One stream."""
+
+    guarantees = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.NONE})
+    needs_columns = True
+
+    def __init__(self, settings: SinkSettings, guarantee: Guarantee) -> None:
+        self.settings = settings
+        self.guarantee = guarantee
+        self.extras = ("kinesis", *settings.format.extras)
+        self.place = f"{settings.stream} at {settings.service}"
+
+    def bind(self, schema: pa.Schema | None) -> None:
+        if schema is None:
+            raise PlanError(
+                "records of Kinesis are made of columns, and this stream is of Python objects",
+                fix="add into=<a Struct class or schema> to the map before it",
+            )
+        column = self.settings.partition_key
+        if column is not None:
+            if column not in schema.names:
+                raise PlanError(
+                    f"there is no such column partition_key=`{column}`",
+                    fix=suggest(column, schema.names, "columns"),
+                )
+            if schema.field(column).type not in (pa.string(), pa.large_string()):
+                raise PlanError(
+                    f"a column has the wrong type partition_key=`{column}`",
+                    fix="it must be a string; cast it with select",
+                )
+        try:
+            self.settings.format.check_output(schema)
+        except UsageError as error:
+            raise PlanError(error.message, fix=error.fix) from error
+
+    def writer(self) -> SinkWriter:
+        return KinesisWriter(self.settings)
+
+    def check_output(self, run: SinkRun) -> None:
+        """Check that the stream exists."""
+        in_thread(lambda: _describe(self.settings))
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        self.settings.format.check_connection()
+        in_thread(lambda: _describe(self.settings))
+        return "the stream is there"
+
+    def describe(self) -> str:
+        return f"kinesis({self.settings.stream})"
+
+
+async def _describe(settings: SinkSettings) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    async with settings.service.client() as client:
+        try:
+            await client.describe_stream_summary(StreamName=settings.stream)
+        except ClientError as error:
+            raise _refused(settings, error) from error
+        except (BotoCoreError, OSError) as error:
+            raise settings.service.cannot_use(error) from error
+
+
+def _refused(settings: SinkSettings, error: BaseException) -> JobError:
+    return JobError(
+        f"records cannot be written stream=`{settings.stream}`: {reason_of(error)}",
+        fix="check that the stream exists in this region, the size of records, and the rights: "
+        "DescribeStreamSummary, PutRecords, and those of the key if the stream is encrypted",
+    )
+
+
+class KinesisWriter(CallingWriter):
+    """Writes the records of one subtask."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        # One request at a time keeps the order, as far as the service takes all records of it.
+        super().__init__(CallBounds(_ROWS, _WITHIN_MS, 1))
+        self._settings = settings
+        self._encode: Encode | None = None
+        self._schema: pa.Schema | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._client: Any = None
+
+    async def begin(self) -> None:
+        self._client = await self._stack.enter_async_context(self._settings.service.client())
+
+    async def release(self) -> None:
+        await self._stack.aclose()
+
+    async def call(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        for records in _requests(self._records_of(batch.data)):
+            await self._put(records)
+
+    def _records_of(self, data: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return the records as requests have them."""
+        settings = self._settings
+        if self._encode is None or data.schema != self._schema:
+            self._schema = data.schema
+            self._encode = settings.format.encoder(data.schema, settings.stream)
+        if settings.partition_key is None:
+            keys = [secrets.token_hex(8) for _ in range(data.num_rows)]
+        else:
+            keys = data.column(settings.partition_key).to_pylist()
+        for key in keys:
+            if not key or len(key) > _KEY_CHARACTERS:
+                raise DataError(
+                    "a record has no partition key that Kinesis takes "
+                    f"partition_key=`{settings.partition_key}`",
+                    fix=f"it has 1 to {_KEY_CHARACTERS} characters; correct such records before the sink",
+                )
+        values = self._encode(data)
+        return [
+            {"Data": value or b"", "PartitionKey": key}
+            for value, key in zip(values, keys, strict=True)
+        ]
+
+    async def _put(self, records: list[dict[str, Any]]) -> None:
+        """Send records until all of them are stored.
+
+        Raises:
+            StorageError: none is stored any more for some time.
+            JobError: the service does not take records like these.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        settings, clock = self._settings, self.context.clock
+        deadline_s = clock.monotonic() + AWAY_S
+        while records:
+            reason = ""
+            try:
+                answer = await self._client.put_records(StreamName=settings.stream, Records=records)
+                left = []
+                for record, told in zip(records, answer["Records"], strict=True):
+                    if code := told.get("ErrorCode"):
+                        reason = f"{code}: {told.get('ErrorMessage', '')}"
+                        if code not in _RETRIED:
+                            raise _refused(settings, RuntimeError(reason))
+                        left.append(record)
+                if len(left) < len(records):
+                    deadline_s = clock.monotonic() + AWAY_S
+                records = left
+            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
+                if not (is_away(error) or is_throttled(error)):
+                    raise _refused(settings, error) from error
+                reason = reason_of(error)
+            if not records:
+                return
+            if clock.monotonic() > deadline_s:
+                raise StorageError(
+                    f"records are not stored stream=`{settings.stream}` at=`{settings.service}`: {reason}",
+                    fix="check that the service can be reached, and that the stream has enough shards",
+                )
+            self.context.logger.debug("records are sent to Kinesis again: %s", reason)
+            await asyncio.sleep(PAUSE_S)
+
+
+def _requests(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Divide records into requests of a size that the service takes."""
+    requests: list[list[dict[str, Any]]] = []
+    size = _REQUEST_BYTES
+    for record in records:
+        own = len(record["Data"]) + len(record["PartitionKey"].encode())
+        if size + own > _REQUEST_BYTES:
+            requests.append([])
+            size = 0
+        requests[-1].append(record)
+        size += own
+    return requests
+
+
+def kinesis_sink(
+    stream: str,
+    *,
+    region: str | None = None,
+    endpoint: str | None = None,
+    format: FormatName | Format = "json",
+    partition_key: str | None = None,
+    guarantee: GuaranteeLike = "at_least_once",
+) -> KinesisSink:
+    """Return a sink that writes to a stream of Amazon Kinesis, at least once.
+
+    It needs `pip install 'headgate[kinesis]'`. Credentials are found as by `kinesis_source`.
+
+    Args:
+        stream: the name of the stream.
+        region: the region of the stream. None: that of the environment.
+        endpoint: the address of another service with the same requests. None: that of AWS.
+        format: of the data: `json` (an object of all columns), `raw` (the one column), or what
+            `avro_format` and `protobuf_format` return.
+        partition_key: the column with the key, a string, which decides the shard of a record. None: each
+            record has a random key, which spreads them evenly.
+        guarantee: `at_least_once`, or `none`.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the stream exists is found out when the job starts.
+    """
+    check_stream(stream)
+    service = AwsService("kinesis", region, endpoint)
+    service.check()
+    if not isinstance(format, Format) and format not in FORMATS:
+        raise UsageError(
+            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
+        )
+    settings = SinkSettings(stream, service, to_format(format), partition_key)
+    return KinesisSink(settings, parse_guarantee(guarantee))
