@@ -34,7 +34,7 @@ from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .node_output import NodeOutput
 from .required_name import named
 from .steps.aggregates import add_aggregate, add_reduce, add_window_aggregate, check_windowed
-from .steps.async_calls import TIMEOUT, add_map_async
+from .steps.async_calls import TIMEOUT, CallArguments, add_map_async
 from .steps.joins import (
     add_as_of_join,
     add_co_group,
@@ -148,13 +148,15 @@ class KeyedStream(Generic[T]):
             add_map_async(
                 self._output,
                 function,
+                CallArguments(
+                    max_in_flight=max_in_flight,
+                    timeout=timeout,
+                    ordered=False,
+                    retry=retry,
+                    on_timeout=on_timeout,
+                    on_error=on_error,
+                ),
                 name=name,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                ordered=False,
-                retry=retry,
-                on_timeout=on_timeout,
-                on_error=on_error,
                 into=into,
                 origin=capture_origin(),
             )

@@ -36,12 +36,20 @@ from ..operators.windows.late import LATE, WITH_CONTEXT
 from ..operators.windows.sessions.window import SessionWindow
 from .node_output import NodeOutput
 from .required_name import named
-from .steps.async_calls import TIMEOUT, add_map_async
+from .steps.async_calls import TIMEOUT, CallArguments, add_map_async
 from .steps.distribution import distributed_by_function, keyed_by_columns, keyed_by_function
-from .steps.event_time import add_event_time
-from .steps.lookups import add_lookup
+from .steps.event_time import WatermarkArguments, add_event_time
+from .steps.lookups import LookupArguments, add_lookup
 from .steps.loops import OpenLoop, begin_loop, begin_rounds, end_loop
-from .steps.per_record import add_filter, add_map, add_map_batches, add_select, add_sink, add_union
+from .steps.per_record import (
+    BatchSizes,
+    add_filter,
+    add_map,
+    add_map_batches,
+    add_select,
+    add_sink,
+    add_union,
+)
 from .steps.process import add_keyless
 
 if TYPE_CHECKING:
@@ -303,11 +311,9 @@ class Stream(Generic[T]):
             add_map_batches(
                 self._output,
                 function,
+                BatchSizes(rows, within, max_in_flight),
                 into=into,
                 name=name,
-                rows=rows,
-                within=within,
-                max_in_flight=max_in_flight,
                 on_error=on_error,
                 origin=capture_origin(),
             )
@@ -346,13 +352,15 @@ class Stream(Generic[T]):
             add_map_async(
                 self._output,
                 function,
+                CallArguments(
+                    max_in_flight=max_in_flight,
+                    timeout=timeout,
+                    ordered=ordered,
+                    retry=retry,
+                    on_timeout=on_timeout,
+                    on_error=on_error,
+                ),
                 name=name,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                ordered=ordered,
-                retry=retry,
-                on_timeout=on_timeout,
-                on_error=on_error,
                 into=into,
                 origin=capture_origin(),
             )
@@ -443,18 +451,20 @@ class Stream(Generic[T]):
                 self._output,
                 key,
                 function,
+                LookupArguments(
+                    into=into,
+                    cache_rows=cache_rows,
+                    cache_for=cache_for,
+                    max_in_flight=max_in_flight,
+                    timeout=timeout,
+                    ordered=ordered,
+                    retry=retry,
+                    on_timeout=on_timeout,
+                    on_error=on_error,
+                ),
                 how=how,
                 suffix=suffix,
                 name=name,
-                into=into,
-                cache_rows=cache_rows,
-                cache_for=cache_for,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                ordered=ordered,
-                retry=retry,
-                on_timeout=on_timeout,
-                on_error=on_error,
                 origin=capture_origin(),
             )
         )
@@ -504,15 +514,17 @@ class Stream(Generic[T]):
             add_event_time(
                 self._output,
                 when,
-                max_out_of_order=max_out_of_order,
-                strategy=strategy,
-                idle_after=idle_after,
-                close_after=close_after,
-                per_split=per_split,
-                wait_for_queued=wait_for_queued,
-                align=align,
-                max_drift=max_drift,
-                align_every=align_every,
+                WatermarkArguments(
+                    max_out_of_order=max_out_of_order,
+                    strategy=strategy,
+                    idle_after=idle_after,
+                    close_after=close_after,
+                    per_split=per_split,
+                    wait_for_queued=wait_for_queued,
+                    align=align,
+                    max_drift=max_drift,
+                    align_every=align_every,
+                ),
                 on_error=on_error,
                 name=name,
                 origin=capture_origin(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from ...operators.functions.user_code import FAILURES
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
+from ...operators.per_record.base import MAX_IN_FLIGHT
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
 from ..node_output import NodeOutput
@@ -39,17 +41,24 @@ TIMEOUT: Final = "2s"
 """The default timeout of a record, all attempts included."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallArguments:
+    """The arguments of `map_async` that say how calls are made; they are explained there."""
+
+    max_in_flight: int = MAX_IN_FLIGHT
+    timeout: Duration = TIMEOUT
+    ordered: bool = True
+    retry: Retry | None = None
+    on_timeout: OnTimeout = "fail"
+    on_error: OnErrorLike = "fail"
+
+
 def add_map_async(
     output: NodeOutput,
     function: Callable[[Any], Any],
+    calls: CallArguments,
     *,
     name: str,
-    max_in_flight: int,
-    timeout: Duration,
-    ordered: bool,
-    retry: Retry | None,
-    on_timeout: OnTimeout,
-    on_error: OnErrorLike,
     into: SchemaLike | None,
     origin: Origin,
     lifetime: object = None,
@@ -59,21 +68,22 @@ def add_map_async(
     `lifetime` is the user's function object, if `function` is one of ours around it.
     """
     check_coroutine(function, "map_async", origin)
-    timeout_ms = parse_duration(timeout, "timeout of map_async", str(origin))
+    timeout_ms = parse_duration(calls.timeout, "timeout of map_async", str(origin))
     if timeout_ms < 1:
         raise PlanError(
-            f"timeout of map_async must be positive value=`{timeout}`", where=str(origin)
+            f"timeout of map_async must be positive value=`{calls.timeout}`", where=str(origin)
         )
+    on_timeout, in_flight = calls.on_timeout, calls.max_in_flight
     if on_timeout not in ("fail", "side_output"):
         _check_on_timeout(on_timeout, origin)
-    policy = checked_on_error(on_error, origin)
-    rule = rule_of(retry, policy, origin)
+    policy = checked_on_error(calls.on_error, origin)
+    rule = rule_of(calls.retry, policy, origin)
     _check_time_for(rule, timeout_ms, origin)
     schema = None if into is None else into_schema(into, origin)
-    user = user_function(output, "map_async", name, origin, function, schema, max_in_flight, policy)
+    user = user_function(output, "map_async", name, origin, function, schema, in_flight, policy)
     step = AsyncMapStep(
         user,
-        CallSettings(function, max_in_flight, timeout_ms, ordered, rule),
+        CallSettings(function, in_flight, timeout_ms, calls.ordered, rule),
         output.schema,
         on_timeout,
         _key_of(output),
@@ -97,7 +107,7 @@ def add_map_async(
         chaining=Chaining.HEAD,
         stateful=True,
         sides={**late, **failed_sides(policy, output.schema)},
-        detail=f"{function_name(function)}, {max_in_flight} at a time, "
+        detail=f"{function_name(function)}, {in_flight} at a time, "
         f"timeout {format_duration(timeout_ms)}",
     )
     return output.add(node)

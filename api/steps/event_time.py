@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -32,19 +33,59 @@ _PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"
 """The kinds of steps that emit the results of a batch at once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkArguments:
+    """The arguments of `Stream.event_time` that say how watermarks are made; they are explained there."""
+
+    max_out_of_order: Duration | None
+    strategy: WatermarkStrategy | None
+    idle_after: Duration | None
+    close_after: Duration | None
+    per_split: bool
+    wait_for_queued: bool | None
+    align: str | None
+    max_drift: Duration | None
+    align_every: Duration | None
+
+    def settings(self, output: NodeOutput, name: str, origin: Origin) -> WatermarkSettings:
+        """Return the settings of the step behind `output`.
+
+        Raises:
+            PlanError: arguments that do not fit each other, or the stream.
+        """
+        waits = self.wait_for_queued
+        settings = WatermarkSettings(
+            _strategy(self.max_out_of_order, self.strategy, origin),
+            _optional_ms(self.idle_after, "idle_after", origin),
+            _optional_ms(self.close_after, "close_after", origin),
+            self.per_split and _knows_splits(output),
+            _alignment(self.align, self.max_drift, self.align_every, origin),
+            _waits_by_default(output, self.per_split) if waits is None else waits,
+            waits_by_default=waits is None,
+        )
+        if waits and not settings.per_split:
+            raise PlanError(
+                "event_time can wait for queued splits only where it knows the splits of a source",
+                where=str(origin),
+                fix="call it after job.read, with nothing but map, filter, select or flat_map between "
+                "them, none of them async, and without per_split=False",
+            )
+        if settings.close_after_ms is not None and not name:
+            raise PlanError(
+                "event_time with close_after has no name",
+                where=str(origin),
+                fix='the progress of event time is stored under this name; add name="..."',
+            )
+        if settings.alignment is not None:
+            _check_alignment(output, settings, settings.alignment, origin)
+        return settings
+
+
 def add_event_time(
     output: NodeOutput,
     when: str | Callable[[Any], Any],
+    watermarks: WatermarkArguments,
     *,
-    max_out_of_order: Duration | None,
-    strategy: WatermarkStrategy | None,
-    idle_after: Duration | None,
-    close_after: Duration | None,
-    per_split: bool,
-    wait_for_queued: bool | None,
-    align: str | None,
-    max_drift: Duration | None,
-    align_every: Duration | None,
     on_error: OnErrorLike,
     name: str,
     origin: Origin,
@@ -54,30 +95,7 @@ def add_event_time(
     Raises:
         PlanError: arguments that do not fit each other, or the stream.
     """
-    settings = WatermarkSettings(
-        _strategy(max_out_of_order, strategy, origin),
-        _optional_ms(idle_after, "idle_after", origin),
-        _optional_ms(close_after, "close_after", origin),
-        per_split and _knows_splits(output),
-        _alignment(align, max_drift, align_every, origin),
-        _waits_by_default(output, per_split) if wait_for_queued is None else wait_for_queued,
-        waits_by_default=wait_for_queued is None,
-    )
-    if wait_for_queued and not settings.per_split:
-        raise PlanError(
-            "event_time can wait for queued splits only where it knows the splits of a source",
-            where=str(origin),
-            fix="call it after job.read, with nothing but map, filter, select or flat_map between "
-            "them, none of them async, and without per_split=False",
-        )
-    if settings.close_after_ms is not None and not name:
-        raise PlanError(
-            "event_time with close_after has no name",
-            where=str(origin),
-            fix='the progress of event time is stored under this name; add name="..."',
-        )
-    if settings.alignment is not None:
-        _check_alignment(output, settings, settings.alignment, origin)
+    settings = watermarks.settings(output, name, origin)
     policy = checked_on_error(on_error, origin)
     times, columns, detail = _times(output, when, name, policy, origin)
     of = "" if name else _reads(output, detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -27,52 +28,54 @@ from ...operators.joins.lookup import (
 )
 from ...operators.joins.static_table import StaticTable
 from ...operators.origin import Origin
-from ...operators.per_record.base import MAX_IN_FLIGHT
 from ...operators.schema import SchemaLike, into_schema, unknown_column
 from ...operators.whole_numbers import check_whole_number
 from ..node_output import NodeOutput
 from ..required_name import named
-from .async_calls import TIMEOUT, add_map_async, check_coroutine
+from .async_calls import CallArguments, add_map_async, check_coroutine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupArguments:
+    """The arguments of `lookup` that are for functions; None: not given. They are explained there."""
+
+    into: SchemaLike | None = None
+    cache_rows: int | None = None
+    cache_for: Duration | None = None
+    max_in_flight: int | None = None
+    timeout: Duration | None = None
+    ordered: bool | None = None
+    retry: Retry | None = None
+    on_timeout: OnTimeout | None = None
+    on_error: OnErrorLike | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were given."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {what: value for what, value in values.items() if value is not None}
+
+    def calls(self) -> CallArguments:
+        """Return those of `map_async`."""
+        of_calls = {each.name for each in fields(CallArguments)}
+        return CallArguments(**{k: v for k, v in self.given().items() if k in of_calls})
 
 
 def add_lookup(
     output: NodeOutput,
     key: str | tuple[str, ...],
     function: LookupFunction | LookupService | StaticTable,
+    arguments: LookupArguments,
     *,
     how: LookupHow,
     suffix: str | None,
     name: str,
-    into: SchemaLike | None,
-    cache_rows: int | None,
-    cache_for: Duration | None,
-    max_in_flight: int | None,
-    timeout: Duration | None,
-    ordered: bool | None,
-    retry: Retry | None,
-    on_timeout: OnTimeout | None,
-    on_error: OnErrorLike | None,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `lookup`."""
-    if into is None and not isinstance(function, StaticTable):
-        into = getattr(function, "into", None)
-    given = {
-        "into": into,
-        "cache_rows": cache_rows,
-        "cache_for": cache_for,
-        "max_in_flight": max_in_flight,
-        "timeout": timeout,
-        "ordered": ordered,
-        "retry": retry,
-        "on_timeout": on_timeout,
-        "on_error": on_error,
-    }
-    calls: dict[str, Any] = {what: value for what, value in given.items() if value is not None}
     if isinstance(function, StaticTable):
-        if calls:
+        if given := arguments.given():
             raise PlanError(
-                f"a lookup in a table makes no calls: {', '.join(calls)} do not apply",
+                f"a lookup in a table makes no calls: {', '.join(given)} do not apply",
                 where=str(origin),
                 fix="leave them out; the table says which columns it brings",
             )
@@ -83,13 +86,15 @@ def add_lookup(
             where=str(origin),
             fix='leave it out, and add .filter("column IS NOT NULL")',
         )
-    if into is None:
+    if arguments.into is None:
+        arguments = replace(arguments, into=getattr(function, "into", None))
+    if arguments.into is None:
         raise PlanError(
             "lookup with a function needs into=: the columns that the function finds",
             where=str(origin),
             fix='such as into={"name": "string"}, or a Struct class',
         )
-    return _add_calls(output, key, function, suffix=suffix, name=name, origin=origin, **calls)
+    return _add_calls(output, key, function, arguments, suffix=suffix, name=name, origin=origin)
 
 
 @named("async step", "records with calls in flight are stored under this name")
@@ -97,33 +102,18 @@ def _add_calls(
     output: NodeOutput,
     key: str | tuple[str, ...],
     function: LookupFunction | LookupService,
+    arguments: LookupArguments,
     *,
-    into: SchemaLike,
-    name: str,
     suffix: str | None,
+    name: str,
     origin: Origin,
-    cache_rows: int = CACHE_ROWS,
-    cache_for: Duration = CACHE_FOR,
-    max_in_flight: int = MAX_IN_FLIGHT,
-    timeout: Duration = TIMEOUT,
-    ordered: bool = True,
-    retry: Retry | None = None,
-    on_timeout: OnTimeout = "fail",
-    on_error: OnErrorLike = "fail",
 ) -> NodeOutput:
-    joined, schema = _joined(
-        output, key, function, into, name, suffix, cache_rows, cache_for, origin
-    )
+    joined, schema = _joined(output, key, function, arguments, name, suffix, origin)
     return add_map_async(
         output,
         joined,
+        arguments.calls(),
         name=name,
-        max_in_flight=max_in_flight,
-        timeout=timeout,
-        ordered=ordered,
-        retry=retry,
-        on_timeout=on_timeout,
-        on_error=on_error,
         into=schema,
         origin=origin,
         lifetime=function,
@@ -134,11 +124,9 @@ def _joined(
     output: NodeOutput,
     key: str | tuple[str, ...],
     function: LookupFunction | LookupService,
-    into: SchemaLike,
+    arguments: LookupArguments,
     name: str,
     suffix: str | None,
-    cache_rows: int,
-    cache_for: Duration,
     origin: Origin,
 ) -> tuple[LookUp, pa.Schema]:
     """Return the function of the step and the columns it makes.
@@ -146,6 +134,10 @@ def _joined(
     Raises:
         PlanError: a column does not exist, names clash, or the number of rows is wrong.
     """
+    rows, keep = arguments.cache_rows, arguments.cache_for
+    cache_rows = CACHE_ROWS if rows is None else rows
+    cache_for = CACHE_FOR if keep is None else keep
+    assert arguments.into is not None
     schema = plain_schema(output.columns("lookup", origin))
     keys = (key,) if isinstance(key, str) else tuple(key)
     for column in keys:
@@ -155,13 +147,13 @@ def _joined(
     check_takes(function, ("the key",), "lookup", origin)
     check_whole_number("cache_rows", cache_rows, origin, least=0, fix="0 keeps nothing")
     keep_ms = parse_duration(cache_for, "cache_for", str(origin))
-    found, fields = into_schema(into, origin), list(schema)
+    found, joined = into_schema(arguments.into, origin), list(schema)
     for field in found:
-        taken = [each.name for each in fields]
+        taken = [each.name for each in joined]
         column = free_name(field.name, taken, found.names, suffix, (output.name, name), origin)
-        fields.append(pa.field(column, field.type, True))
+        joined.append(pa.field(column, field.type, True))
     names = tuple(schema.names), tuple(found.names)
-    return LookUp(function, keys, *names, cache_rows, keep_ms / 1_000), pa.schema(fields)
+    return LookUp(function, keys, *names, cache_rows, keep_ms / 1_000), pa.schema(joined)
 
 
 def _add_table_lookup(
@@ -185,13 +177,13 @@ def _add_table_lookup(
         raise PlanError(
             f"a lookup cannot be how=`{how}`", where=str(origin), fix='it can be: "inner" or "left"'
         )
-    fields = list(own)
+    joined = list(own)
     for column in table.columns:
         field = table.schema.field(column)
-        taken, names = [each.name for each in fields], (output.name, table.describe())
+        taken, names = [each.name for each in joined], (output.name, table.describe())
         called = free_name(column, taken, table.columns, suffix, names, origin)
-        fields.append(pa.field(called, field.type, field.nullable or how == "left"))
-    step = TableLookupStep(table, keys, how, own, pa.schema(fields), origin)
+        joined.append(pa.field(called, field.type, field.nullable or how == "left"))
+    step = TableLookupStep(table, keys, how, own, pa.schema(joined), origin)
     return output.add(
         Node(
             name=name,
@@ -212,9 +204,9 @@ def _check_keys(
     for column in keys:
         if column not in own.names:
             raise unknown_column(column, own, "lookup", str(origin))
-    fields = [own.field(key) for key in keys], [table.schema.field(key) for key in table.keys]
-    if [field.type for field in fields[0]] != [field.type for field in fields[1]]:
-        ours, theirs = (", ".join(f"{field.name}: {field.type}" for field in of) for of in fields)
+    types = [own.field(key) for key in keys], [table.schema.field(key) for key in table.keys]
+    if [field.type for field in types[0]] != [field.type for field in types[1]]:
+        ours, theirs = (", ".join(f"{field.name}: {field.type}" for field in of) for of in types)
         raise PlanError(
             f"`{stream}` is looked up by ({ours}), and the key of the table is ({theirs}): equal keys "
             "would not match",

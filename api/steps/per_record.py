@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -315,15 +316,53 @@ def _check_sink(output: NodeOutput, sink: Sink, name: str, origin: Origin) -> No
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """The arguments of `map_batches` that set the size of batches; they are explained there."""
+
+    rows: int | None
+    within: Duration | None
+    max_in_flight: int | None
+
+    def check(self, asynchronous: bool, origin: Origin) -> None:
+        """Raise PlanError if they do not fit each other, or the kind of function."""
+        for what, value in (("rows", self.rows), ("max_in_flight", self.max_in_flight)):
+            if value is not None:
+                check_whole_number(what, value, origin)
+        if self.rows is None and self.within is not None:
+            raise PlanError(
+                "within= limits how long rows wait for a full batch, and rows= is missing",
+                where=str(origin),
+                fix="add rows=, such as rows=256",
+            )
+        if self.max_in_flight is not None and not (asynchronous and self.rows is not None):
+            raise PlanError(
+                "max_in_flight= is for `async def` functions of batches with rows=",
+                where=str(origin),
+                fix="leave it out",
+            )
+
+    def factory(
+        self, user: BatchFunction, schema: pa.Schema, asynchronous: bool, origin: Origin
+    ) -> OperatorFactory:
+        """Return what makes the operator."""
+        if self.rows is None:
+            return partial(AsyncMapBatchesOperator if asynchronous else MapBatchesOperator, user)
+        within = WITHIN if self.within is None else self.within
+        within_ms = parse_duration(within, "within", str(origin))
+        if not asynchronous:
+            return partial(MicroBatches, user, self.rows, within_ms)
+        room = MAX_BATCHES_IN_FLIGHT if self.max_in_flight is None else self.max_in_flight
+        return partial(AsyncMicroBatches, user, schema, self.rows, within_ms, room)
+
+
 def add_map_batches(
     output: NodeOutput,
     function: Callable[[pa.RecordBatch], Any],
+    sizes: BatchSizes,
     *,
     into: SchemaLike | None,
     name: str,
-    rows: int | None,
-    within: Duration | None,
-    max_in_flight: int | None,
     on_error: OnErrorLike,
     origin: Origin,
 ) -> NodeOutput:
@@ -336,15 +375,15 @@ def add_map_batches(
     step = name or output.job.derived_name("map_batches")
     user = BatchFunction(function, step, origin, made, policy)
     asynchronous = is_async(function)
-    sized = rows is not None
-    _check_sizes(rows, within, max_in_flight, asynchronous, origin)
+    sized = sizes.rows is not None
+    sizes.check(asynchronous, origin)
     if sized and asynchronous and not name:
         raise PlanError(
             "async step has no name",
             where=str(origin),
             fix='batches with calls in flight are stored under this name; add name="..."',
         )
-    factory = _factory(user, schema, rows, within, max_in_flight, asynchronous, origin)
+    factory = sizes.factory(user, schema, asynchronous, origin)
     node = Node(
         name=name,
         kind="map_batches",
@@ -358,44 +397,6 @@ def add_map_batches(
         chaining=Chaining.HEAD if asynchronous else Chaining.ALWAYS,
         stateful=sized and asynchronous,
         sides=failed_sides(policy, schema),
-        detail=function_name(function) + (f", {rows} rows at a time" if sized else ""),
+        detail=function_name(function) + (f", {sizes.rows} rows at a time" if sized else ""),
     )
     return output.add(node)
-
-
-def _factory(
-    user: BatchFunction,
-    schema: pa.Schema,
-    rows: int | None,
-    within: Duration | None,
-    max_in_flight: int | None,
-    asynchronous: bool,
-    origin: Origin,
-) -> OperatorFactory:
-    if rows is None:
-        return partial(AsyncMapBatchesOperator if asynchronous else MapBatchesOperator, user)
-    within_ms = parse_duration(WITHIN if within is None else within, "within", str(origin))
-    if not asynchronous:
-        return partial(MicroBatches, user, rows, within_ms)
-    room = MAX_BATCHES_IN_FLIGHT if max_in_flight is None else max_in_flight
-    return partial(AsyncMicroBatches, user, schema, rows, within_ms, room)
-
-
-def _check_sizes(
-    rows: object, within: object, max_in_flight: object, asynchronous: bool, origin: Origin
-) -> None:
-    for what, value in (("rows", rows), ("max_in_flight", max_in_flight)):
-        if value is not None:
-            check_whole_number(what, value, origin)
-    if rows is None and within is not None:
-        raise PlanError(
-            "within= limits how long rows wait for a full batch, and rows= is missing",
-            where=str(origin),
-            fix="add rows=, such as rows=256",
-        )
-    if max_in_flight is not None and not (asynchronous and rows is not None):
-        raise PlanError(
-            "max_in_flight= is for `async def` functions of batches with rows=",
-            where=str(origin),
-            fix="leave it out",
-        )
