@@ -8,11 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
+from headgate.tests.spark.test_conformance import SparkSourceCase
 from headgate.tests.support.connector_cases import FILES_AND_MEMORY, KAFKA, POSTGRES, TABLES
 from headgate.tests.support.kinesis_cases import KINESIS
+from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.stream_cases import NATS, REDIS
 
-CASES: dict[str, type[Any]] = FILES_AND_MEMORY | KAFKA | POSTGRES | NATS | REDIS | KINESIS | TABLES
+CASES: dict[str, type[Any]] = {
+    **FILES_AND_MEMORY,
+    **S3,
+    "spark_source": SparkSourceCase,
+    **KAFKA,
+    **POSTGRES,
+    **NATS,
+    **REDIS,
+    **KINESIS,
+    **TABLES,
+}
 
 
 def table(kind: str, checks: list[Check[Any]], cases: dict[str, type[Any]]) -> str:

@@ -195,9 +195,9 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     for key in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(key, raising=False)
     try:
-        with versitygw.running(tmp_path / "objects") as endpoint:
+        with versitygw.running(tmp_path / "objects") as server:
             yield {
-                "s3.endpoint": endpoint,
+                "s3.endpoint": server.endpoint,
                 "s3.region": "us-east-1",
                 "s3.path-style-access": "true",
             }

@@ -36,32 +36,69 @@ def _build(directory: Path) -> None:
     go_command("install", MODULE, seconds_max=BUILD_S_MAX, GOBIN=str(directory))
 
 
+class S3Gateway:
+    """A server on loopback over a directory, with the bucket `BUCKET`.
+
+    Attributes:
+        port: its port on 127.0.0.1.
+        endpoint: its address for clients.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Prepare a server; `start` starts it.
+
+        Args:
+            directory: for its objects; created. Its log is beside it.
+
+        Raises:
+            NotAvailableError: see `binary`.
+        """
+        program = binary()
+        (directory / BUCKET).mkdir(parents=True)
+        self._port = HeldPort()
+        self.port = self._port.number
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._process = ServerProcess(
+            "versitygw",
+            [
+                *(str(program), "--quiet", "--port", f"127.0.0.1:{self.port}"),
+                *("--access", ACCESS, "--secret", SECRET, "posix", str(directory)),
+            ],
+            directory.parent / "versitygw.log",
+            lambda: _answers(self.endpoint),
+        )
+
+    def start(self) -> None:
+        """Start it, or start it again with its objects.
+
+        Raises:
+            RuntimeError: it did not come up; the text has the end of its log.
+        """
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it at once, as a crash of the process does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Shut it down for good."""
+        self._process.stop()
+        self._port.release()
+
+
 @contextlib.contextmanager
-def running(directory: Path) -> Iterator[str]:
-    """Run a server over `directory`, with an empty bucket, for the time of the block; yield its address.
+def running(directory: Path) -> Iterator[S3Gateway]:
+    """Run a server over `directory`, with an empty bucket, for the time of the block.
 
     Raises:
         NotAvailableError: see `binary`.
     """
-    program = binary()
-    (directory / BUCKET).mkdir(parents=True)
-    port = HeldPort()
-    endpoint = f"http://127.0.0.1:{port.number}"
-    server = ServerProcess(
-        "versitygw",
-        [
-            *(str(program), "--quiet", "--port", f"127.0.0.1:{port.number}"),
-            *("--access", ACCESS, "--secret", SECRET, "posix", str(directory)),
-        ],
-        directory.parent / "versitygw.log",
-        lambda: _answers(endpoint),
-    )
+    server = S3Gateway(directory)
     try:
         server.start()
-        yield endpoint
+        yield server
     finally:
-        server.stop()
-        port.release()
+        server.close()
 
 
 def _answers(endpoint: str) -> bool:

@@ -54,8 +54,8 @@ def bucket(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", versitygw.SECRET)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     try:
-        with versitygw.running(tmp_path / "objects") as endpoint:
-            yield versitygw.BUCKET, options_of(endpoint)
+        with versitygw.running(tmp_path / "objects") as server:
+            yield versitygw.BUCKET, options_of(server.endpoint)
     except NotAvailableError as error:
         pytest.fail(f"this test needs versitygw {versitygw.VERSION}: {error}")
 

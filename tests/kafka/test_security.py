@@ -227,6 +227,8 @@ def test_a_mistake_is_an_error_with_its_reason_before_the_first_record(
     for check in (
         lambda: source.splits(1),
         lambda: sink.check_output(RUN),
+        lambda: source.check_connection({}),
+        lambda: sink.check_connection({}),
     ):
         with pytest.raises(HeadgateError, match=reason) as raised:
             check()
