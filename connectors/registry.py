@@ -641,6 +641,11 @@ SINKS: dict[str, SinkConnector] = {
                     ),
                     "columns that become a part of the record beside its value, `{key: user}`",
                 ),
+                "transactions": Field(
+                    ChoiceKind(("open", "staged")),
+                    "with exactly_once: sent at once in a transaction that stays open until the "
+                    "checkpoint is complete, or staged in the checkpoint and sent then; open",
+                ),
                 "transactionTimeout": Field(
                     duration(), "with exactly_once: brokers abort older transactions; 15m"
                 ),
@@ -648,7 +653,10 @@ SINKS: dict[str, SinkConnector] = {
                     ChoiceKind(("fail", "skip")),
                     "the brokers have aborted a transaction that a checkpoint needs; fail",
                 ),
-                "buffer": Field(size(), "most bytes of a subtask that wait to be sent; 32mb"),
+                "buffer": Field(
+                    size(),
+                    "most bytes of a subtask that wait to be sent, 32mb, or are staged, 128mb",
+                ),
                 "security": _SECURITY,
                 "properties": _PROPERTIES,
             },

@@ -1,6 +1,8 @@
-"""Writes to a topic exactly once: each epoch between two barriers is one transaction of Kafka.
+"""Writes to a topic exactly once, in transactions of Kafka that are open, or from epochs that are staged.
 
-At the barrier the open transaction is set aside. In the asynchronous part of the snapshot it gets a mark
+With *open* transactions, each epoch between two barriers is one of them.
+
+At the barrier it is set aside. In the asynchronous part of the snapshot it gets a mark
 and is flushed; then its identity, with which any process can commit it, becomes part of the checkpoint. It
 is committed once the checkpoint is complete, or by the process that restores the checkpoint. The mark is an
 offset of a consumer group that is written in the transaction itself: so a commit whose answer was lost can
@@ -15,15 +17,13 @@ when its transaction is committed. No other writer ever has its ids, also none o
 whose mark has reached a checkpoint proves that its transaction for this checkpoint was committed. Open
 transactions that dead attempts have left are aborted at the start, except those that are named by the
 restored checkpoint.
+
+*Staged*, the records of an epoch become messages that are part of the checkpoint. They are written when it
+is complete, in one short transaction: see `committing.py`. So no transaction is open between checkpoints.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import re
-import secrets
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,143 +31,37 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ...errors import JobError, TargetAwayError
-from ...operators.base import OperatorContext
+from ...errors import JobError
 from ...operators.elements import Batch
-from ...operators.sink import DISCARDED_COUNTER
-from ...state.snapshot import CommitPermit
-from .client import ErrorListener, make_producer
-from .rights import named_right
-from .transactions import (
-    LostTransaction,
-    PreparedTransaction,
-    TransactionClient,
-    transaction_name,
-)
-from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings
+from .client import ErrorListener
+from .committing import CommittingWriter, StagedEpoch, TransactionalProducer
+from .transactions import PreparedTransaction
+from .writer import FLUSH_S, SinkSettings, staged_column
 
-_log = logging.getLogger("headgate.connectors.kafka")
-PREFIX: Final = "hg-"
-"""All transactional ids, and the groups of their marks, begin with this."""
-_ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
-"""The end of a transactional id: attempt, restored checkpoint, subtask, number, and a random part."""
 _EPOCH_MAX: Final = 30_000
 """An id is given up near the last epoch that Kafka counts to, where it would get another producer id."""
 _READY_MAX_S: Final = 3600.0
 """A producer that has waited for longer is replaced, as brokers forget ids without transactions."""
-_READY_S: Final = 60.0
-"""The first record of an epoch waits for a producer for at most this time."""
+_PIECE_BYTES: Final = 4_000_000
+"""Messages are compressed this many bytes at a time."""
+_SIZE_PROPERTY: Final = "message.max.bytes"
+_SIZE_MAX: Final = 1_000_000
+"""The default of the property in librdkafka, and about that of topics."""
 
 
-class _Transaction:
-    """One transaction and its producer. `prepare` and what follows run in threads."""
-
-    def __init__(self, settings: SinkSettings, id: str) -> None:
-        self.id = id
-        self.errors = ErrorListener()
-        self.ready = threading.Event()
-        self.problem: BaseException | None = None
-        self.producer: Any = None
-        self._settings = settings
-
-    def initialise(self) -> None:
-        """Get a producer id from the brokers, which takes some 50 ms."""
-        settings = self._settings
-        properties = {
-            **settings.properties,
-            "transactional.id": self.id,
-            "transaction.timeout.ms": str(settings.transaction_timeout_ms),
-        }
-        try:
-            self.producer = make_producer(
-                settings.bootstrap, properties, self.id, settings.buffer_bytes, self.errors
-            )
-            self.producer.init_transactions(_READY_S)
-        except BaseException as error:
-            self.problem = error
-        self.ready.set()
-
-    def raise_missing_right(self) -> None:
-        """Raise if it could not be initialised because of a missing right.
-
-        Raises:
-            UsageError: it names the right.
-        """
-        from confluent_kafka import KafkaException
-
-        if isinstance(self.problem, KafkaException):
-            missing = named_right(self.problem.args[0])
-            if missing is not None:
-                raise missing from self.problem
-
-    def begin(self) -> None:
-        """Begin; the first records may follow. Waits until the producer is initialised.
-
-        Raises:
-            JobError: the brokers gave it no producer id.
-        """
-        if not self.ready.wait(_READY_S) or self.problem is not None:
-            raise JobError(
-                f"no transaction can be begun topic=`{self._settings.topic}` "
-                f"transaction=`{self.id}`: {self.problem or self.errors.last or 'no answer'}",
-                fix="check that the brokers can be reached, the rights to WRITE and DESCRIBE the "
-                "transactional id, and that transaction_timeout= is not above the brokers' "
-                "transaction.max.timeout.ms",
-            ) from self.problem
-        self.producer.begin_transaction()
-
-    def mark(self, checkpoint_id: int) -> None:
-        """Write the offset that shows later whether the transaction was committed."""
-        from confluent_kafka import Consumer, TopicPartition
-
-        settings = self._settings
-        # Only a consumer knows the group in the form that the call wants; without brokers it connects to
-        # nothing, and needs no credentials.
-        consumer = Consumer({"group.id": self.id})
-        try:
-            group = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
-        offsets = [TopicPartition(settings.topic, 0, checkpoint_id)]
-        self.producer.send_offsets_to_transaction(offsets, group, _READY_S)
-
-
-def check_transactions(settings: SinkSettings) -> None:
-    """Try a transaction without records, and abort it: so every right is known before the first record.
-
-    Raises:
-        UsageError: a right is missing.
-        JobError: the brokers refuse such transactions.
-    """
-    from confluent_kafka import KafkaException
-
-    transaction = _Transaction(settings, f"{PREFIX}check-{secrets.token_hex(6)}")
-    transaction.initialise()
-    transaction.raise_missing_right()
-    transaction.begin()
-    try:
-        transaction.mark(0)
-        transaction.producer.abort_transaction(_READY_S)
-    except KafkaException as error:
-        raise named_right(error.args[0]) or JobError(
-            f"no transaction is possible topic=`{settings.topic}`: {error.args[0].str()}",
-            fix="see the section about security in docs/kafka.md for the rights that are needed",
-        ) from error
-
-
-class TransactionalWriter(KafkaWriter):
+class TransactionalWriter(CommittingWriter):
     """Writes the records of one subtask in transactions."""
 
     def __init__(self, settings: SinkSettings, values: pa.Schema | None = None) -> None:
         super().__init__(settings, values)
-        self._client: TransactionClient | None = None
-        self._current: _Transaction | None = None
+        self._current: TransactionalProducer | None = None
         """The transaction that takes records."""
-        self._next: _Transaction | None = None
+        self._next: TransactionalProducer | None = None
         """The one that follows, which is being initialised."""
         self._next_since_s = 0.0
-        self._unprepared: dict[str, _Transaction] = {}
+        self._unprepared: dict[str, TransactionalProducer] = {}
         """Those that have begun, and that no checkpoint can have yet."""
         self._prepared: dict[str, int] = {}
         """The ids of own transactions that wait to be committed, and the checkpoints of these."""
@@ -175,76 +69,26 @@ class TransactionalWriter(KafkaWriter):
         """Own ids whose last transaction is committed."""
         self._number = 0
 
-    def open(self, context: OperatorContext) -> None:
-        self.context = context
-        names = f"{context.job_name}\0{context.operator_name}\0{self._settings.topic}".encode()
-        self._prefix = f"{PREFIX}{hashlib.blake2s(names, digest_size=8).hexdigest()}-"
-        self._random = secrets.token_hex(6)
-        context.timers.call_later(SERVE_MS, self._serve)
-
     def prepare(self) -> None:
         super().prepare()
-        settings, context = self._settings, self.context
-        self._client = TransactionClient(settings.bootstrap, settings.properties)
-        if not context.restored_checkpoint:
-            self._abort_dead(None)
         first = self._make_next()
         first.initialise()
         # Without the right to DESCRIBE, the list of open transactions is empty instead of an error. A
         # transaction of our own cannot be initialised then, so this attempt does not go on.
         first.raise_missing_right()
 
-    def name_of(self, committable: bytes) -> bytes:
-        return msgspec.msgpack.decode(committable, type=PreparedTransaction).name
-
-    def restored(self, names: frozenset[bytes] | None) -> None:
-        self._abort_dead(names)
-
-    def _abort_dead(self, names: frozenset[bytes] | None) -> None:
-        """Abort the open transactions that dead attempts have begun and the restored checkpoint lacks.
-
-        Those of other subtasks may be alive, as a region of a job restarts without the others; subtask 0
-        takes those of subtasks that no longer exist.
-
-        Args:
-            names: of the transactions that the checkpoint has; None: it does not say. In such a checkpoint
-                are only transactions that were begun before it, under ids that say so.
-        """
-        client, context = self._client, self.context
-        assert client is not None
-        discarded = context.metrics.counter(DISCARDED_COUNTER)
-        for id in client.open_ids(self._prefix):
-            found = _ID.fullmatch(id.removeprefix(self._prefix))
-            if found is None:
-                continue
-            attempt, after, subtask = (int(part) for part in found.groups())
-            orphaned = context.subtask_index == 0 and subtask >= context.parallelism
-            if attempt >= context.attempt or not (subtask == context.subtask_index or orphaned):
-                continue
-            if names is not None:
-                open_now = client.open_transaction(id)
-                dead = open_now is not None and transaction_name(id, *open_now) not in names
-            else:
-                dead = after >= context.restored_checkpoint
-            if dead:
-                client.abort(id)
-                discarded.inc()
-
-    def _make_next(self) -> _Transaction:
+    def _make_next(self) -> TransactionalProducer:
         """Make the transaction that follows, and return it to be initialised."""
         self._next = self._new()
         self._next_since_s = self.context.clock.monotonic()
         return self._next
 
-    def _new(self) -> _Transaction:
+    def _new(self) -> TransactionalProducer:
         """Return a transaction with an id that no open one has, and no other writer ever uses."""
         if self._free:
-            return _Transaction(self._settings, self._free.popleft())
+            return TransactionalProducer(self._settings, self._free.popleft())
         self._number += 1
-        context = self.context
-        numbers = (context.attempt, context.restored_checkpoint, context.subtask_index)
-        place = "-".join(map(str, (*numbers, self._number)))
-        return _Transaction(self._settings, f"{self._prefix}{place}-{self._random}")
+        return TransactionalProducer(self._settings, self._own_id(self._number))
 
     def write(self, batch: Batch) -> None:
         if len(batch) and self._current is None:
@@ -274,13 +118,13 @@ class TransactionalWriter(KafkaWriter):
             self._free.append(waiting.id)
             self.context.run_in_thread(self._make_next().initialise)
 
-    def _precommit(self, transaction: _Transaction, checkpoint_id: int) -> list[bytes]:
+    def _precommit(self, transaction: TransactionalProducer, checkpoint_id: int) -> list[bytes]:
         """Make a transaction ready to be committed, by whatever process."""
         from confluent_kafka import KafkaException
 
         assert self._client is not None
         try:
-            transaction.mark(checkpoint_id)
+            transaction.mark(self._settings.topic, checkpoint_id)
             while transaction.producer.flush(FLUSH_S):
                 self._check_open()
                 self._check_of(transaction)
@@ -304,45 +148,18 @@ class TransactionalWriter(KafkaWriter):
         self._unprepared.pop(transaction.id, None)
         return [msgspec.msgpack.encode(prepared)]
 
-    def _check_of(self, transaction: _Transaction) -> None:
+    def _check_of(self, transaction: TransactionalProducer) -> None:
         if transaction.errors.fatal:
             self._failure = self._failure or transaction.errors.fatal
         self._check()
 
-    def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        from kafka.errors import KafkaError
-
-        assert self._client is not None
-        for committable in committables:
-            prepared = msgspec.msgpack.decode(committable, type=PreparedTransaction)
-            try:
-                self._client.commit(prepared)
-                self._use_again(prepared)
-            except LostTransaction as error:
-                if self._settings.on_lost == "fail":
-                    raise
-                _log.warning("the job goes on without records: %s", error.message)
-            except KafkaError as error:
-                if not error.retriable:
-                    raise
-                raise TargetAwayError(
-                    f"no broker commits topic=`{self._settings.topic}` "
-                    f"bootstrap=`{self._settings.bootstrap}`: {error}"
-                ) from error
-
-    def _use_again(self, committed: PreparedTransaction) -> None:
-        """Make the id of a committed transaction free, if it is an id of this writer.
-
-        A commit may be repeated when the id is in use again.
-        """
-        if self._prepared.get(committed.id) != committed.checkpoint_id:
+    def committed(self, transaction: PreparedTransaction) -> None:
+        """Make the id free, if it is one of this writer. A commit may be repeated when it is used again."""
+        if self._prepared.get(transaction.id) != transaction.checkpoint_id:
             return
-        del self._prepared[committed.id]
-        if committed.epoch < _EPOCH_MAX:
-            self._free.append(committed.id)
-
-    def finish(self) -> Callable[[], None] | None:
-        return None
+        del self._prepared[transaction.id]
+        if transaction.epoch < _EPOCH_MAX:
+            self._free.append(transaction.id)
 
     def close(self) -> None:
         """Abort what no checkpoint has, in a thread, as the brokers may not answer."""
@@ -367,3 +184,82 @@ def _look_at(future: Any) -> None:
     """Look at the error, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
+
+
+class StagedWriter(CommittingWriter):
+    """Stages the messages of one subtask."""
+
+    def __init__(self, settings: SinkSettings, values: pa.Schema | None = None) -> None:
+        super().__init__(settings, values)
+        self._batches: list[pa.RecordBatch] = []
+        """Messages that are not encoded yet."""
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        self._piece_bytes = 0
+
+    def write(self, batch: Batch) -> None:
+        if not len(batch):
+            return
+        values, given = self._encoded(batch)
+        columns = {"value": pa.array(values, pa.large_binary())}
+        for kind, name in self._settings.metadata.items():
+            columns[kind] = staged_column(kind, given.column(name))
+        staged = pa.record_batch(columns)
+        self._check_sizes(staged)
+        self._batches.append(staged)
+        self._bytes += staged.nbytes
+        self._piece_bytes += staged.nbytes
+        if self._piece_bytes >= _PIECE_BYTES:
+            piece = _encoded_piece(self._batches)
+            self._bytes += len(piece) - self._piece_bytes
+            self._pieces.append(piece)
+            self._batches, self._piece_bytes = [], 0
+        if self._bytes > self._settings.staged_bytes:
+            raise JobError(
+                f"sink `{self.context.operator_name}` has more output between two checkpoints than its "
+                f"buffer holds buffer_bytes=`{self._settings.staged_bytes}`",
+                fix="take checkpoints more often, give kafka_sink a larger buffer=, or use more subtasks",
+            )
+
+    def _check_sizes(self, staged: pa.RecordBatch) -> None:
+        """Raise if a message is too large, as it could not be written once a checkpoint has it."""
+        sizes = [pc.max(pc.binary_length(staged.column(0))).as_py() or 0]
+        if "key" in staged.schema.names:
+            sizes.append(pc.max(pc.binary_length(staged.column("key"))).as_py() or 0)
+        limit = int(self._settings.properties.get(_SIZE_PROPERTY, _SIZE_MAX))
+        if max(sizes) > limit:
+            raise JobError(
+                f"a record is too large topic=`{self._settings.topic}` size_bytes=`{max(sizes)}` "
+                f"{_SIZE_PROPERTY}=`{limit}`",
+                fix=f'properties={{"{_SIZE_PROPERTY}": "..."}}, and max.message.bytes of the topic',
+            )
+
+    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
+        pieces, batches = self._pieces, self._batches
+        self._pieces, self._batches, self._bytes, self._piece_bytes = [], [], 0, 0
+        if not pieces and not batches:
+            return None
+        id, topic, now_ms = self._own_id(0), self._settings.topic, self.context.clock.now_ms()
+
+        def committables() -> list[bytes]:
+            rest = [_encoded_piece(batches)] if batches else []
+            epoch = StagedEpoch(id, topic, checkpoint_id, now_ms, [*pieces, *rest])
+            return [msgspec.msgpack.encode(epoch)]
+
+        return committables
+
+    def close(self) -> None:
+        """Drop what is staged; a commit that runs ends by itself."""
+        self._closed = True
+        if self._client is not None:
+            with suppress(RuntimeError):
+                self.context.run_in_thread(self._client.close).add_done_callback(_look_at)
+
+
+def _encoded_piece(batches: list[pa.RecordBatch]) -> bytes:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())

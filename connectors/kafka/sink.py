@@ -27,13 +27,16 @@ from .client import (
     make_producer,
     no_topic,
 )
-from .exactly_once import TransactionalWriter, check_transactions
+from .committing import check_transactions
+from .exactly_once import StagedWriter, TransactionalWriter
 from .model import METADATA
 from .rights import check_topic_rights
 from .security import KafkaSecurity, check_security, with_security
 from .writer import KafkaWriter, SinkSettings, is_bytes, is_text
 
 BUFFER: Final = "32mb"
+STAGED: Final = "128mb"
+TRANSACTIONS: Final = ("open", "staged")
 TRANSACTION_TIMEOUT: Final = "15m"
 """The most that brokers allow unless they are told otherwise."""
 FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
@@ -52,7 +55,8 @@ class KafkaSink(Sink):
         self.extras = ("kafka", *settings.format.extras)
         self._values: pa.Schema | None = None
         if guarantee is Guarantee.EXACTLY_ONCE:
-            self.uncommitted_ms_max = settings.transaction_timeout_ms
+            if settings.transactions == "open":
+                self.uncommitted_ms_max = settings.transaction_timeout_ms
             self.names_committables = True
         self.place = f"{settings.topic} of {settings.bootstrap}"
 
@@ -77,8 +81,10 @@ class KafkaSink(Sink):
             raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
-        exactly_once = self.guarantee is Guarantee.EXACTLY_ONCE
-        return (TransactionalWriter if exactly_once else KafkaWriter)(self.settings, self._values)
+        kind = KafkaWriter
+        if self.guarantee is Guarantee.EXACTLY_ONCE:
+            kind = TransactionalWriter if self.settings.transactions == "open" else StagedWriter
+        return kind(self.settings, self._values)
 
     def check_output(self, run: SinkRun) -> None:
         """Check that the topic is there, that values can be encoded, and the rights to write."""
@@ -140,9 +146,10 @@ def kafka_sink(
     format: FormatName | Format = "json",
     metadata: Mapping[str, str] | None = None,
     guarantee: GuaranteeLike = "at_least_once",
+    transactions: Literal["open", "staged"] = "open",
     transaction_timeout: Duration = TRANSACTION_TIMEOUT,
     on_lost: Literal["fail", "skip"] = "fail",
-    buffer: str | int = BUFFER,
+    buffer: str | int | None = None,
     security: KafkaSecurity | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> KafkaSink:
@@ -159,11 +166,17 @@ def kafka_sink(
             records of one key go to one partition, as with the clients of Java.
         guarantee: `at_least_once`, `exactly_once` (in transactions, which readers of committed records
             see when the checkpoint is complete) or `none`.
-        transaction_timeout: the brokers abort a transaction that is older, so it must exceed the longest
-            time for which the job may be down. It must not exceed their `transaction.max.timeout.ms`.
+        transactions: for `exactly_once`. `open`: records are sent at once, in a transaction that stays open
+            until the checkpoint is complete. `staged`: they become part of the checkpoint, and are sent in
+            a short transaction when it is complete.
+        transaction_timeout: the brokers abort a transaction that is older. With `open` it must exceed the
+            longest time for which the job may be down. It must not exceed their
+            `transaction.max.timeout.ms`.
         on_lost: what a restore does if the brokers have aborted, or forgotten, a transaction that the
             checkpoint needs: `fail`, or `skip` its records with a warning.
-        buffer: the most bytes that wait to be sent, per subtask.
+        buffer: the most bytes that wait to be sent, per subtask; 32 MB unless set. With `staged`, the most
+            bytes that a subtask stages between two checkpoints, compressed; 128 MB unless set. They are in
+            memory, and more fail the job.
         security: the credentials and the encryption.
         properties: further properties of librdkafka; see `kafka_source`.
 
@@ -190,6 +203,19 @@ def kafka_sink(
                 f"records of Kafka are not given such metadata metadata=`{kind}: {column}`",
                 fix=suggest(kind, WRITABLE, "metadata"),
             )
+    if transactions not in TRANSACTIONS:
+        raise UsageError(
+            f"no such kind of transactions transactions=`{transactions}`",
+            fix=suggest(transactions, TRANSACTIONS, "kinds"),
+        )
+    staged = transactions == "staged"
+    if staged and parse_guarantee(guarantee) is not Guarantee.EXACTLY_ONCE:
+        raise UsageError(
+            "records are staged for exactly-once output only transactions=`staged`",
+            fix='guarantee="exactly_once"',
+        )
+    if buffer is None:
+        buffer = STAGED if staged else BUFFER
     if isinstance(buffer, str):
         buffer = parse_size(buffer, "buffer")
     check_count("buffer", buffer, 1)
@@ -200,10 +226,12 @@ def kafka_sink(
         bootstrap,
         to_format(format),
         dict(metadata or {}),
-        buffer,
+        parse_size(BUFFER, "buffer") if staged else buffer,
         with_security(check_properties(properties or {}), security),
         timeout_ms,
         on_lost,
+        transactions,
+        buffer,
     )
     made = parse_guarantee(guarantee)
     if made is Guarantee.EXACTLY_ONCE:

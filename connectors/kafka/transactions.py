@@ -21,6 +21,8 @@ from .security import for_kafka_python
 PATIENCE_S: Final = 60.0
 """Requests are tried again for this time while brokers restart or coordinators move."""
 _PAUSE_S: Final = 0.05
+_MARK_S: Final = 2.0
+"""Brokers show the mark of a transaction within this time after they have committed it."""
 _OPEN: Final = "Ongoing"
 _COMMITTING: Final = "PrepareCommit"
 T = TypeVar("T")
@@ -208,13 +210,57 @@ class TransactionClient:
             ),
         )
 
-    def _was_committed(self, prepared: PreparedTransaction) -> bool:
-        from kafka import TopicPartition
+    def marked(self, id: str, topic: str) -> int:
+        """Return the newest mark of an id that has no open transaction; -1: there is none.
 
-        place = TopicPartition(prepared.topic, 0)
-        found = self._again(lambda: self._admin.list_group_offsets({prepared.id: [place]}))
-        mark = found.get(prepared.id, {}).get(place)
-        return mark is not None and mark.offset >= prepared.checkpoint_id
+        Brokers may show a mark a moment after its transaction is committed; this waits for it.
+
+        Raises:
+            KafkaError: no broker answers, or it refuses us.
+        """
+        return self._again(lambda: self._mark(id, topic, stable=True))
+
+    def _was_committed(self, prepared: PreparedTransaction) -> bool:
+        """Return whether a transaction that is not open any more was committed.
+
+        Its id may have an open one again, so only time tells whether brokers will still show a mark.
+        """
+        deadline = self._clock.monotonic() + _MARK_S
+        while True:
+            marked = self._again(lambda: self._mark(prepared.id, prepared.topic, stable=False))
+            if marked >= prepared.checkpoint_id:
+                return True
+            if self._clock.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_S)
+
+    def _mark(self, id: str, topic: str, *, stable: bool) -> int:
+        """Return the newest mark of an id; -1: there is none.
+
+        Args:
+            id: the transactional id, which is the name of a group as well.
+            topic: the topic whose partition 0 has the mark as its offset.
+            stable: raise a retriable error while a mark is under way.
+        """
+        from kafka.errors import NoError, for_code
+        from kafka.protocol.consumer import OffsetFetchRequest
+        from kafka.protocol.metadata import CoordinatorType
+
+        kind = OffsetFetchRequest.OffsetFetchRequestGroup
+        topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])]
+        request = OffsetFetchRequest(
+            groups=[kind(group_id=id, topics=topics)],
+            require_stable=stable,
+            min_version=8,
+            max_version=8,
+        )
+        answer = self._send(id, request, CoordinatorType.GROUP)
+        (group,) = answer.groups
+        places = [place for each in group.topics for place in each.partitions]
+        for code in (group.error_code, *(place.error_code for place in places)):
+            if (error := for_code(code)) is not NoError:
+                raise error(f"coordinator of the group `{id}`")
+        return max((place.committed_offset for place in places), default=-1)
 
     def _describe(self, id: str) -> Any:
         """Return the description of a transaction; None if the brokers do not know it."""
@@ -234,20 +280,23 @@ class TransactionClient:
         from kafka.errors import NoError, for_code
         from kafka.protocol.metadata import CoordinatorType
 
+        answer = self._send(id, request, CoordinatorType.TRANSACTION if kind is None else kind)
+        error = for_code(answer.error_code)
+        if error is not NoError:
+            raise error(f"coordinator of `{id}`")
+        return answer
+
+    def _send(self, id: str, request: Any, kind: Any) -> Any:
+        """Send a request to the coordinator of a transaction or a group, and return the answer."""
         # This client has no public call for such requests; the extra `kafka` allows versions that were
         # tried with it.
         admin: Any = self._admin
 
         async def ask() -> Any:
-            wanted = CoordinatorType.TRANSACTION if kind is None else kind
-            node = await admin._find_coordinator_id(id, wanted)
+            node = await admin._find_coordinator_id(id, kind)
             return await admin._manager.send(request, node_id=node)
 
-        answer = admin._manager.run(ask)
-        error = for_code(answer.error_code)
-        if error is not NoError:
-            raise error(f"coordinator of `{id}`")
-        return answer
+        return admin._manager.run(ask)
 
     def _forget_coordinators(self) -> None:
         """Make the client look coordinators up again: it keeps those of all transactions for good."""

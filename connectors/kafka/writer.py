@@ -16,7 +16,7 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.event_time import milliseconds
 from ...operators.sink import SinkWriter
 from ...state.snapshot import CommitPermit
-from ..formats.format import Encode, Format
+from ..formats.format import Encode, Format, Values
 from .client import ErrorListener, make_producer
 from .security import without_secrets
 
@@ -39,6 +39,8 @@ class SinkSettings:
     properties: Mapping[str, str]
     transaction_timeout_ms: int
     on_lost: str
+    transactions: str
+    staged_bytes: int
 
     def __repr__(self) -> str:
         """Return the settings without secrets."""
@@ -109,21 +111,26 @@ class KafkaWriter(SinkWriter):
             self._check()
             self.context.timers.call_later(SERVE_MS, self._serve)
 
-    def write(self, batch: Batch) -> None:
+    def _encoded(self, batch: Batch) -> tuple[Values, pa.RecordBatch]:
+        """Return the values of the messages, and the columns that have their metadata."""
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        if not len(batch):
-            return
         given = batch.data
-        columns = {
-            kind: _values_of(kind, given.column(column))
-            for kind, column in self._settings.metadata.items()
-        }
         rest = [name for name in given.schema.names if name not in self._settings.metadata.values()]
         wanted = given.select(rest)
         if self._encode is None or wanted.schema != self._values:
             self._values = wanted.schema
             self._encode = self._settings.format.encoder(self._values, self._settings.topic)
-        for row, value in enumerate(self._encode(wanted)):
+        return self._encode(wanted), given
+
+    def write(self, batch: Batch) -> None:
+        if not len(batch):
+            return
+        values, given = self._encoded(batch)
+        columns = {
+            kind: fields_of(kind, given.column(column))
+            for kind, column in self._settings.metadata.items()
+        }
+        for row, value in enumerate(values):
             fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
             self._produce(value, fields)
         self._producer.poll(0)
@@ -214,7 +221,14 @@ def is_bytes(kind: pa.DataType) -> bool:
     return kind in (pa.binary(), pa.large_binary())
 
 
-def _values_of(kind: str, column: pa.Array) -> list[Any]:
+def staged_column(kind: str, column: pa.Array) -> pa.Array:
+    """Return a column of metadata in a form that needs no settings to become arguments of `produce`."""
+    if kind == "timestamp":
+        return pa.array(fields_of(kind, column), pa.int64())
+    return column.cast(pa.large_binary()) if kind == "key" else column
+
+
+def fields_of(kind: str, column: pa.Array) -> list[Any]:
     """Return the argument of `produce` for each row of a column; None: it has none."""
     if kind == "timestamp":
         times = milliseconds(column.fill_null(0)).tolist()

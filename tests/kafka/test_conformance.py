@@ -12,10 +12,12 @@ from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.testing.connectors import Check, sink_checks, source_checks
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.test_exactly_once import KilledSink
-from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource
+from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource, StagedKafkaCase
 
 SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
 """These take half a minute and more. `test_exactly_once.py` kills the broker in each run, too."""
+SLOW_STAGED = (*SLOW, "once_after_any_crash", "a_process_may_be_killed")
+"""What is staged crosses these points without Kafka, as that of other sinks. `test_staged.py` has the rest."""
 SECONDS_MAX = 1200 if os.environ.get("HEADGATE_THOROUGH") else 240
 pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
 
@@ -33,9 +35,10 @@ def applying(checks: list[Any], kind: type[Any]) -> list[Any]:
 
 
 def run(check: Check[Any], case: Any) -> None:
+    slow = SLOW_STAGED if isinstance(case, StagedKafkaCase) else SLOW
     if (
         isinstance(case, KafkaSinkCase)
-        and check.name in SLOW
+        and check.name in slow
         and not os.environ.get("HEADGATE_THOROUGH")
     ):
         pytest.skip("it takes minutes: make test-all, or HEADGATE_THOROUGH=1")
@@ -55,6 +58,11 @@ def test_the_source(broker: KafkaServer, check: Check[Any]) -> None:
 @pytest.mark.parametrize("check", applying(sink_checks(), KafkaSinkCase))
 def test_the_sink(broker: KafkaServer, check: Check[Any]) -> None:
     run(check, KafkaSinkCase(broker))
+
+
+@pytest.mark.parametrize("check", applying(sink_checks(), StagedKafkaCase))
+def test_the_sink_that_stages(broker: KafkaServer, check: Check[Any]) -> None:
+    run(check, StagedKafkaCase(broker))
 
 
 def test_the_sink_whose_processes_are_killed(broker: KafkaServer) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import from_list, kafka_sink, kafka_source
-from headgate.connectors.kafka.exactly_once import TransactionalWriter
+from headgate.connectors.kafka.committing import CommittingWriter
+from headgate.connectors.kafka.exactly_once import StagedWriter, TransactionalWriter
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.transactions import PreparedTransaction, TransactionClient
 from headgate.errors import JobError
@@ -39,9 +40,17 @@ class KilledWriter(TransactionalWriter):
         self._closed = True
 
 
+class KilledStagedWriter(StagedWriter):
+    """One whose process is killed: what it has staged is gone, and what it commits stays open."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
 class KilledSink(KafkaSink):
     def writer(self) -> SinkWriter:
-        return KilledWriter(self.settings)
+        staged = self.settings.transactions == "staged"
+        return (KilledStagedWriter if staged else KilledWriter)(self.settings)
 
 
 def sink(broker: KafkaServer, topic: str, *, killed: bool = False, **options: Any) -> KafkaSink:
@@ -91,7 +100,7 @@ async def opened(
 
 def prefix_of(writer: SinkWriter) -> str:
     """The beginning of the transactional ids of a sink, which those of other tests do not have."""
-    assert isinstance(writer, TransactionalWriter)
+    assert isinstance(writer, CommittingWriter)
     return writer._prefix
 
 
@@ -376,9 +385,9 @@ class Fails:
         return {"id": record}
 
 
-@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize(("parallelism", "transactions"), [(1, "open"), (2, "open"), (2, "staged")])
 def test_every_record_is_there_once_when_job_and_broker_fail(
-    broker: KafkaServer, new_topic: NewTopic, tmp_path: Path, parallelism: int
+    broker: KafkaServer, new_topic: NewTopic, tmp_path: Path, parallelism: int, transactions: Any
 ) -> None:
     topic, rows = new_topic(3), 1_500
     job = hg.Job(f"writes-{parallelism}", parallelism=parallelism)
@@ -386,7 +395,12 @@ def test_every_record_is_there_once_when_job_and_broker_fail(
     job.restart(hg.fixed_delay(attempts=10, delay="10ms"))
     numbers = job.read(from_list(list(range(rows)), batch_rows=10, splits=2), name="numbers")
     made = numbers.map(Fails(tmp_path, (300, 900, 1_400)), into={"id": "int64"}, name="fails")
-    out = kafka_sink(topic, bootstrap=broker.bootstrap, guarantee="exactly_once")
+    out = kafka_sink(
+        topic,
+        bootstrap=broker.bootstrap,
+        guarantee="exactly_once",
+        transactions=transactions,
+    )
     made.write(out, name="out")
 
     with broker_killed_at(tmp_path / "900", broker):

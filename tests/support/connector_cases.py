@@ -602,6 +602,17 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
         return {"a topic that does not exist": (wrong, "no-such-topic")}
 
 
+class StagedKafkaCase(KafkaSinkCase):
+    """JSON that checkpoints stage."""
+
+    features = KafkaSinkCase.features - {Feature.AT_LEAST_ONCE}
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return kafka_sink(
+            place, bootstrap=self.broker.bootstrap, guarantee=guarantee, transactions="staged"
+        )
+
+
 # -- PostgreSQL ---------------------------------------------------------------------------------------
 
 PASSWORD = "no-password-of-ours"
@@ -863,4 +874,8 @@ POSTGRES: dict[str, type[Case]] = {
     "postgres_cdc_source": PostgresCdcSource,
     "postgres_sink": PostgresSinkCase,
 }
-KAFKA: dict[str, type[Topic]] = {"kafka_source": KafkaSource, "kafka_sink": KafkaSinkCase}
+KAFKA: dict[str, type[Topic]] = {
+    "kafka_source": KafkaSource,
+    "kafka_sink": KafkaSinkCase,
+    "kafka_sink (staged)": StagedKafkaCase,
+}
