@@ -37,7 +37,7 @@ from .transactions import (
     TransactionClient,
     transaction_name,
 )
-from .writer import SERVE_MS, KafkaWriter, SinkSettings, fields_of
+from .writer import FLUSH_S, SERVE_MS, KafkaWriter, SinkSettings, fields_of
 
 _log = logging.getLogger("headgate.connectors.kafka")
 PREFIX: Final = "hg-"
@@ -46,8 +46,6 @@ _ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
 """The end of a transactional id: attempt, restored checkpoint, subtask, number, and a random part."""
 _READY_S: Final = 60.0
 """The first record of an epoch waits for a producer for at most this time."""
-_COMMIT_S: Final = 60.0
-"""The brokers have this time to take a staged epoch once all its records are handed to the client."""
 _ABORT_S: Final = 5.0
 _MARK_KEPT_MS: Final = int(timedelta(days=6).total_seconds() * 1000)
 """Brokers keep a mark for at least this time, unless `offsets.retention.minutes` is below its default."""
@@ -90,7 +88,7 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException
 
         if isinstance(self.problem, KafkaException):
-            missing = named_right(self.problem.args[0])
+            missing = named_right(self.problem.args[0].code())
             if missing is not None:
                 raise missing from self.problem
 
@@ -110,20 +108,6 @@ class TransactionalProducer:
             ) from self.problem
         self.producer.begin_transaction()
 
-    def mark(self, topic: str, checkpoint_id: int) -> None:
-        """Write the offset that shows later whether the transaction was committed."""
-        from confluent_kafka import Consumer, TopicPartition
-
-        # Only a consumer knows the group in the form that the call wants; without brokers it connects to
-        # nothing, and needs no credentials.
-        consumer = Consumer({"group.id": self.id})
-        try:
-            group = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
-        offsets = [TopicPartition(topic, 0, checkpoint_id)]
-        self.producer.send_offsets_to_transaction(offsets, group, _READY_S)
-
 
 def check_transactions(settings: SinkSettings) -> None:
     """Try a transaction without records, and abort it: so every right is known before the first record.
@@ -132,20 +116,23 @@ def check_transactions(settings: SinkSettings) -> None:
         UsageError: a right is missing.
         JobError: the brokers refuse such transactions.
     """
-    from confluent_kafka import KafkaException
+    from kafka.errors import KafkaError
 
-    transaction = TransactionalProducer(settings, f"{PREFIX}check-{secrets.token_hex(6)}")
-    transaction.initialise()
-    transaction.raise_missing_right()
-    transaction.begin()
+    producer = TransactionalProducer(settings, f"{PREFIX}check-{secrets.token_hex(6)}")
+    producer.initialise()
+    producer.raise_missing_right()
+    producer.begin()
+    client = TransactionClient(settings.bootstrap, settings.properties)
     try:
-        transaction.mark(settings.topic, 0)
-        transaction.producer.abort_transaction(_READY_S)
-    except KafkaException as error:
-        raise named_right(error.args[0]) or JobError(
-            f"no transaction is possible topic=`{settings.topic}`: {error.args[0].str()}",
+        client.mark(client.prepared(producer.id, settings.topic, 0, begun=False))
+        client.abort(producer.id)
+    except KafkaError as error:
+        raise named_right(error.errno) or JobError(
+            f"no transaction is possible topic=`{settings.topic}`: {error}",
             fix="see the section about security in docs/kafka.md for the rights that are needed",
         ) from error
+    finally:
+        client.close()
 
 
 class StagedEpoch(msgspec.Struct, frozen=True):
@@ -183,17 +170,25 @@ def _decoded(committable: bytes) -> StagedEpoch | PreparedTransaction:
 
 
 class _StagedCommitter:
-    """Writes staged epochs under one transactional id. It is used up by the first failure."""
+    """Writes one staged epoch. It is used up by the first failure."""
 
-    def __init__(self, settings: SinkSettings, id: str, closed: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: SinkSettings,
+        client: TransactionClient,
+        epoch: StagedEpoch,
+        producer: TransactionalProducer,
+        closed: Callable[[], bool],
+    ) -> None:
         self._settings = settings
-        self._producer = TransactionalProducer(settings, id)
+        self._client = client
+        self._epoch = epoch
+        self._producer = producer
         self._closed = closed
-        self._marked: int | None = None
         self._failure = ""
 
-    def commit(self, epoch: StagedEpoch, client: TransactionClient, now_ms: int) -> None:
-        """Write an epoch, unless it is written.
+    def commit(self, now_ms: int) -> None:
+        """Write the epoch, unless it is written.
 
         Raises:
             LostTransaction: it cannot be known any more whether it is written.
@@ -202,16 +197,16 @@ class _StagedCommitter:
         """
         from confluent_kafka import KafkaException
 
+        epoch = self._epoch
         try:
-            if self._marked is None:
-                self._producer.initialise()
-                self._producer.raise_missing_right()
-                if self._producer.problem is not None:
-                    raise self._producer.problem
-                self._marked = client.marked(epoch.id, epoch.topic)
-            if self._marked >= epoch.checkpoint_id:
+            self._producer.ready.wait(_READY_S)
+            self._producer.raise_missing_right()
+            if self._producer.problem is not None:
+                raise self._producer.problem
+            marked = self._client.marked(epoch.id, epoch.topic)
+            if marked >= epoch.checkpoint_id:
                 return
-            if self._marked < 0 and now_ms - epoch.staged_ms > _MARK_KEPT_MS:
+            if marked < 0 and now_ms - epoch.staged_ms > _MARK_KEPT_MS:
                 raise LostTransaction(
                     "brokers forget after a week which checkpoints were committed, so it is not known "
                     f"whether these records are there topic=`{epoch.topic}` "
@@ -219,23 +214,33 @@ class _StagedCommitter:
                     fix="if they are there, as after a stop with a savepoint, say on_lost='skip'; else "
                     "restore an older checkpoint (--from DIR@ID)",
                 )
-            self._write(epoch)
-            self._marked = epoch.checkpoint_id
+            prepared = self._write()
         except KafkaException as error:
-            raise self._as_ours(epoch, error) from error
+            raise self._as_ours(error) from error
+        try:
+            self._client.commit(prepared)
+        except LostTransaction as error:
+            raise JobError(  # its records are not lost, as the checkpoint has them
+                "another process has taken over to write what a checkpoint has staged "
+                f"topic=`{epoch.topic}` checkpoint=`{epoch.checkpoint_id}`",
+                fix="a newer attempt of the job writes it; or two deployments have the same name",
+            ) from error
 
-    def _write(self, epoch: StagedEpoch) -> None:
+    def _write(self) -> PreparedTransaction:
+        """Write the messages and the mark in a transaction, and return it to be committed."""
+        epoch, client = self._epoch, self._client
         self._producer.begin()
         producer = self._producer.producer
         try:
             for piece in epoch.pieces:
                 for batch in _batches_of(piece, epoch):
-                    self._produce(epoch.topic, batch)
-            while producer.flush(_ABORT_S):
+                    self._produce(batch)
+            while producer.flush(FLUSH_S):
                 self._check()
             self._check()
-            self._producer.mark(epoch.topic, epoch.checkpoint_id)
-            producer.commit_transaction(_COMMIT_S)
+            prepared = client.prepared(epoch.id, epoch.topic, epoch.checkpoint_id)
+            client.mark(prepared)
+            return prepared
         except BaseException:
             # A failure to abort is left to the next committer, or to the time-out of the transaction.
             with suppress(Exception):
@@ -243,8 +248,8 @@ class _StagedCommitter:
                 producer.abort_transaction(_ABORT_S)
             raise
 
-    def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
-        producer = self._producer.producer
+    def _produce(self, batch: pa.RecordBatch) -> None:
+        producer, topic = self._producer.producer, self._epoch.topic
         columns = {
             kind: fields_of(kind, batch.column(kind))
             for kind in batch.schema.names
@@ -279,10 +284,10 @@ class _StagedCommitter:
                 "job is run again",
             )
 
-    def _as_ours(self, epoch: StagedEpoch, error: Any) -> HeadgateError:
+    def _as_ours(self, error: Any) -> HeadgateError:
         from confluent_kafka import KafkaError
 
-        reason = error.args[0]
+        epoch, reason = self._epoch, error.args[0]
         text = (
             f"topic=`{epoch.topic}` checkpoint=`{epoch.checkpoint_id}` "
             f"bootstrap=`{self._settings.bootstrap}`: {self._producer.errors.fatal or reason.str()}"
@@ -317,7 +322,6 @@ class CommittingWriter(KafkaWriter):
     def __init__(self, settings: SinkSettings, values: pa.Schema | None = None) -> None:
         super().__init__(settings, values)
         self._client: TransactionClient | None = None
-        self._own_committer: tuple[str, _StagedCommitter] | None = None
 
     def open(self, context: OperatorContext) -> None:
         self.context = context
@@ -386,7 +390,11 @@ class CommittingWriter(KafkaWriter):
             found = _decoded(committable)
             try:
                 if isinstance(found, StagedEpoch):
-                    self._commit_staged(found)
+                    producer = self.producer_for(found.id)
+                    committer = _StagedCommitter(
+                        self._settings, self._client, found, producer, lambda: self._closed
+                    )
+                    committer.commit(self.context.clock.now_ms())
                 else:
                     self._client.commit(found)
                     self.committed(found)
@@ -402,15 +410,11 @@ class CommittingWriter(KafkaWriter):
                     f"bootstrap=`{self._settings.bootstrap}`: {error}"
                 ) from error
 
-    def _commit_staged(self, epoch: StagedEpoch) -> None:
-        """Commit with a producer that is kept for the next epoch of the same writer, unless it fails."""
-        assert self._client is not None
-        id, committer = self._own_committer or ("", None)
-        if committer is None or id != epoch.id:
-            committer = _StagedCommitter(self._settings, epoch.id, lambda: self._closed)
-        self._own_committer = None
-        committer.commit(epoch, self._client, self.context.clock.now_ms())
-        self._own_committer = epoch.id, committer
+    def producer_for(self, id: str) -> TransactionalProducer:
+        """Return a new producer for a staged epoch, which is initialised or will be; in a thread."""
+        made = TransactionalProducer(self._settings, id)
+        made.initialise()
+        return made
 
     def committed(self, transaction: PreparedTransaction) -> None:
         """Learn that a transaction is committed; in a thread."""

@@ -120,27 +120,26 @@ class TransactionalWriter(CommittingWriter):
 
     def _precommit(self, transaction: TransactionalProducer, checkpoint_id: int) -> list[bytes]:
         """Make a transaction ready to be committed, by whatever process."""
-        from confluent_kafka import KafkaException
+        from kafka.errors import KafkaError
 
         assert self._client is not None
         try:
-            transaction.mark(self._settings.topic, checkpoint_id)
             while transaction.producer.flush(FLUSH_S):
                 self._check_open()
                 self._check_of(transaction)
             self._check_of(transaction)
             prepared = self._client.prepared(transaction.id, self._settings.topic, checkpoint_id)
+            self._client.mark(prepared)
         except JobError as error:
             self._fail(error.message)  # the transaction is gone, or its records are
             raise
-        except KafkaException as error:
-            reason = error.args[0]
-            if reason.fatal() or reason.txn_requires_abort() or transaction.errors.fatal:
+        except KafkaError as error:
+            if not error.retriable:
                 # It cannot succeed later either, so the attempt must end.
-                self._failure = self._failure or str(reason.str())
+                self._fail(f"{type(error).__name__}: {error}")
             raise JobError(
                 f"a transaction could not be prepared topic=`{self._settings.topic}` "
-                f"transaction=`{transaction.id}`: {reason.str()}",
+                f"transaction=`{transaction.id}`: {type(error).__name__}: {error}",
                 fix="if it was fenced, a newer attempt of the job has taken over; else check the rights "
                 "to WRITE and DESCRIBE transactional ids, and to READ groups, that begin with `hg-`",
             ) from error
@@ -196,6 +195,10 @@ class StagedWriter(CommittingWriter):
         self._pieces: list[bytes] = []
         self._bytes = 0
         self._piece_bytes = 0
+        self._spare: TransactionalProducer | None = None
+        """The producer of the next commit, as it takes up to half a second to initialise one."""
+        self._spare_since_s = 0.0
+        self._commits = False
 
     def write(self, batch: Batch) -> None:
         if not len(batch):
@@ -239,6 +242,7 @@ class StagedWriter(CommittingWriter):
         self._pieces, self._batches, self._bytes, self._piece_bytes = [], [], 0, 0
         if not pieces and not batches:
             return None
+        self._commits = True
         id, topic, now_ms = self._own_id(0), self._settings.topic, self.context.clock.now_ms()
 
         def committables() -> list[bytes]:
@@ -247,6 +251,21 @@ class StagedWriter(CommittingWriter):
             return [msgspec.msgpack.encode(epoch)]
 
         return committables
+
+    def producer_for(self, id: str) -> TransactionalProducer:
+        spare = self._spare
+        if spare is None or spare.id != id:
+            return super().producer_for(id)
+        self._spare = None
+        return spare
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        now_s = self.context.clock.monotonic()
+        stale = self._spare is not None and now_s - self._spare_since_s > _READY_MAX_S
+        if self._commits and (self._spare is None or stale):
+            self._spare = TransactionalProducer(self._settings, self._own_id(0))
+            self._spare_since_s = now_s
+            self.context.run_in_thread(self._spare.initialise)
 
     def close(self) -> None:
         """Drop what is staged; a commit that runs ends by itself."""

@@ -6,7 +6,7 @@ Without them, a missing right would show with the first record, or with the firs
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ...errors import UsageError
 from .client import ErrorListener, client_properties
@@ -89,8 +89,8 @@ def missing_right(right: str, kind: str, name: str) -> UsageError:
     )
 
 
-def named_right(error: Any) -> UsageError | None:
-    """Return the right that a transaction lacks by an error of librdkafka; None: it says something else."""
+def named_right(code: int) -> UsageError | None:
+    """Return the right that a transaction lacks by an error code of Kafka; None: it says something else."""
     from confluent_kafka import KafkaError
 
     return {
@@ -98,4 +98,4 @@ def named_right(error: Any) -> UsageError | None:
             "WRITE", "transactional-id", "hg-*"
         ),
         KafkaError.GROUP_AUTHORIZATION_FAILED: missing_right("READ", "group", "hg-*"),
-    }.get(error.code())
+    }.get(code)

@@ -89,19 +89,76 @@ class TransactionClient:
         """Close the connections."""
         self._admin.close()
 
-    def prepared(self, id: str, topic: str, checkpoint_id: int) -> PreparedTransaction:
-        """Return an open transaction as a committable.
+    def prepared(
+        self, id: str, topic: str, checkpoint_id: int, *, begun: bool = True
+    ) -> PreparedTransaction:
+        """Return an open transaction as a committable. It needs its mark.
+
+        Args:
+            id: the transactional id.
+            topic: the topic that it writes to.
+            checkpoint_id: the mark.
+            begun: False: it has no records, so the brokers do not know yet that it is open.
 
         Raises:
             JobError: it is not open any more.
         """
-        found = self.open_transaction(id)
-        if found is None:
+        found = self._describe(id)
+        if found is None or (begun and str(found.state.value) != _OPEN):
             raise JobError(
-                f"a transaction was aborted before it was prepared transaction=`{id}`",
+                "a transaction could not be prepared, as it was aborted, or its producer fenced "
+                f"transaction=`{id}`",
                 fix="a newer attempt of the job has taken over, or transaction_timeout= is too short",
             )
-        return PreparedTransaction(id, *found, topic, checkpoint_id)
+        return PreparedTransaction(
+            id, found.producer_id, found.producer_epoch, topic, checkpoint_id
+        )
+
+    def mark(self, prepared: PreparedTransaction) -> None:
+        """Write the mark of a transaction, in the transaction itself; a repeat changes nothing.
+
+        The producer's own call for this can wait for ever for a broker that was killed.
+
+        Raises:
+            KafkaError: no broker answers, a right is missing, or the producer was fenced.
+        """
+        from kafka.errors import NoError, for_code
+        from kafka.protocol.metadata import CoordinatorType
+        from kafka.protocol.producer.transaction import (
+            AddOffsetsToTxnRequest,
+            TxnOffsetCommitRequest,
+        )
+
+        id = prepared.id
+        producer = {
+            "transactional_id": id,
+            "producer_id": prepared.producer_id,
+            "producer_epoch": prepared.epoch,
+            "group_id": id,
+        }
+        topics = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        places = [
+            topics.TxnOffsetCommitRequestPartition(
+                partition_index=0, committed_offset=prepared.checkpoint_id, committed_metadata=""
+            )
+        ]
+        added = AddOffsetsToTxnRequest(**producer, min_version=3, max_version=3)
+        offsets = TxnOffsetCommitRequest(
+            **producer,
+            topics=[topics(name=prepared.topic, partitions=places)],
+            min_version=3,
+            max_version=3,
+        )
+
+        def write() -> None:
+            answer = self._send(id, offsets, CoordinatorType.GROUP)
+            for topic in answer.topics:
+                for place in topic.partitions:
+                    if (error := for_code(place.error_code)) is not NoError:
+                        raise error(f"coordinator of the group `{id}`")
+
+        self._again(lambda: self._ask(id, added))
+        self._again(write)
 
     def open_transaction(self, id: str) -> tuple[int, int] | None:
         """Return the producer id and the epoch of an id's open transaction; None: it has none."""

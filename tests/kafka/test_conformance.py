@@ -17,7 +17,7 @@ from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource, S
 SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
 """These take half a minute and more. `test_exactly_once.py` kills the broker in each run, too."""
 SLOW_STAGED = (*SLOW, "once_after_any_crash", "a_process_may_be_killed")
-"""What is staged crosses these points without Kafka, as that of other sinks. `test_staged.py` has the rest."""
+"""At these points a staging sink asks nothing of Kafka. `test_staged.py` has the rest."""
 SECONDS_MAX = 1200 if os.environ.get("HEADGATE_THOROUGH") else 240
 pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
 

@@ -110,12 +110,12 @@ def test_a_commit_that_died_in_the_middle_is_made_once(
             dead.initialise()
             dead.begin()
             dead.producer.produce(topic, b"0-0")
-            dead.mark(topic, epoch.checkpoint_id)
             dead.producer.flush(60)
+            client.mark(client.prepared(epoch.id, topic, epoch.checkpoint_id))
             return dead
 
-        dead = await asyncio.to_thread(die)
         client = TransactionClient(broker.bootstrap, {})
+        dead = await asyncio.to_thread(die)
         assert client.open_ids(prefix_of(writer)) == [epoch.id]
         other = await opened(made, committables, attempt=2, restored_checkpoint=2)
         assert client.open_ids(prefix_of(writer)) == [epoch.id]  # one that commits would have it
