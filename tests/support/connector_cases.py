@@ -609,7 +609,7 @@ class StagedKafkaCase(KafkaSinkCase):
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
         return kafka_sink(
-            place, bootstrap=self.broker.bootstrap, guarantee=guarantee, transactions="staged"
+            place, bootstrap=self.bootstrap, guarantee=guarantee, transactions="staged"
         )
 
 
