@@ -83,6 +83,7 @@ _NAMES = {
         "ValueState",
     ),
     "state.keyed.ttl": ("StateTtl",),
+    "state.queryable": ("Queryable",),
 }
 """The public names, by the module that each is in."""
 _MODULES = {
@@ -177,6 +178,7 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .state.keyed.descriptors import ReducingState as ReducingState
     from .state.keyed.descriptors import ValueState as ValueState
     from .state.keyed.ttl import StateTtl as StateTtl
+    from .state.queryable import Queryable as Queryable
 
 
 if not TYPE_CHECKING:  # to a type checker it would say that any name is there

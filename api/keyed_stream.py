@@ -30,6 +30,7 @@ from ..operators.windows.records.functions import AggregateFunction, WindowProce
 from ..operators.windows.records.triggers import Trigger
 from ..operators.windows.sessions.window import SessionWindow
 from ..state.keyed.ttl import StateTtl
+from ..state.queryable import Queryable
 from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .node_output import NodeOutput
 from .required_name import named
@@ -72,7 +73,7 @@ class KeyedStream(Generic[T]):
         *,
         name: str,
         ttl: Duration | StateTtl | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
     ) -> Stream[T]:
         """Combine the records of each key, two at a time; emits the running value for each record.
 
@@ -82,7 +83,7 @@ class KeyedStream(Generic[T]):
             ttl: how long the value of a key lives after the key's last record, by the machine's
                 clock: a duration, or `StateTtl`. The record after that is again its first value.
             queryable: the name, unique in the job, under which clients outside the job read the value
-                of a key; empty: they do not.
+                of a key, or `Queryable`; empty: they do not.
         """
         made = add_reduce(self._output, function, name, ttl, queryable, capture_origin())
         return Stream(made)
@@ -232,7 +233,7 @@ class KeyedStream(Generic[T]):
         name: str,
         into: SchemaLike | None = None,
         ttl: Duration | StateTtl | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
         **aggregates: Aggregate,
     ) -> Stream[Any]:
         """Add running aggregates: the updated row of each key that a batch touched is emitted.
@@ -243,7 +244,7 @@ class KeyedStream(Generic[T]):
             ttl: how long a key lives after its last record, by the machine's clock: a duration, or
                 `StateTtl`. Its aggregates then begin again.
             queryable: the name, unique in the job, under which clients outside the job read the row of
-                a key; empty: they do not.
+                a key, or `Queryable`; empty: they do not.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
         origin = capture_origin()

@@ -52,6 +52,7 @@ def main() -> None:
     print_table("postgres of lookup", lookup["postgres"])
     print_table("A reference with arguments", operators["properties"]["process"]["anyOf"][0])
     print_table("onError", operators["properties"]["onError"]["anyOf"][0])
+    print_table("queryable", operators["properties"]["queryable"]["anyOf"][0])
     print_table("A sink", sinks)
     for name, fields in connectors(sinks).items():
         print_table(f"sink `{name}`", fields)

@@ -280,11 +280,19 @@ class Operator:
         """Handle that all inputs went idle, or one is active again. The default forwards it."""
         self.output.emit_idle(idle)
 
-    def query(self, state: str, key: Any) -> Any:
-        """Return the value of a queryable state for a key as it is now, or `ABSENT`.
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
+        """Return the value of a queryable state for a key, or `ABSENT`.
 
         `state` is the name in the step (`QueryableState.state`). Lists and maps are `QueriedEntries`.
         Nothing changes: values neither live longer nor expire because a client reads them.
+
+        Args:
+            state: its name.
+            key: the key.
+            checkpoint_id: the value is that of this checkpoint; 0: the one that it has now.
+
+        Raises:
+            NotKept: the value at that checkpoint is not known here.
         """
         raise InternalError(f"this operator has no queryable state state=`{state}`")
 

@@ -19,7 +19,9 @@ import pyarrow as pa
 from ..errors import HeadgateError, PlanError, StateError, UsageError
 from ..state.keyed.base import ABSENT
 from ..state.keyed.keys import KeyColumn, KeyShape
+from ..state.queryable import OLD_VALUES_MAX, OLD_VALUES_MAX_OPTION, Queryable
 from .origin import Origin
+from .sizes import parse_size
 
 QUERYABLE_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """The names of queryable states, which are also part of a path."""
@@ -45,6 +47,7 @@ class QueryableState:
         kind: `value`, `list`, `map`, `reducing`, `aggregating`, `reduce` or `running`.
         keys: the types of the keys.
         columns: the names of the key columns as the stream has them; empty: the key is one value.
+        committed: it can also be read as of the newest complete checkpoint.
     """
 
     name: str
@@ -52,6 +55,7 @@ class QueryableState:
     kind: str
     keys: KeyShape
     columns: tuple[str, ...] = ()
+    committed: bool = False
 
     @property
     def key_types(self) -> dict[str, str]:
@@ -62,27 +66,35 @@ class QueryableState:
 
 
 def queryable_state(
-    name: object,
+    given: object,
     state: str,
     kind: str,
     keys: KeyShape,
     columns: Sequence[str] | None,
     origin: Origin | str,
 ) -> tuple[QueryableState, ...]:
-    """Return the declaration of `queryable=name`; nothing for an empty name.
+    """Return the declaration of `queryable=given`; nothing for an empty name.
 
     Raises:
         PlanError: this cannot be a name.
     """
-    if name == "" or name is None:
+    if given == "" or given is None:
         return ()
+    name: object = given.name if isinstance(given, Queryable) else given
     if not isinstance(name, str) or not re.fullmatch(QUERYABLE_PATTERN, name):
         raise PlanError(
             f"this cannot be the name of a queryable state queryable=`{name}`",
             where=str(origin),
             fix="use up to 128 letters, digits, `-`, `_` and `.`, with a letter or digit first",
         )
-    return (QueryableState(name, state, kind, keys, tuple(columns or ())),)
+    committed = isinstance(given, Queryable) and given.committed is True
+    return (QueryableState(name, state, kind, keys, tuple(columns or ()), committed),)
+
+
+def old_values_max(options: Mapping[str, str]) -> int:
+    """Return how many bytes of old values a state keeps that is read as of checkpoints."""
+    text = options.get(OLD_VALUES_MAX_OPTION)
+    return OLD_VALUES_MAX if text is None else parse_size(text, OLD_VALUES_MAX_OPTION)
 
 
 def check_unique(

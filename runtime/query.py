@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from ..errors import HeadgateError, JobError, JobNotReady, UsageError
 from ..operators.durations import Duration, parse_duration
@@ -24,10 +24,11 @@ from ..operators.queries import write_key
 from .control.job_client import HungUp
 from .control.registry import read_token_file
 from .finding import Where, connect_to_job
-from .rest.answers import QueryableAnswer, QueryAnswer
+from .rest.answers import QueryableAnswer, QueryAnswer, RowsAnswer
 from .rest.client import RestClient
 
 T = TypeVar("T")
+Level: TypeAlias = Literal["live", "committed"]
 PATIENCE: Final = "10s"
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
@@ -78,36 +79,62 @@ class AsyncQueryClient:
         """
         return await self._patiently(RestClient.states)
 
-    async def query(self, state: str, key: Any) -> QueryAnswer:
+    async def query(self, state: str, key: Any, *, level: Level = "live") -> QueryAnswer:
         """Return what a state has for a key, and where and when it was read.
 
         Args:
             state: the name that the job gives with `queryable=`.
             key: the key as the job has it: a value, or a tuple or dict of several columns.
+            level: `live`: as it is now, which a failure may take back; `committed`: as of the newest
+                complete checkpoint, for states that the job declares so (`Queryable`).
 
         Raises:
             StateNotFound: the job has no queryable state of that name.
-            UsageError: the key is not of the state's type.
+            UsageError: the key is not of the state's type, or the state does not have that level.
             JobNotReady: the job did not become ready in time.
             HeadgateError: the job cannot be asked, has ended, or cannot answer.
         """
-        return await self._patiently(partial(self._query, state=state, key=key))
+        return await self._patiently(partial(self._query, state=state, key=key, level=level))
 
-    async def get(self, state: str, key: Any, default: Any = None) -> Any:
+    async def query_many(
+        self, state: str, keys: Iterable[Any], *, level: Level = "live"
+    ) -> RowsAnswer:
+        """Return what a state has for several keys, in their order, up to 1,000 of them.
+
+        At the level `committed` all of it is of one checkpoint. The arguments and errors are those of
+        `query`.
+        """
+        listed = list(keys)
+        return await self._patiently(
+            partial(self._query_many, state=state, keys=listed, level=level)
+        )
+
+    async def get(self, state: str, key: Any, default: Any = None, *, level: Level = "live") -> Any:
         """Return the value of a state for a key as plain data; `default` if it has none.
 
-        Raises as `query`.
+        The other arguments and the errors are those of `query`.
         """
-        answer = await self.query(state, key)
+        answer = await self.query(state, key, level=level)
         return answer.value if answer.found else default
 
-    async def _query(self, client: RestClient, *, state: str, key: Any) -> QueryAnswer:
+    async def _query(
+        self, client: RestClient, *, state: str, key: Any, level: Level
+    ) -> QueryAnswer:
+        (text,) = await self._texts(client, state, [key])
+        return await client.query(state, text, level)
+
+    async def _query_many(
+        self, client: RestClient, *, state: str, keys: list[Any], level: Level
+    ) -> RowsAnswer:
+        return await client.rows(state, await self._texts(client, state, keys), level)
+
+    async def _texts(self, client: RestClient, state: str, keys: list[Any]) -> list[str]:
+        """Return the keys as the REST API takes them."""
         if state not in self._known:
             self._known = {each.name: each for each in await client.states()}
         known = self._known.get(state)
         # The job has the text about an unknown name.
-        text = "" if known is None else write_key(state, known.key, key)
-        return await client.query(state, text)
+        return ["" if known is None else write_key(state, known.key, key) for key in keys]
 
     async def _patiently(self, ask: Callable[[RestClient], Awaitable[T]]) -> T:
         """Ask until the job answers, or patience is over."""
@@ -194,13 +221,17 @@ class QueryClient:
         """Return the queryable states of the job; see `AsyncQueryClient.states`."""
         return self._run(self._client.states())
 
-    def query(self, state: str, key: Any) -> QueryAnswer:
+    def query(self, state: str, key: Any, *, level: Level = "live") -> QueryAnswer:
         """Return what a state has for a key; see `AsyncQueryClient.query`."""
-        return self._run(self._client.query(state, key))
+        return self._run(self._client.query(state, key, level=level))
 
-    def get(self, state: str, key: Any, default: Any = None) -> Any:
+    def query_many(self, state: str, keys: Iterable[Any], *, level: Level = "live") -> RowsAnswer:
+        """Return what a state has for several keys; see `AsyncQueryClient.query_many`."""
+        return self._run(self._client.query_many(state, keys, level=level))
+
+    def get(self, state: str, key: Any, default: Any = None, *, level: Level = "live") -> Any:
         """Return the value of a state for a key; see `AsyncQueryClient.get`."""
-        return self._run(self._client.get(state, key, default))
+        return self._run(self._client.get(state, key, default, level=level))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():

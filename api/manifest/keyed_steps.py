@@ -15,9 +15,10 @@ from ...operators.process.batches import KeyedBatchProcess
 from ...operators.process.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from ...operators.queries import QUERYABLE_PATTERN
 from ...operators.windows.records.functions import WindowProcess
+from ...state.queryable import Queryable
 from ..stream import Stream
 from .call_steps import on_error
-from .fields import REFERENCE, Field, Items, OneOf, Section, Table, TextKind, duration
+from .fields import REFERENCE, BooleanKind, Field, Items, OneOf, Section, Table, TextKind, duration
 from .pair_steps import CONNECT, check_connect, connected, without_keys
 from .step import (
     CALLED,
@@ -209,7 +210,12 @@ def _running(
 ) -> dict[str, Any]:
     """Return the arguments that only a step without a window has; they are refused with one."""
     if not groups.windowed:
-        return given(table, ttl="ttl", queryable="queryable")
+        arguments = given(table, ttl="ttl", queryable="queryable")
+        declared = arguments.get("queryable")
+        if isinstance(declared, Table):
+            name_, committed = declared.get("name", ""), declared.get("committed", False)
+            arguments["queryable"] = Queryable(name_, committed=committed)
+        return arguments
     for field, why in _WITHOUT_WINDOW.items():
         if table.tried(field):
             builder.problems.add(
@@ -404,12 +410,24 @@ _COMBINED: Final = {
         INSTANCE, "a `module:WindowProcess` that gets the results of `reduce` or `aggregate`"
     ),
 }
+_QUERYABLE_NAME: Final = TextKind(
+    QUERYABLE_PATTERN,
+    "up to 128 letters, digits, `-`, `_` and `.`, with a letter or digit first",
+)
 _RUNNING: Final = {
     "ttl": Field(duration(), "without a window: a key lives this long after its last record"),
     "queryable": Field(
-        TextKind(
-            QUERYABLE_PATTERN,
-            "up to 128 letters, digits, `-`, `_` and `.`, with a letter or digit first",
+        OneOf(
+            Section(
+                "queryable",
+                {
+                    "name": Field(_QUERYABLE_NAME, "the name that clients use", required=True),
+                    "committed": Field(
+                        BooleanKind(), "clients may also read as of the newest complete checkpoint"
+                    ),
+                },
+            ),
+            _QUERYABLE_NAME,
         ),
         "without a window: clients outside the job read the value of a key under this name",
     ),

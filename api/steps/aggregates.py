@@ -45,6 +45,7 @@ from ...operators.windows.sessions.window import SessionWindow
 from ...operators.windows.tumbling import TumblingAggregate
 from ...state.keyed.keys import OPAQUE_KEYS, keys_of_columns
 from ...state.keyed.ttl import StateTtl, ttl_of
+from ...state.queryable import Queryable
 from ..node_output import NodeOutput
 from .per_record import add_expression
 
@@ -54,7 +55,7 @@ def add_reduce(
     function: Callable[[Any, Any], Any],
     name: str,
     ttl: Duration | StateTtl | None,
-    queryable: str,
+    queryable: str | Queryable,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.reduce(...)`."""
@@ -63,6 +64,7 @@ def add_reduce(
     check_returns(function, "reduce", origin)
     check_takes(function, ("the value so far", "the record"), "reduce", origin)
     assert output.key is not None  # a keyed stream has keys
+    read_as = _queryable(output, queryable, "reduce", origin)
     operator = partial(
         ReduceOperator,
         function,
@@ -70,6 +72,7 @@ def add_reduce(
         ttl=rules,
         schema=output.schema,
         row_type=output.row_type,
+        committed=any(one.committed for one in read_as),
         step=name,
         origin=origin,
     )
@@ -83,7 +86,7 @@ def add_reduce(
             schema=output.schema,
             row_type=output.row_type,
             stateful=True,
-            queryable=_queryable(output, queryable, "reduce", origin),
+            queryable=read_as,
         )
     )
 
@@ -147,7 +150,7 @@ def add_aggregate(
     name: str,
     into: SchemaLike | None,
     ttl: Duration | StateTtl | None,
-    queryable: str,
+    queryable: str | Queryable,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.agg(...)`."""
@@ -168,7 +171,9 @@ def add_aggregate(
             kind="agg",
             origin=origin,
             inputs=(output.as_input(),),
-            factory=partial(RunningAggregate, plan, name),
+            factory=partial(
+                RunningAggregate, plan, name, committed=any(one.committed for one in read_as)
+            ),
             schema=plan.result_schema,
             stateful=True,
             detail=plan.describe(),

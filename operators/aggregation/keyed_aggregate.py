@@ -27,6 +27,12 @@ from .aggregates import AggregatePlan
 
 Rows = slice | Index
 
+Keeper = Callable[[BatchKeys, Index, Index], None]
+"""Looks at rows before they are added.
+
+It takes their keys, the slot of each row, and the slots, ascending, of keys that have no state yet.
+"""
+
 Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
 """Finds state that is stored elsewhere.
 
@@ -88,7 +94,9 @@ class KeyedGroup:
         self.state: AggregateState = plan.new_state(epoch)
         self._loader = loader
 
-    def add(self, rows: KeyedRows, which: Rows | None) -> Index | None:
+    def add(
+        self, rows: KeyedRows, which: Rows | None, keeper: Keeper | None = None
+    ) -> Index | None:
         """Add some rows (None: all); return the slot of each, None if all go to the one group."""
         values = rows.values
         if which is not None:
@@ -96,19 +104,27 @@ class KeyedGroup:
         if rows.keys is None:
             self.state.add_all(values, rows.size if which is None else row_count(which))
             return None
-        slots = self.slots_of(rows.keys, which)
+        slots, fresh = self._slots_of(rows.keys, which)
+        if keeper is not None:
+            keeper(rows.keys, slots, fresh)
         self.state.add(slots, values, self.keys.size)
         return slots
 
     def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
         """Return the slot of each key; the state of new keys is loaded, if it is stored elsewhere."""
+        return self._slots_of(keys, which)[0]
+
+    def _slots_of(self, keys: BatchKeys, which: Rows | None) -> tuple[Index, Index]:
+        """Return the slot of each key, and the slots of keys that have no state yet."""
         before = self.keys.size
         slots, new = self.keys.lookup_new(keys, which)
+        fresh = np.arange(before, self.keys.size)
         if new and self._loader is not None:
             found = self._loader(new)
             if found is not None:
                 self.state.load(before + found[0], found[1], self.keys.size)
-        return slots.astype(np.intp)
+                fresh = np.delete(fresh, found[0])
+        return slots.astype(np.intp), fresh
 
     def find(self, columns: list[pa.Array], used_after: int | None) -> Index:
         """Return the slot of one key, if it is here; nothing changes.

@@ -31,16 +31,19 @@ from ...state.forms import returned_type
 from ...state.hashing import hash_keys, key_groups_of
 from ...state.keyed.base import ABSENT
 from ...state.keyed.canonical import Layout, Rows, TableSpec
+from ...state.keyed.committed import CommittedTables, CommittedValueTable
 from ...state.keyed.cuts import Changes, Cut
 from ...state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
 from ...state.keyed.ttl import Expiry, StateTtl
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.queryable import CommittedPoints, NotKept, OldByKey
+from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..functions.user_code import bad_result, user_error
 from ..keyed_backend import ProcessingClock, lies_in_rocksdb, open_keyed_backend
 from ..origin import Origin
+from ..queries import old_values_max
 from ..rows import PER_RECORD_ROWS, RowMismatch, getter_of, row_of, to_columns, to_list, to_rows
 from .aggregate_tables import files_of_another_backend
 
@@ -221,15 +224,23 @@ class _StoredValues:
         ttl: when they expire; None: never.
         ttl_ms: its duration.
         context: of the subtask.
+        committed: whether they can be read as of checkpoints.
     """
 
     def __init__(
-        self, layout: Layout, ttl: StateTtl | None, ttl_ms: int | None, context: OperatorContext
+        self,
+        layout: Layout,
+        ttl: StateTtl | None,
+        ttl_ms: int | None,
+        context: OperatorContext,
+        committed: bool,
     ) -> None:
         self._context = context
         spec = TableSpec(_STATE, layout, ttl_ms)
         self._backend = open_keyed_backend(context, layout.keys, {_STATE: spec})
-        self._table = self._backend.value_table(_STATE)
+        read = [_STATE] if committed else []
+        self.committed = CommittedTables(self._backend, read, old_values_max(context.options))
+        self._table = self.committed.value_table(_STATE)
         self._expiry: Expiry | None = None
         self._cancel_sweep: Callable[[], None] | None = None
         if ttl is not None and ttl_ms is not None:
@@ -270,11 +281,16 @@ class _StoredValues:
             results.append(value)
         table.sweep(expiry.ttl.cleanup_per_access * len(keys), dead_until)
 
-    def get(self, key: Any) -> Any:
-        """Return the present value of a key, or `ABSENT`; it does not live longer for it."""
+    def get(self, key: Any, checkpoint_id: int) -> Any:
+        """Return the value of a key, or `ABSENT`; it does not live longer for it. See `Operator.query`."""
         self._backend.set_key(key)
         try:
-            value = self._table.get()
+            if not checkpoint_id:
+                value = self._table.get()
+            elif isinstance(self._table, CommittedValueTable):
+                value = self._table.as_of(checkpoint_id)
+            else:
+                raise NotKept
         finally:
             self._backend.clear_key()
         if value is ABSENT or self._expiry is None:
@@ -312,6 +328,7 @@ class ReduceOperator(Operator):
             objects.
         row_type: the class of the records of a column stream, None for a generated one.
         ttl: when values expire, by the machine's clock; None: never.
+        committed: whether clients read the values as of checkpoints.
         step: name of the step, for errors.
         origin: the user's line.
     """
@@ -324,6 +341,7 @@ class ReduceOperator(Operator):
         ttl: StateTtl | None = None,
         schema: pa.Schema | None = None,
         row_type: type[Any] | None = None,
+        committed: bool = False,
         step: str = "reduce",
         origin: Origin | None = None,
     ) -> None:
@@ -343,13 +361,22 @@ class ReduceOperator(Operator):
         # the keys in order of arrival; it only grows, so a thread can read it concurrently
         self._order: list[Any] = []
         self._changes = Changes()
+        self._committed = committed
+        self._points: CommittedPoints[OldByKey] | None = None  # of `_values`
+        self._kept: CommittedPoints[OldByKey] | CommittedTables | None = None
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         if self._ttl is not None or lies_in_rocksdb(context.options):
-            self._stored = _StoredValues(self._layout, self._ttl, self._ttl_ms, context)
-        else:
-            self._layout = replace(self._layout, value=_of_held(self._layout.value))
+            self._stored = _StoredValues(
+                self._layout, self._ttl, self._ttl_ms, context, self._committed
+            )
+            self._kept = self._stored.committed
+            return
+        self._layout = replace(self._layout, value=_of_held(self._layout.value))
+        if self._committed:
+            self._points = CommittedPoints(OldByKey, old_values_max(context.options))
+            self._kept = self._points
 
     def process(self, batch: Batch, input_index: int) -> None:
         if isinstance(batch, ColumnBatch):
@@ -403,6 +430,8 @@ class ReduceOperator(Operator):
         append = results.append
         if changes.newest is not None:
             self._keep_old(keys)
+        if self._points is not None:
+            self._keep_committed(self._points, keys)
         try:
             for key, record in zip(keys, records, strict=True):
                 before = get(key, absent)
@@ -440,6 +469,17 @@ class ReduceOperator(Operator):
             if key in values and key not in cut.undo[0]:
                 changes.log(0, key, self._held(values[key]))
 
+    def _keep_committed(self, points: CommittedPoints[OldByKey], keys: list[Any]) -> None:
+        """Encode the values that may be read as of checkpoints, before the function can change them."""
+        values = self._values
+        for key in keys:
+            old = points.newest
+            if old is None:
+                return
+            if key not in old.values:
+                old.keep(key, self._held(values[key]) if key in values else ABSENT)
+                points.grew()
+
     def _held(self, value: Any) -> Any:
         """Return the value encoded, or the error, which may be due to a concurrent change."""
         try:
@@ -447,19 +487,43 @@ class ReduceOperator(Operator):
         except Exception as error:
             return error
 
-    def query(self, state: str, key: Any) -> Any:
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         if self._stored is not None:
-            value = self._stored.get(key)
+            value = self._stored.get(key, checkpoint_id)
+        elif checkpoint_id:
+            value = self._as_of(token(key), checkpoint_id)
         else:
             value = self._values.get(token(key), ABSENT)
         codec = self._layout.value
         return value if value is ABSENT or not isinstance(codec, RowCodec) else codec.named(value)
+
+    def _as_of(self, key: Any, checkpoint_id: int) -> Any:
+        """Return the value that a key had at a checkpoint, or `ABSENT`."""
+        if self._points is None:
+            raise NotKept
+        for old in self._points.since(checkpoint_id):
+            if key in old.values:
+                held = old.values[key]
+                if isinstance(held, Exception):
+                    raise StateError(f"a value cannot be stored step=`{self._step}`: {held}")
+                return held if held is ABSENT else self._layout.value.release(held)
+        return self._values.get(key, ABSENT)
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        if self._kept is not None:
+            self._kept.completed(permit.checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._kept is not None:
+            self._kept.aborted(checkpoint_id)
 
     def states(self) -> Sequence[StateInfo]:
         return [self._layout.info(_STATE, ttl_ms=self._ttl_ms)]
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `reduce`: key group, the key columns, the value; or its files."""
+        if self._kept is not None:
+            self._kept.cut(checkpoint_id)
         if self._stored is not None:
             return self._stored.snapshot()
         cut, count = self._changes.cut(), len(self._order)
@@ -519,6 +583,8 @@ class ReduceOperator(Operator):
         return self._layout
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        if self._kept is not None:
+            self._kept.restored(self.context.restored_checkpoint)
         if self._stored is not None:
             stored = self._stored
             return self.context.run_in_thread(lambda: self._restored(lambda: stored.restore(state)))

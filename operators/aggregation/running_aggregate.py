@@ -7,22 +7,28 @@ result of each key is always emitted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from ...state.hashing import Hashes
 from ...state.keyed.base import ABSENT
 from ...state.keyed.keys import KeyShape, keys_of_columns
+from ...state.queryable import CommittedPoints, NotKept
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
-from ...state.slots.key_index import KeyHasher
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
-from ...state.values import NOW, Index, Values
+from ...state.slots.key_index import BatchKeys, KeyHasher
+from ...state.slots.table import SlotTable
+from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
+from ...state.values import NOW, Array, Index, Values
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch, Timestamps
+from ..queries import old_values_max
 from ..spilling_space import SpillingOperator
 from .aggregate_tables import (
     CutPart,
@@ -38,14 +44,112 @@ from .spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 
 _RUNNING: Final = "running"
 _CLEANUP_MS_MIN: Final = 1_000
+_OLD_ENTRY_BYTES: Final = 48
+"""Roughly the memory of an entry of `_OldRows` beside its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OldRow:
+    """The old results of one key (None: it had none), and when it was last used (ms), if it expires."""
+
+    results: list[pa.Array] | None
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _OldPiece:
+    """The old results of consecutive entries of `_OldRows`.
+
+    Attributes:
+        first: the number of the first entry.
+        places: for each entry the row of its results, -1: the key had none.
+        results: one column per aggregate.
+        used: when the keys of the rows were last used (ms), if they expire.
+    """
+
+    first: int
+    places: Index
+    results: list[pa.Array]
+    used: Array | None
+
+
+_ReadOld: TypeAlias = Callable[[Index], tuple[Index, list[pa.Array], Array | None]]
+
+
+class _OldRows:
+    """The results of keys before they changed; see `CommittedPoints`."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._index = SlotTable()
+        self._pieces: list[_OldPiece] = []
+
+    def keep(self, hashes: Hashes, checks: Hashes | None, read: _ReadOld) -> bool:
+        """Keep the results of those keys that have no entry yet; return True if there are such keys.
+
+        Args:
+            hashes: the first lane of the identity of each row's key.
+            checks: the second one.
+            read: takes the rows of new keys, and returns which of them have results, those, and when
+                they were last used.
+        """
+        before = self._index.size
+        rows = self._index.lookup(hashes, checks)[1]
+        if not len(rows):
+            return False
+        found, results, used = read(rows)
+        places = np.full(len(rows), -1, np.intp)
+        places[found] = np.arange(len(found))
+        self._pieces.append(_OldPiece(before, places, results, used))
+        self.nbytes += len(rows) * _OLD_ENTRY_BYTES + sum(column.nbytes for column in results)
+        return True
+
+    def find(self, hashes: Hashes, checks: Hashes | None) -> _OldRow | None:
+        """Return the entry of one key; None: there is none."""
+        number = int(self._index.find(hashes, checks)[0])
+        if number < 0:
+            return None
+        piece = self._pieces[bisect_right(self._pieces, number, key=lambda one: one.first) - 1]
+        place = int(piece.places[number - piece.first])
+        if place < 0:
+            return _OldRow(None)
+        used = 0 if piece.used is None else int(piece.used[place])
+        return _OldRow([column.slice(place, 1) for column in piece.results], used)
+
+    def absorb(self, later: _OldRows) -> None:
+        """See `OldValues`."""
+        if not later._pieces:
+            return
+        columns = zip(*(piece.results for piece in later._pieces), strict=True)
+        joined = [pa.concat_arrays(list(column)) for column in columns]
+        used = None
+        if later._pieces[0].used is not None:
+            used = np.concatenate([piece.used for piece in later._pieces if piece.used is not None])
+        starts = np.cumsum([0, *(len(piece.results[0]) for piece in later._pieces)])
+        places = np.concatenate(
+            [
+                np.where(piece.places < 0, -1, piece.places + start)
+                for piece, start in zip(later._pieces, starts, strict=False)
+            ]
+        )
+
+        def read(rows: Index) -> tuple[Index, list[pa.Array], Array | None]:
+            found = np.flatnonzero(places[rows] >= 0)
+            at = places[rows[found]]
+            taken = [column.take(pa.array(at)) for column in joined]
+            return found, taken, None if used is None else used[at]
+
+        self.keep(*later._index.lanes(), read)
 
 
 class RunningAggregate(SpillingOperator):
     """Aggregates since the start of the job, per key or, without keys, over all records."""
 
-    def __init__(self, plan: AggregatePlan, step: str = "agg") -> None:
+    def __init__(self, plan: AggregatePlan, step: str = "agg", *, committed: bool = False) -> None:
         assert not plan.added
         self._plan, self._step = plan, step
+        self._committed = committed
+        self._points: CommittedPoints[_OldRows] | None = None
         self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
         self._last_time = SlotArray(np.int64)
         self._expiring: ExpiringGroup | None = None
@@ -58,6 +162,8 @@ class RunningAggregate(SpillingOperator):
         self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         expires = self._plan.ttl_ms is not None
+        if self._committed:
+            self._points = CommittedPoints(_OldRows, old_values_max(context.options))
         self._hasher = KeyHasher(types, identity_seed(context.job_name), dense=not expires)
         self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
         if lies_on_disk(self._plan, context):
@@ -90,7 +196,8 @@ class RunningAggregate(SpillingOperator):
         rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
         if self._plan.ttl_ms is not None:
             rows.values[NOW] = Values(np.full(rows.size, self._advance()), None)
-        slots = self._group.add(rows, None)
+        kept = self._points is not None and self._points.newest is not None
+        slots = self._group.add(rows, None, self._keep if kept else None)
         if slots is None:
             slots = np.zeros(rows.size, np.intp)
         last = self._last_rows(slots)
@@ -129,12 +236,33 @@ class RunningAggregate(SpillingOperator):
         np.maximum.at(latest, slots, times)
         return latest.take(touched)
 
-    def query(self, state: str, key: Any) -> Any:
+    def _keep(self, keys: BatchKeys, slots: Index, fresh: Index) -> None:
+        """Keep the results of keys that change for the first time since the newest cut; see `Keeper`."""
+        points = self._points
+        assert points is not None
+        assert points.newest is not None
+        group, count = self._group, len(self._plan.aggregates)
+        expires = self._plan.ttl_ms is not None
+
+        def read(rows: Index) -> tuple[Index, list[pa.Array], Array | None]:
+            at = slots[rows]
+            places = np.flatnonzero(~np.isin(at, fresh, assume_unique=True))
+            at = at[places]
+            results = group.state.results(at)[:count]
+            return places, results, group.state.last_numbers().take(at) if expires else None
+
+        if points.newest.keep(*keys.lanes(None), read):
+            points.grew()
+
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         columns = self._key_shape.to_arrays([key])
         used_after = None
         if self._plan.ttl_ms is not None:
             used_after = self.context.clock.now_ms() - self._plan.ttl_ms
-        results = self._results_of(columns, used_after)
+        if checkpoint_id:
+            results = self._results_as_of(columns, used_after, checkpoint_id)
+        else:
+            results = self._results_of(columns, used_after)
         if results is None:
             return ABSENT
         return {
@@ -155,8 +283,33 @@ class RunningAggregate(SpillingOperator):
         slots = self._in_memory.find(columns, None)
         return self._in_memory.state.results(slots) if slots.size else None
 
+    def _results_as_of(
+        self, columns: list[pa.Array], used_after: int | None, checkpoint_id: int
+    ) -> list[pa.Array] | None:
+        """Return the results that a key had at a checkpoint, unless it has expired since."""
+        if self._points is None:
+            raise NotKept
+        hashes, checks = self._hasher.identify(columns)
+        for old in self._points.since(checkpoint_id):
+            row = old.find(hashes, checks)
+            if row is not None:
+                if row.results and used_after is not None and row.used <= used_after:
+                    return None
+                return row.results
+        return self._results_of(columns, used_after)
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        if self._points is not None:
+            self._points.completed(permit.checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._points is not None:
+            self._points.aborted(checkpoint_id)
+
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `running`, with one row per key, or its runs."""
+        if self._points is not None:
+            self._points.cut(checkpoint_id)
         if self._spilling is not None:
             return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
         if self._expiring is not None:
@@ -180,6 +333,8 @@ class RunningAggregate(SpillingOperator):
 
     def _restore(self, state: RestoredState) -> None:
         """Restore the aggregates; new ones start empty."""
+        if self._points is not None:
+            self._points.restored(self.context.restored_checkpoint)
         self._epoch.restored()
         files = state.files.get(_RUNNING)
         if files:

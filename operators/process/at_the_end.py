@@ -81,11 +81,15 @@ class AtTheEnd(Operator):
         return 0 if self._latest is None else self._latest
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        if self._states is not None:
+            self._states.committed.completed(permit.checkpoint_id)
         if permit.checkpoint_id > self._completed:
             self._completed = permit.checkpoint_id
             self._tell(self._function.on_checkpoint_complete, permit.checkpoint_id)
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._states is not None:
+            self._states.committed.aborted(checkpoint_id)
         self._tell(self._function.on_checkpoint_aborted, checkpoint_id)
 
     def _tell(self, method: Callable[[int], None], checkpoint_id: int) -> None:

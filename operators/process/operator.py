@@ -380,19 +380,19 @@ class ProcessOperator(AtTheEnd):
 
     # life
 
-    def query(self, state: str, key: Any) -> Any:
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         """See `Operator.query`; between slices, no key is current."""
         assert self._states is not None
         self._progress.enter_one(key)
         try:
-            return self._states.query(state)
+            return self._states.query(state, checkpoint_id)
         finally:
             self._no_key()
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Return a table per keyed state, two of timers, one of the watermark, and items for the rest."""
         assert self._states is not None
-        snapshot = self._states.snapshot()
+        snapshot = self._states.snapshot(checkpoint_id)
         if self._timers is not None:
             self._timers.snapshot_into(snapshot)
         if name := self._watermark_table:

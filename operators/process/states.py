@@ -12,17 +12,19 @@ import numpy as np
 
 from ...errors import StateError
 from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
-from ...state.keyed.base import ABSENT, KeyedBackend
+from ...state.keyed.base import ABSENT, KeyedBackend, Tables
+from ...state.keyed.committed import CommittedTables
 from ...state.keyed.descriptors import AggregatingState
 from ...state.keyed.handles import BroadcastHandle, OperatorListHandle
 from ...state.keyed.ttl import Expiry
 from ...state.keyed.undo import UndoLog, UndoTables
+from ...state.queryable import NotKept
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
 from ...state.values import Index
 from ..base import OperatorContext
 from ..keyed_backend import ProcessingClock, open_keyed_backend
 from ..per_record.base import UserFunction
-from ..queries import QueriedEntries
+from ..queries import QueriedEntries, old_values_max
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress
 from .context import Context
 from .declared import DeclaredStates
@@ -82,11 +84,14 @@ class FunctionStates:
         self._user = user
         self._function = function
         self.backend: KeyedBackend = open_keyed_backend(context, declared.keys, declared.specs())
+        read = [one.state for one in declared.queryable(None, "") if one.committed]
+        self.committed = CommittedTables(self.backend, read, old_values_max(context.options))
         self._expiries: dict[str, Expiry] = {}
         self._items: dict[str, OperatorListHandle[Any] | BroadcastHandle[Any, Any]] = {}
         self._handles: dict[str, Any] = {}
         self._keyed: dict[int, str] = {}
-        tables = self.backend if undo is None else UndoTables(self.backend, undo)
+        kept: Tables = self.committed if read else self.backend
+        tables = kept if undo is None else UndoTables(kept, undo)
         processing, event = ProcessingClock(context.clock), _EventTime(times)
         for name, descriptor in declared.keyed.items():
             ttl = descriptor.ttl
@@ -110,6 +115,7 @@ class FunctionStates:
 
     def restore(self, state: RestoredState) -> Awaitable[None]:
         """Restore state; keyed state in a thread."""
+        self.committed.restored(self._context.restored_checkpoint)
         for handle in self._items.values():
             handle.restore(state, self._context.operator_name)
         return self._context.run_in_thread(lambda: self._restore_keyed(state))
@@ -125,9 +131,10 @@ class FunctionStates:
             )
             raise fresh from error
 
-    def snapshot(self) -> StateSnapshot:
+    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Return a table per keyed state, and items for the rest."""
         self._check_handles()
+        self.committed.cut(checkpoint_id)
         dead_until = {name: expiry.all_dead_until() for name, expiry in self._expiries.items()}
         snapshot = StateSnapshot()
         for name, cut in self.backend.snapshot(dead_until).items():
@@ -139,21 +146,30 @@ class FunctionStates:
             snapshot.items[name] = handle.cut()
         return snapshot
 
-    def query(self, name: str) -> Any:
+    def query(self, name: str, checkpoint_id: int) -> Any:
         """Return what the current key has in a state, without a change of it; see `Operator.query`."""
         descriptor, expiry = self._declared[name], self._expiries.get(name)
         dead_until = None if expiry is None else expiry.dead_until()
+        value = self._read(name, checkpoint_id)
         if self.backend.specs[name].layout.entry is not None:
-            entries = self.backend.entry_table(name).entries()
-            if dead_until is not None:
-                entries = _living(entries, dead_until)
+            entries = value if dead_until is None else _living(value, dead_until)
             return QueriedEntries(entries, is_map=descriptor.kind == "map")
-        value = self.backend.value_table(name).get()
         if value is not ABSENT and dead_until is not None:
             value = ABSENT if value[1] <= dead_until else value[0]
         if value is not ABSENT and isinstance(descriptor, AggregatingState):
             return descriptor.aggregate.result(value)
         return value
+
+    def _read(self, name: str, checkpoint_id: int) -> Any:
+        """Return the value of the current key, or an iterator of its entries."""
+        if checkpoint_id:
+            kept = self.committed.kept.get(name)
+            if kept is None:
+                raise NotKept
+            return kept.as_of(checkpoint_id)
+        if self.backend.specs[name].layout.entry is not None:
+            return self.backend.entry_table(name).entries()
+        return self.backend.value_table(name).get()
 
     def name_of(self, handle: object) -> str | None:
         """Return the name of the keyed state that a handle belongs to."""

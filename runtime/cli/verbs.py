@@ -152,6 +152,14 @@ def query(
             help="The key: its text, or a JSON object with a member for each key column.",
         ),
     ] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="`live`, or `committed`: as of the newest complete checkpoint.",
+        ),
+    ] = "live",
     as_json: Annotated[
         bool, typer.Option("--json", help="The whole answer, also if the key has no value.")
     ] = False,
@@ -167,7 +175,7 @@ def query(
         return
     if key is None:
         raise UsageError(f"the query has no key state=`{state}`", fix="headgate query JOB NAME KEY")
-    answer = request(job, "query", place, state=state, key=key)
+    answer = request(job, "query", place, state=state, key=key, level=level)
     if as_json:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     elif answer["found"]:

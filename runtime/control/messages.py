@@ -317,7 +317,10 @@ class FinishSources(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Read a queryable state of one key. The answer is StateAnswer, unless the subtask ends before."""
+    """Read a queryable state of some keys of one subtask.
+
+    The answer is StateAnswer, unless the subtask ends before.
+    """
 
     attempt: int
     query: int
@@ -328,14 +331,16 @@ class AskState(Message, frozen=True):
     """The name of the step that has the state."""
     state: str
     """The name of the state in the step."""
-    key: bytes
-    """The key, by `encode_key`."""
+    keys: tuple[bytes, ...]
+    """The keys, by `encode_key`."""
     bytes_max: int
-    """The largest value that is sent back."""
+    """The most bytes of values that are sent back."""
     waiting_max: int
     """A subtask for which this many queries wait refuses more."""
     timeout_ms: int
     """After this time nobody waits for the answer."""
+    checkpoint_id: int = 0
+    """The values are those of this checkpoint; 0: those that the state has now."""
 
 
 class TakeProfile(Message, frozen=True):
@@ -369,6 +374,8 @@ class StateOutcome(StrEnum):
     """The subtask is being restored, or waits for the others."""
     BUSY = "busy"
     """Too many queries wait for this subtask."""
+    NOT_KEPT = "not_kept"
+    """The subtask does not have the values at that checkpoint, or no longer."""
     TOO_LARGE = "too_large"
     FAILED = "failed"
 
@@ -378,8 +385,8 @@ class StateAnswer(Message, frozen=True):
 
     query: int
     outcome: StateOutcome
-    value: bytes = b""
-    """The value as JSON; empty: the key has none."""
+    values: tuple[bytes, ...] = ()
+    """The value of each key as JSON; empty: the key has none."""
     text: str = ""
     """The error, if it failed."""
 

@@ -165,6 +165,10 @@ class Attempt:
         base = adopted.base if continues(newest.manifest, self.plan) else 0
         return adopted.last_checkpoint, base
 
+    def committed_before(self, adopted: Adopted | None) -> int:
+        """Return the checkpoint that the state of an attempt follows when it begins, or is adopted."""
+        return self.restored_checkpoint if adopted is None else adopted.committed
+
     # -- its entry in the log -----------------------------------------------------------------------
 
     async def log_deployment(self, workers: Sequence[str]) -> None:

@@ -133,6 +133,12 @@ class CheckpointDriver:
         self.last_completed_at_ms = newest.manifest.completed_ms if newest else 0
         self.last_duration_ms = newest.manifest.duration_ms if newest else 0
         self.last_size_bytes = newest.manifest.size_bytes if newest else 0
+        self.committed = 0
+        """The checkpoint that the state of all subtasks follows; 0: none.
+
+        It is the newest complete one, or the one that was restored, if that is older. It is no savepoint,
+        unless one was restored.
+        """
         self.completed = 0
         self.failed = 0
         self.failed_in_a_row = 0
@@ -166,7 +172,9 @@ class CheckpointDriver:
             raise InternalError("no attempt has started")
         return self._plan
 
-    def start(self, attempt: int, plan: PhysicalPlan, *, used: int, base: int) -> Outcome:
+    def start(
+        self, attempt: int, plan: PhysicalPlan, *, used: int, base: int, committed: int
+    ) -> Outcome:
         """Begin with the checkpoints of an attempt: all its subtasks run.
 
         Args:
@@ -174,9 +182,11 @@ class CheckpointDriver:
             plan: its plan.
             used: the id up to which no id may be given to a checkpoint again.
             base: the checkpoint of this job that the next one may build on; 0: none.
+            committed: see the attribute.
         """
         self._attempt = attempt
         self._plan = plan
+        self.committed = committed
         self._next_parallelism = 0
         logged = self._log.view.next_checkpoint_id if self._log is not None else 1
         self._next_id = max(self._next_id, logged, used + 1)
@@ -359,6 +369,7 @@ class CheckpointDriver:
                 case Publish():
                     self._publish(decision)
                 case NotifyComplete(checkpoint_id):
+                    self.committed = checkpoint_id
                     self._host.broadcast(
                         CheckpointCompleted(
                             attempt=self._attempt,

@@ -68,7 +68,7 @@ from .former import already_runs, ask_leader, check_former, is_other_run, this_l
 from .leadership import Leadership, check_not_followed, patiently
 from .output import check_output, starts_without_state
 from .profiles import take_profile
-from .queries import describe_states, query_state
+from .queries import describe_states, query_keys, query_state
 from .reporting import register_job
 from .restarting import Failing, Rescaling
 from .running import Running
@@ -215,6 +215,7 @@ class JobCoordinator:
                 "savepoint": self._savepoint_before,
                 "query": lambda given: query_state(self._begun(), self._pool.queries, given),
                 "profile": lambda given: take_profile(self._begun(), self._pool.queries, given),
+                "rows": lambda given: query_keys(self._begun(), self._pool.queries, given),
             },
         )
 

@@ -179,9 +179,10 @@ class Running:
     def _start_checkpoints(self) -> Transition | None:
         """Begin or resume checkpoints, as all subtasks run."""
         used, base = self._attempt.checkpoints_before(self._adopted)
+        committed = self._attempt.committed_before(self._adopted)
         self._adopted = None  # after a restart of regions, what they restored is the base
         started = self._checkpoints.start(
-            self._attempt.number, self._attempt.plan, used=used, base=base
+            self._attempt.number, self._attempt.plan, used=used, base=base, committed=committed
         )
         following = self._apply(started)
         self._apply(self._look_at_histories())

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ...errors import OptionError
 from ...operators.sizes import format_size
+from ...state.queryable import OLD_VALUES_MAX, OLD_VALUES_MAX_OPTION
 from .recovery import STANDBY_COORDINATORS
 from .types import Boolean, Duration, Integer, Option, Ports, Size, Text
 
@@ -192,6 +193,14 @@ QUERY_ANSWER_MAX = Option[int](
     Size(at_least=1, at_most=64 << 20),
     1 << 20,
     "Largest value that a query of state answers, as JSON; for a larger one the query is refused.",
+)
+OLD_VALUES = Option[int](
+    OLD_VALUES_MAX_OPTION,
+    Size(at_least=0, at_most=1 << 40),
+    OLD_VALUES_MAX,
+    "How many bytes of old values one subtask keeps for each state that is queryable as of checkpoints. "
+    "If more changes between two checkpoints, the level `committed` is not available (503) until the "
+    "next checkpoint.",
 )
 QUERY_WAITING_MAX = Option[int](
     "headgate.queries.waiting-max",

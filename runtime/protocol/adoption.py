@@ -69,6 +69,8 @@ class Adopted:
         completed: the checkpoint to report as complete again; 0: there is none of this attempt.
         aborted: ids to report as aborted, in order.
         base: the checkpoint that the next one may build on; 0: none.
+        committed: the checkpoint that its state follows: the newest complete one, or the one that it
+            restored; 0: none.
         orphaned_ms: how long the workers were without a coordinator.
     """
 
@@ -77,6 +79,7 @@ class Adopted:
     completed: int
     aborted: tuple[int, ...]
     base: int
+    committed: int
     orphaned_ms: int
 
 
@@ -166,5 +169,6 @@ def _settled(view: LogView, deployment: DeploymentRecord, reports: list[WorkerRe
         aborted=tuple(range(oldest + 1, last + 1)),
         # If it restored an older one, as the user may allow, that is not built on.
         base=completed or (restored if restored == newest else 0),
+        committed=completed or restored,
         orphaned_ms=max(report.orphaned_ms for report in reports),
     )

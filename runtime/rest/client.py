@@ -176,9 +176,17 @@ class RestClient:
         """Return the states that can be read by key."""
         return (await self._get("states", answers.StatesAnswer)).states
 
-    async def query(self, state: str, key: str) -> answers.QueryAnswer:
+    async def query(self, state: str, key: str, level: str = "live") -> answers.QueryAnswer:
         """Return the value of a state for a key, which is written as the REST API takes it."""
-        return await self._get("query", answers.QueryAnswer, texts={"key": key}, state=state)
+        texts = {"key": key, "level": level}
+        return await self._get("query", answers.QueryAnswer, texts=texts, state=state)
+
+    async def rows(
+        self, state: str, keys: Sequence[str], level: str = "live"
+    ) -> answers.RowsAnswer:
+        """Return the values of a state for some keys, which are written as the REST API takes them."""
+        texts = {"key": keys, "level": level}
+        return await self._get("rows", answers.RowsAnswer, texts=texts, state=state)
 
     async def profile(self, vertex: int, subtask: int, seconds: int) -> answers.ProfileAnswer:
         """Return what a subtask runs and waits for during the next seconds (at most 60)."""
@@ -234,7 +242,7 @@ class RestClient:
         if verb == "checkpoints" and "id" in arguments:
             return await self._get("checkpoint_detail", Json, checkpoint=arguments["id"])
         if verb == "query":
-            texts = {"key": str(arguments["key"])}
+            texts = {"key": str(arguments["key"]), "level": str(arguments.get("level") or "live")}
             return await self._get(verb, Json, texts=texts, state=arguments["state"])
         return await self._get(verb, Json, **arguments)
 
@@ -279,13 +287,13 @@ class RestClient:
         answer: type[A],
         *,
         query: Mapping[str, int] | None = None,
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, str | Sequence[str]] | None = None,
         **parameters: Any,
     ) -> A:
         quoted = {key: quote(str(value), safe="") for key, value in parameters.items()}
         path = _PATHS[name].format(**quoted)
         numbers = {key: value for key, value in (query or {}).items() if value}
-        given = urlencode({**numbers, **(texts or {})})
+        given = urlencode({**numbers, **(texts or {})}, doseq=True)
         wait_s = max(numbers.get("wait_s", 0), numbers.get("seconds", 0))
         return await self._send(
             "GET",

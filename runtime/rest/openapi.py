@@ -54,7 +54,8 @@ def _operation(route: Route) -> dict[str, Any]:
         found["responses"][str(status)] = _refusal(status)
     parameters = [_in_path(name) for name in route.parameters]
     parameters += [_in_query(name, text, int) for name, text in route.query]
-    parameters += [_in_query(name, text, str) for name, text in route.texts]
+    parameters += [{**_in_query(name, text, str), "required": True} for name, text in route.texts]
+    parameters += [_in_query(name, text, str) for name, text in route.optional]
     if parameters:
         found["parameters"] = parameters
     if route.body is not None:
@@ -94,8 +95,7 @@ def _in_path(name: str) -> dict[str, Any]:
 
 
 def _in_query(name: str, text: str, kind: type[Any]) -> dict[str, Any]:
-    found = {"name": name, "in": "query", "description": text, "schema": _SCHEMAS[kind]}
-    return {**found, "required": True} if kind is str else found
+    return {"name": name, "in": "query", "description": text, "schema": _SCHEMAS[kind]}
 
 
 def _types() -> list[type[Answer | Command | Problem]]:

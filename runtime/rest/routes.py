@@ -26,6 +26,7 @@ class Route:
         problems: status codes beside those that each route may answer.
         query: names and descriptions of query parameters; they are whole numbers.
         texts: names and descriptions of required query parameters; they are texts.
+        optional: names and descriptions of other query parameters that are texts.
         media: type of a good answer.
     """
 
@@ -41,6 +42,7 @@ class Route:
     problems: tuple[int, ...] = ()
     query: tuple[tuple[str, str], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
+    optional: tuple[tuple[str, str], ...] = ()
     media: str = "application/json"
 
     @property
@@ -94,6 +96,14 @@ def _operation(verb: str, body: type[Command]) -> Route:
     )
 
 
+_KEY: Final = (
+    "The key: the text of a single column, or a JSON object with a member for each column. "
+    "A JSON value if its type is not declared."
+)
+_LEVEL: Final = (
+    "`live`, the default: the value while the job runs; or `committed`: the value as of the newest "
+    "complete checkpoint, for states that have this level."
+)
 ROUTES: Final = (
     Route(
         "GET",
@@ -244,13 +254,18 @@ ROUTES: Final = (
         answers.QueryAnswer,
         "The value of a state for a key, read between two batches of the subtask that has the key.",
         problems=(400, 404, 409, 500, 503),
-        texts=(
-            (
-                "key",
-                "The key: the text of a single column, or a JSON object with a member for each column. "
-                "A JSON value if its type is not declared.",
-            ),
-        ),
+        texts=(("key", _KEY),),
+        optional=(("level", _LEVEL),),
+    ),
+    Route(
+        "GET",
+        "/v1/job/state/{state}/rows",
+        "rows",
+        answers.RowsAnswer,
+        "The values of a state for several keys. Those of the level `committed` are of one checkpoint.",
+        problems=(400, 404, 409, 500, 503),
+        texts=(("key", f"May be repeated. {_KEY}"),),
+        optional=(("level", _LEVEL),),
     ),
     Route(
         "GET",

@@ -411,9 +411,14 @@ class RestServer:
         keys = request.query.getall("key", [])
         if len(keys) != 1:
             raise RequestProblem(400, f"a query has one parameter `key`, and this has {len(keys)}")
-        given = {"state": request.match_info["state"], "key": keys[0]}
+        given = {**_state_and_level(request), "key": keys[0]}
         found = await self._coordinator.ask("query", given)
         return json_reply(msgspec.convert(found, _route("query").answer))
+
+    async def _get_rows(self, request: web.Request) -> web.StreamResponse:
+        given = {**_state_and_level(request), "keys": request.query.getall("key", [])}
+        found = await self._coordinator.ask("rows", given)
+        return json_reply(msgspec.convert(found, _route("rows").answer))
 
     # -- operations ---------------------------------------------------------------------------------
 
@@ -548,6 +553,10 @@ def _number(request: web.Request, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise RequestProblem(404, f"{name} is a whole number {name}=`{text}`")
     return int(text)
+
+
+def _state_and_level(request: web.Request) -> dict[str, str]:
+    return {"state": request.match_info["state"], "level": request.query.get("level", "")}
 
 
 def _in_query(request: web.Request, name: str, most: int) -> int:

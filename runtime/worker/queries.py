@@ -9,6 +9,7 @@ from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ...operators.queries import TooLarge, to_json
 from ...state.keyed.keys import decode_key
+from ...state.queryable import NotKept
 from ..control.messages import AskState, Messages, StateAnswer, StateOutcome
 from ..task.subtask import Subtask
 from .deployment import RunningRegions
@@ -79,19 +80,28 @@ class StateQueries:
         if self._clock.monotonic() >= deadline:
             return  # nobody waits any more
         try:
-            value = to_json(_read(asked, subtask), asked.bytes_max)
+            values = _read(asked, subtask)
         except TooLarge:
             self._refuse(asked, StateOutcome.TOO_LARGE)
+        except NotKept:
+            self._refuse(asked, StateOutcome.NOT_KEPT)
         except HeadgateError as error:
             self._refuse(asked, StateOutcome.FAILED, str(error))
         except Exception as error:
             self._refuse(asked, StateOutcome.FAILED, f"{type(error).__name__}: {error}")
         else:
-            self._send(StateAnswer(query=asked.query, outcome=StateOutcome.READ, value=value))
+            self._send(StateAnswer(query=asked.query, outcome=StateOutcome.READ, values=values))
 
 
-def _read(asked: AskState, subtask: Subtask) -> object:
+def _read(asked: AskState, subtask: Subtask) -> tuple[bytes, ...]:
+    """Return the value of each key as JSON, all of one moment."""
     operator = next(
         each.operator for each in subtask.chain.operators if each.name == asked.operator
     )
-    return operator.query(asked.state, decode_key(asked.key))
+    values: list[bytes] = []
+    left = asked.bytes_max
+    for key in asked.keys:
+        value = operator.query(asked.state, decode_key(key), asked.checkpoint_id)
+        values.append(to_json(value, left))
+        left -= len(values[-1])
+    return tuple(values)

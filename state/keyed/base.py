@@ -11,7 +11,7 @@ changed in place, so in no backend does a change without `put` become state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar, Final, Protocol, final
 
 from ...errors import StateError
@@ -141,6 +141,11 @@ class KeyedBackend(ABC):
     @abstractmethod
     def set_key(self, key: Any, key_group: int = -1) -> None:
         """Make this the current key of all access. Raises StateError if the value cannot be a key."""
+
+    @property
+    @abstractmethod
+    def current_key(self) -> Hashable:
+        """The current key, in a form that is equal for equal keys of this backend only."""
 
     @abstractmethod
     def set_namespace(self, namespace: Any) -> None:

@@ -29,6 +29,7 @@ from typing import (
 from ...errors import PlanError
 from ..codecs import Codec, codec_of
 from ..forms import returned_type
+from ..queryable import Queryable
 from .base import Tables
 from .canonical import Layout, TableSpec
 from .handles import (
@@ -141,7 +142,7 @@ class KeyedState(StateDescriptor):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
     ) -> None:
         super().__init__(name)
         self.ttl = ttl_of(ttl)
@@ -200,7 +201,7 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
         migrate: a function that makes a value of this version from `(old value as plain data, old
             version)`.
         queryable: the name, unique in the job, under which clients outside the job read the state by
-            key; empty: they do not.
+            key, or `Queryable`; empty: they do not.
     """
 
     kind = "value"
@@ -213,7 +214,7 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
     ) -> None:
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.default = default
@@ -279,7 +280,7 @@ class ReducingState(KeyedState, Attribute[ReducingHandle[T]], Generic[T]):
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
     ) -> None:
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.reduce = reduce
@@ -310,7 +311,7 @@ class AggregatingState(KeyedState, Attribute[AggregatingHandle[IN, OUT]], Generi
         name: str = "",
         version: int = 1,
         migrate: Migrate | None = None,
-        queryable: str = "",
+        queryable: str | Queryable = "",
     ) -> None:
         super().__init__(ttl=ttl, name=name, version=version, migrate=migrate, queryable=queryable)
         self.aggregate: AggregatingFunction[IN, ACC, OUT] = (

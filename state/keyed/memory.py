@@ -6,7 +6,7 @@ never change in place. With a TTL each value is held as a pair with the time of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -353,6 +353,10 @@ class MemoryBackend(KeyedBackend):
         self._plain.part = hash(address) % PARTS
         if self._any_spaced:
             self._set_spaced()
+
+    @property
+    def current_key(self) -> Hashable:
+        return self._plain.address
 
     def set_namespace(self, namespace: Any) -> None:
         self._namespace = token(namespace)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from .base import ABSENT, EntryTable, Tables, ValueTable
 from .timers import TimerTable
 
 
@@ -98,18 +98,18 @@ class UndoTimers:
 class UndoTables:
     """The tables of a backend. Changes that are made through them are noted in a log."""
 
-    def __init__(self, backend: KeyedBackend, log: UndoLog) -> None:
-        self._backend, self._log = backend, log
-        self.specs = backend.specs
+    def __init__(self, tables: Tables, log: UndoLog) -> None:
+        self._tables, self._log = tables, log
+        self.specs = tables.specs
 
     def value_table(self, name: str) -> ValueTable:
         """See `KeyedBackend`."""
-        return UndoValueTable(self._backend.value_table(name), self._log)
+        return UndoValueTable(self._tables.value_table(name), self._log)
 
     def entry_table(self, name: str) -> EntryTable:
         """See `KeyedBackend`."""
         in_order = self.specs[name].layout.kind == "list"
-        return UndoEntryTable(self._backend.entry_table(name), self._log, in_order)
+        return UndoEntryTable(self._tables.entry_table(name), self._log, in_order)
 
 
 class UndoValueTable(ValueTable):

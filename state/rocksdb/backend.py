@@ -7,7 +7,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -193,6 +193,10 @@ class RocksDBBackend(KeyedBackend):
         self._plain.set(address)
         if self._any_spaced:
             self._spaced.set(address + self._namespace)
+
+    @property
+    def current_key(self) -> Hashable:
+        return self._plain.key
 
     def set_namespace(self, namespace: Any) -> None:
         self._namespace = encode_token(token(namespace))

@@ -218,6 +218,13 @@ WINDOWS = {
             n=hg.count(), name="x", ttl="1h", queryable="ads"
         ),
     ),
+    "aggregate as of checkpoints": Form(
+        "x: {from: orders, keyBy: ad, aggregate: {n: count()}, "
+        "queryable: {name: ads, committed: true}}",
+        lambda steps, orders, rates: orders.key_by("ad").agg(
+            n=hg.count(), name="x", queryable=hg.Queryable("ads", committed=True)
+        ),
+    ),
     "reduce with a time to live": Form(
         'x: {from: orders, keyBy: ad, reduce: "twin_steps:larger", ttl: 1h, queryable: "ads"}',
         lambda steps, orders, rates: orders.key_by("ad").reduce(

@@ -97,6 +97,7 @@ def test_a_healthy_attempt_goes_on() -> None:
         completed=2,
         aborted=(3, 4, 5),
         base=2,
+        committed=2,
         orphaned_ms=70,
     )
 
@@ -106,7 +107,7 @@ def test_without_a_checkpoint_of_its_own_it_builds_on_what_it_restored() -> None
     entries = (started(1), deployed(), completed(2))
     found = judge(view_of(*entries, deployed(other), started(2)), last_checkpoint=3)
     assert isinstance(found, Adopted)
-    assert (found.completed, found.base, found.aborted) == (0, 2, (3,))
+    assert (found.completed, found.base, found.committed, found.aborted) == (0, 2, 2, (3,))
 
 
 def test_an_older_checkpoint_that_was_restored_instead_of_the_newest_is_no_base() -> None:

@@ -16,6 +16,10 @@ ROWS = [{"user": f"u{n % USERS}", "n": n} for n in range(1_000)]
 BATCH = 50
 
 
+def as_of(name: str) -> hg.Queryable:
+    return hg.Queryable(name, committed=True)
+
+
 class Totals(msgspec.Struct):
     """The aggregate of an AggregatingState: the sum, and how many there were."""
 
@@ -46,10 +50,10 @@ class Remember(hg.KeyedProcess[Any, Any, Any]):
     """Keeps what it sees of a user in a state of each kind."""
 
     latest = hg.ValueState[int](queryable="latest")
-    first = hg.ListState[int](queryable="first", ttl="1d")
-    parity = hg.MapState[str, int](queryable="parity")
-    total = hg.ReducingState[int](plus, queryable="total", ttl="1d")
-    mean = hg.AggregatingState[int, Totals, dict[str, float]](Mean, queryable="mean")
+    first = hg.ListState[int](queryable=as_of("first"), ttl="1d")
+    parity = hg.MapState[str, int](queryable=as_of("parity"))
+    total = hg.ReducingState[int](plus, queryable=as_of("total"), ttl="1d")
+    mean = hg.AggregatingState[int, Totals, dict[str, float]](Mean, queryable=as_of("mean"))
     hidden = hg.ValueState[int]()
 
     def on_record(self, record: Any, ctx: Any) -> None:
@@ -103,12 +107,14 @@ def queryable_job(lab: Any, parallelism: int = 2, **options: str) -> hg.Job:
     source = from_list(ROWS, schema={"user": "string", "n": "int64"}, batch_rows=BATCH)
     by_user = job.read(source, name="in").key_by("user")
     aggregates: dict[str, Any] = {"count": hg.count(), "total": hg.sum("n")}
-    by_user.agg(**aggregates, name="sums", queryable="sums").write(blackhole(), name="out-1")
-    fading = by_user.agg(**aggregates, name="fading-sums", queryable="fading-sums", ttl="1d")
+    by_user.agg(**aggregates, name="sums", queryable=as_of("sums")).write(blackhole(), name="out-1")
+    fading = by_user.agg(**aggregates, name="fading-sums", queryable=as_of("fading-sums"), ttl="1d")
     fading.write(blackhole(), name="out-2")
-    reduced = by_user.reduce(largest, name="largest", queryable="largest")
+    reduced = by_user.reduce(largest, name="largest", queryable=as_of("largest"))
     reduced.write(blackhole(), name="out-3")
-    kept = by_user.reduce(largest, name="fading-largest", queryable="fading-largest", ttl="1d")
+    kept = by_user.reduce(
+        largest, name="fading-largest", queryable=as_of("fading-largest"), ttl="1d"
+    )
     kept.write(blackhole(), name="out-4")
     by_user.process(Remember(), name="remember").write(blackhole(), name="out-5")
     return job

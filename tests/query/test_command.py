@@ -41,7 +41,9 @@ def run(*arguments: str) -> Any:
 def test_a_value_is_printed_as_json(asked: list[Any]) -> None:
     done = run("clicks", "sums", "u1")
     assert (done.exit_code, done.stdout) == (0, '{"n": 1, "of": "é"}\n')
-    assert asked == [("clicks", "query", {"state": "sums", "key": "u1"})]
+    assert asked == [("clicks", "query", {"state": "sums", "key": "u1", "level": "live"})]
+    assert run("clicks", "sums", "u1", "--level", "committed").exit_code == 0
+    assert asked[-1][2]["level"] == "committed"
     assert run("clicks", "sums", "--", "-7").exit_code == 0
     assert asked[-1][2]["key"] == "-7"
 

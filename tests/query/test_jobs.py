@@ -99,6 +99,91 @@ def test_live_answers_are_the_state(lab: Any, options: dict[str, str]) -> None:
     assert lab.run(made, script).outcome.status == "FINISHED"
 
 
+COMMITTED = sorted(set(STATES) - {"latest"})
+
+
+def sums(rows: dict[str, Any]) -> int:
+    """Return how many rows are in the sums of all users, each of which is of the first ones of its user."""
+    for user, row in rows.items():
+        mine = [each for each in ROWS if each["user"] == user][: row["count"]]
+        assert row == model(mine)[user]["sums"]
+    return sum(row["count"] for row in rows.values())
+
+
+async def read_committed(
+    job: Any, found: dict[int, dict[str, Any]], over: asyncio.Event, seed: int
+) -> None:
+    """Read all users of random states as of checkpoints until `over`."""
+    rng, users = random.Random(seed), sorted(model(ROWS))
+    while not over.is_set():
+        state = rng.choice(COMMITTED)
+        try:
+            answer = await job.request("rows", state=state, keys=users, level="committed")
+        except JobNotReady:
+            await asyncio.sleep(0.005)
+            continue
+        assert answer["level"] == "committed"
+        rows = {row["key"]: shown({**answer, **row}) for row in answer["rows"] if row["found"]}
+        same = found.setdefault(answer["checkpoint"], {}).setdefault(state, rows)
+        assert same == rows
+        await asyncio.sleep(0)
+
+
+async def reaches(found: dict[int, dict[str, Any]], checkpoint: int) -> None:
+    """Return once a client has read this checkpoint or a later one."""
+    while True:
+        if max(found, default=0) >= checkpoint:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"state.backend.type": "hashmap"},
+        {"state.backend.type": "rocksdb"},
+        {"state.backend.type": "hashmap", "execution.checkpointing.unaligned": "true"},
+    ],
+)
+def test_committed_answers_are_those_of_one_checkpoint(lab: Any, options: dict[str, str]) -> None:
+    """All users of all states, whichever subtask has them, are as after the same rows."""
+    found: dict[int, dict[str, Any]] = {}
+
+    async def script(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        over = asyncio.Event()
+        work = read_committed(job, found, over, 1)
+        asking = asyncio.get_running_loop().create_task(work)
+        try:
+            await job.checkpoint()
+            job.kill(random.Random(2))
+            await job.checkpoint()
+            await job.crash_coordinator()
+            await job.checkpoint()
+            await job.request("rescale", parallelism=3)
+            await at_rest(job, model(ROWS))
+            done = await job.checkpoint()
+            await reaches(found, done)
+        finally:
+            over.set()
+            await asking
+
+    made = queryable_job(lab, **options)
+    assert lab.run(made, script).outcome.status == "FINISHED"
+    assert len(found) > 3
+    through = 0
+    for _, states in sorted(found.items()):
+        totals = [sums(rows) for state, rows in states.items() if "sums" in state]
+        if "execution.checkpointing.unaligned" in options:
+            continue  # the cuts of two subtasks may lie behind different rows
+        assert len(set(totals)) <= 1
+        assert not totals or totals[0] >= through
+        through = max([through, *totals])
+        expected = model(ROWS[:through])
+        for state, rows in states.items() if totals else ():
+            assert rows == {user: values[state] for user, values in expected.items()}
+
+
 def test_a_job_that_becomes_queryable_resumes_from_an_old_savepoint(lab: Any) -> None:
     taken: list[str] = []
 

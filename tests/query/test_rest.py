@@ -16,6 +16,7 @@ from headgate.tests.rest.conftest import serving
 from headgate.tests.rest.test_server import valid
 
 (QUERY,) = [route for route in ROUTES if route.name == "query"]
+(ROWS,) = [route for route in ROUTES if route.name == "rows"]
 (STATES,) = [route for route in ROUTES if route.name == "states"]
 ODD = "a b/c?d=é&+%2F\n"
 
@@ -58,10 +59,17 @@ def test_queries_over_http(lab: Any) -> None:
                 "key": ODD,
                 "key_group": group,
                 "level": "live",
+                "checkpoint": None,
                 "found": True,
                 "value": {"n": 3},
             }
             assert subtask == group * 2 // 128
+            path = "/v1/job/state/sums/rows?key=nobody&key="
+            status, _, body = await api.ask("GET", path + quote(ODD, ""))
+            valid(ROWS, status, body)
+            assert [row["value"] for row in body["rows"]] == [None, {"n": 3}]
+            rows = await client.rows("sums", [ODD, ODD])
+            assert [row.value for row in rows.rows] == [{"n": 3}, {"n": 3}]
             states, _, listed = await api.ask("GET", "/v1/job/state")
             valid(STATES, states, listed)
             assert [each.name for each in await client.states()] == ["sums", "times"]
@@ -76,6 +84,10 @@ def test_queries_over_http(lab: Any) -> None:
                 ("times?key=%7B%22n%22%3A3%7D", 400, "UsageError"),
                 ("sums", 400, ""),
                 ("sums?key=a&key=b", 400, ""),
+                ("sums?key=a&level=committed", 400, "UsageError"),
+                ("sums?key=a&level=dirty", 400, "UsageError"),
+                ("sums/rows", 400, "UsageError"),
+                ("sums/rows?" + "&".join(["key=a"] * 1_001), 400, "UsageError"),
             ):
                 status, _, body = await api.ask("GET", f"/v1/job/state/{path}")
                 assert (path, status, body["error"]) == (path, expected, error)

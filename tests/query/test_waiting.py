@@ -18,7 +18,7 @@ class Subtask:
 
     def __init__(self, index: int, values: dict[str, Any]) -> None:
         self.env = SimpleNamespace(vertex=SimpleNamespace(id=0), index=index)
-        operator = SimpleNamespace(query=lambda state, key: values[key])
+        operator = SimpleNamespace(query=lambda state, key, checkpoint_id: values[key])
         self.chain = SimpleNamespace(operators=[SimpleNamespace(name="step", operator=operator)])
         self._mails: list[Any] = []
 
@@ -61,7 +61,7 @@ class Worker:
                 index=index,
                 operator="step",
                 state="state",
-                key=encode_key(key),
+                keys=(encode_key(key),),
                 bytes_max=100,
                 waiting_max=2,
                 timeout_ms=1_000,
@@ -80,7 +80,7 @@ def test_answers_come_between_batches() -> None:
     assert worker.sent == []
     worker.subtasks[0].work()
     assert worker.outcomes == [(1, "read"), (2, "failed")]
-    assert worker.sent[0].value == b"1"
+    assert worker.sent[0].values == (b"1",)
     assert "no form in JSON" in worker.sent[1].text
 
 
@@ -142,7 +142,7 @@ def test_a_late_answer_to_the_coordinator_before_is_for_nobody() -> None:
         before, after = PendingQueries(), PendingQueries()
         number, _ = before.add("a")
         _, answer = after.add("a")
-        after.answered(StateAnswer(query=number, outcome=StateOutcome.READ, value=b"1"))
+        after.answered(StateAnswer(query=number, outcome=StateOutcome.READ, values=(b"1",)))
         assert not answer.done()
 
     asyncio.run(main())
@@ -152,7 +152,7 @@ def test_queries_end_with_their_worker() -> None:
     async def main() -> None:
         pending = PendingQueries()
         (one, first), (two, second), (three, third) = (pending.add(w) for w in ("a", "b", "b"))
-        pending.answered(StateAnswer(query=two, outcome=StateOutcome.READ, value=b"1"))
+        pending.answered(StateAnswer(query=two, outcome=StateOutcome.READ, values=(b"1",)))
         pending.lost("b")
         assert (await second).outcome is StateOutcome.READ
         assert (await third).outcome is StateOutcome.ELSEWHERE

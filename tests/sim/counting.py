@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import headgate as hg
+from headgate.operators.process.operator import ProcessOperator
+from headgate.state.hashing import hash_key, key_group_of
+from headgate.state.snapshot import StateSnapshot
 
 from .outside import KEYS, SPLITS, WORLDS, GrowingNumbers, Ledger, Numbers, World
 
@@ -25,9 +28,42 @@ class Counted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
 
 
 class CountedForClients(Counted):
-    """The same with a count that clients read while the job runs."""
+    """The same with a count that clients read while the job runs.
 
-    count = hg.ValueState[int](default=0, queryable="count")
+    Attributes:
+        counted: the counts of the keys that this copy has seen.
+    """
+
+    count = hg.ValueState[int](default=0, queryable=hg.Queryable("count", committed=True))
+
+    def __init__(self) -> None:
+        self.counted: dict[int, int] = {}
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> Iterator[tuple[int, int, int]]:
+        for result in super().on_record(record, ctx):
+            self.counted[result[0]] = result[1]
+            yield result
+
+
+_snapshot: Final = ProcessOperator.snapshot
+
+
+def noted_snapshot(operator: ProcessOperator, checkpoint_id: int) -> StateSnapshot:
+    """Take a snapshot, and note in the world what counts there are at this moment."""
+    function, context = operator._function, operator.context
+    if isinstance(function, CountedForClients):
+        cuts = WORLDS["sim"].cuts
+        restored, cut = (
+            cuts.get(context.restored_checkpoint, {}),
+            cuts.setdefault(checkpoint_id, {}),
+        )
+        for key in range(KEYS):
+            if key_group_of(hash_key(key), context.max_parallelism) not in context.key_groups:
+                continue
+            count = function.counted.get(key, restored.get(key, (0, 0))[1])
+            # An attempt that is over may come late to a number that the next one uses again.
+            cut[key] = max(cut.get(key, (0, 0)), (context.attempt, count))
+    return _snapshot(operator, checkpoint_id)
 
 
 class CountedAgain(hg.KeyedProcess[int, tuple[int, int, int], tuple[int, int, int, int]]):
@@ -106,6 +142,19 @@ def check_queried(world: World, key: int, least: int, count: int) -> None:
     most = len(range(key, world.rows, KEYS))
     if not least <= count <= most:
         world.violated(f"a client has read {count} of key {key}, and it must be {least} to {most}")
+
+
+def check_committed(world: World, checkpoint_id: int, key: int, least: int, count: int) -> None:
+    """Check a count that was read as of a checkpoint; see `check_queried`."""
+    if checkpoint_id not in world.completed:
+        world.violated(f"a client has read checkpoint {checkpoint_id}, which is not complete")
+    _, wanted = world.cuts.get(checkpoint_id, {}).get(key, (0, 0))
+    if count != wanted:
+        world.violated(
+            f"a client has read {count} of key {key} as of checkpoint {checkpoint_id}, wanted {wanted}"
+        )
+    if count < least:
+        world.violated(f"checkpoint {checkpoint_id} is older than {least} visible of key {key}")
 
 
 def growing(job: hg.Job, token: str) -> Any:

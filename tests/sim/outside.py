@@ -87,6 +87,9 @@ class World:
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
+    cuts: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """By checkpoint and key, of jobs that clients query: the attempt that took the snapshot, and the count
+    in it."""
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     """By sink and subtask: the newest that was opened; older ones are fenced."""
     transactions: dict[bytes, Transaction] = field(default_factory=dict)

@@ -39,7 +39,7 @@ from . import nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
-from .counting import check_queried
+from .counting import check_committed, check_queried, noted_snapshot
 from .invariants import STAND_INS
 from .loop import SimLoop
 from .outside import KEYS, WORLDS, World
@@ -210,6 +210,7 @@ class Simulation:
             (self.busy.target, self.busy.stand_in()),
             ("headgate.testing.loop.ROUNDS_MAX", ROUNDS_MAX),
             ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
+            ("headgate.operators.process.operator.ProcessOperator.snapshot", noted_snapshot),
         ]
 
     @property
@@ -387,27 +388,34 @@ class Simulation:
             asking.cancel()
 
     async def _read(self, rng: random.Random) -> None:
-        """A client reads the counts of keys, as long as there is a job."""
+        """A client reads counts, as they are or as of a checkpoint, as long as there is a job."""
         while True:
             await asyncio.sleep(rng.expovariate(1 / 0.05))
-            key, leader = rng.randrange(KEYS), self.leader
-            least = len(self.world.by_key.get(key, ()))
+            level = rng.choice(("live", "committed"))
+            keys, leader = rng.sample(range(KEYS), rng.choice((1, 1, 4))), self.leader
+            least = [len(self.world.by_key.get(key, ())) for key in keys]
             client = LocalClient(leader.coordinator.clients, self.loop)
+            texts = [str(key) for key in keys]
             reading = leader.process.context.run(
                 self.loop.create_task,
-                client.request("query", state="count", key=str(key)),
+                client.request("rows", state="count", keys=texts, level=level),
                 name="answer query",
             )
             try:
                 async with asyncio.timeout(20):
                     answer = await asyncio.shield(reading)
             except (HeadgateError, TimeoutError) as error:
-                self.watch.seen["query refused"] += 1
+                self.watch.seen[f"query {level} refused"] += 1
                 if isinstance(error, InternalError | UsageError | StateError):
                     self.world.violated(f"query: {error}")
             else:
-                self.watch.seen["query done"] += 1
-                check_queried(self.world, key, least, answer["value"] or 0)
+                self.watch.seen[f"query {level} done"] += 1
+                for key, fewest, row in zip(keys, least, answer["rows"], strict=True):
+                    if level == "live":
+                        check_queried(self.world, key, fewest, row["value"] or 0)
+                    else:
+                        checkpoint = answer["checkpoint"]
+                        check_committed(self.world, checkpoint, key, fewest, row["value"] or 0)
             finally:
                 reading.cancel()
 

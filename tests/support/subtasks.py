@@ -78,8 +78,9 @@ class Step:
         self.closed: list[Any] = []
         self._start(parallelism)
 
-    def _start(self, parallelism: int) -> None:
+    def _start(self, parallelism: int, restored_checkpoint: int = 0) -> None:
         self.parallelism, self._attempt = parallelism, self._attempt + 1
+        self._restored_checkpoint = restored_checkpoint
         self.operators, self.outputs = [], [Output() for _ in range(parallelism)]
         for index, output in enumerate(self.outputs):
             operator = self.node.factory()
@@ -93,6 +94,7 @@ class Step:
             self.parallelism,
             MAX_PARALLELISM,
             attempt=self._attempt,
+            restored_checkpoint=self._restored_checkpoint,
             clock=self.clock,
             timers=self.clock,
             metrics=self.metrics,
@@ -163,16 +165,30 @@ class Step:
 
         `stream` is the output of the step in another version of the job.
         """
-        snapshots = [operator.snapshot(1) for operator in self.operators]
+        return self.restore(self.checkpoint(1), parallelism, stream, checkpoint_id=1)
+
+    def checkpoint(self, checkpoint_id: int) -> list[Any]:
+        """Take a snapshot and return what is stored of it, for `restore`."""
+        snapshots = [operator.snapshot(checkpoint_id) for operator in self.operators]
+        ranges = [operator.context.key_groups for operator in self.operators]
+        return [self._written(s, r) for s, r in zip(snapshots, ranges, strict=True)]
+
+    def restore(
+        self,
+        stored: list[Any],
+        parallelism: int | None = None,
+        stream: Any = None,
+        *,
+        checkpoint_id: int,
+    ) -> Step:
+        """Drop all subtasks, and restore others from a snapshot."""
         infos = {info.name: info for info in self.operators[0].states()}
         old = list(self.operators)
-        ranges = [operator.context.key_groups for operator in old]
-        stored = [self._written(s, r) for s, r in zip(snapshots, ranges, strict=True)]
         taken, self.clock.waiting = self.outputs, {}
         for operator in old:
             operator.close()
         self.node = self.node if stream is None else output_of(stream).node
-        self._start(parallelism or self.parallelism)
+        self._start(parallelism or self.parallelism, checkpoint_id)
         for output in taken:
             self.outputs[0].events += output.events
         for index, operator in enumerate(self.operators):
@@ -272,8 +288,8 @@ def steps(request: Any, tmp_path: Path) -> Iterator[Callable[..., Step]]:
     """Make the subtasks of a step, under both state backends."""
     made: list[Step] = []
 
-    def make(stream: Any, parallelism: int = 1) -> Step:
-        options = {"state.backend.type": request.param}
+    def make(stream: Any, parallelism: int = 1, options: dict[str, str] | None = None) -> Step:
+        options = {"state.backend.type": request.param, **(options or {})}
         step = Step(stream, parallelism, options, tmp_path)
         made.append(step)
         return step
