@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...connectors.aws import service_models
 from ...connectors.functions.loop_thread import in_thread
-from .process import HeldPort, ServerProcess
+from .process import LocalServer, ServerProcess
 from .programs import NotAvailableError, made_once, run_command
 
 VERSION: Final = "3.3.3"
@@ -50,7 +50,7 @@ kinesalite({path, shardLimit: 1000, ...times}).listen(+port, '127.0.0.1')
 """The command line of kinesalite listens on all interfaces."""
 
 
-class KinesisServer:
+class KinesisServer(LocalServer):
     """A server on loopback whose data survives its death.
 
     Attributes:
@@ -74,8 +74,7 @@ class KinesisServer:
         wanted = "node_modules/kinesalite/package.json"
         program = made_once(f"npm-kinesalite-{VERSION}", [wanted], _install)
         directory.mkdir(parents=True, exist_ok=True)
-        self._port = HeldPort()
-        self.port = self._port.number
+        super().__init__()
         self.url = f"http://127.0.0.1:{self.port}"
         script = directory / "start.js"
         script.write_text(_SCRIPT)
@@ -84,23 +83,6 @@ class KinesisServer:
         self._process = ServerProcess(
             "kinesalite", command, directory / "kinesalite.log", self._answers
         )
-
-    def start(self) -> None:
-        """Start it, or start it again with its data.
-
-        Raises:
-            RuntimeError: it did not come up; the text has the end of its log.
-        """
-        self._process.start()
-
-    def kill(self) -> None:
-        """End it at once, as a crash of the process does."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Shut it down for good."""
-        self._process.stop()
-        self._port.release()
 
     def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with a client, and return the result."""

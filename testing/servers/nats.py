@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from .process import HeldPort, ServerProcess
+from .process import LocalServer, ServerProcess
 from .programs import NotAvailableError, go_command, made_once
 
 VERSION: Final = "v2.11.4"
@@ -23,7 +23,7 @@ _BUILD_S_MAX: Final = 600
 _GREETING_S_MAX: Final = 5
 
 
-class NatsServer:
+class NatsServer(LocalServer):
     """A server on loopback with JetStream, whose data survives its death.
 
     Attributes:
@@ -45,8 +45,7 @@ class NatsServer:
             raise NotAvailableError("nats-py is not installed: pip install 'headgate[nats]'")
         program = made_once(f"nats-server-{VERSION}", ["nats-server"], _build) / "nats-server"
         directory.mkdir(parents=True, exist_ok=True)
-        self._port = HeldPort()
-        self.port = self._port.number
+        super().__init__()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._name = f"headgate-{self.port}"
         config = directory / "nats.conf"
@@ -57,23 +56,6 @@ class NatsServer:
         self._process = ServerProcess(
             "NATS", [str(program), "-c", str(config)], directory / "nats.log", self._answers
         )
-
-    def start(self) -> None:
-        """Start it, or start it again with its data.
-
-        Raises:
-            RuntimeError: it did not come up; the text has the end of its log.
-        """
-        self._process.start()
-
-    def kill(self) -> None:
-        """End it at once, as a crash of the process does."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Shut it down for good."""
-        self._process.stop()
-        self._port.release()
 
     def _answers(self) -> bool:
         """Return True if this very server greets us, and its JetStream is ready."""

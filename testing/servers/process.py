@@ -1,4 +1,4 @@
-"""One server process: started, known by an answer, killed, stopped and started again."""
+"""One server process: started, known by an answer, killed, stopped and started again, and its port."""
 
 from __future__ import annotations
 
@@ -114,3 +114,34 @@ class HeldPort:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class LocalServer:
+    """A server process with one port; a subclass sets `_process` when it has prepared it.
+
+    Attributes:
+        port: its port on 127.0.0.1.
+    """
+
+    _process: ServerProcess
+
+    def __init__(self) -> None:
+        self._port = HeldPort()
+        self.port = self._port.number
+
+    def start(self) -> None:
+        """Start it, or start it again with its data.
+
+        Raises:
+            RuntimeError: it did not come up; the text has the end of its log.
+        """
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it at once, as a crash of the process does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Shut it down for good."""
+        self._process.stop()
+        self._port.release()

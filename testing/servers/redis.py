@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from .process import HeldPort, ServerProcess
+from .process import LocalServer, ServerProcess
 from .programs import NotAvailableError, made_once, run_command
 
 _DOWNLOAD_S_MAX: Final = 300
@@ -26,7 +26,7 @@ _PACKAGES: Final = (
 """The server, and libraries that a small Debian may not have."""
 
 
-class RedisServer:
+class RedisServer(LocalServer):
     """A server on loopback that keeps all that it has acknowledged, in an append-only file.
 
     Attributes:
@@ -49,8 +49,7 @@ class RedisServer:
         program, environment = _program()
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory.resolve()
-        self._port = HeldPort()
-        self.port = self._port.number
+        super().__init__()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._password = _after("--requirepass", arguments)
         command = [
@@ -62,23 +61,6 @@ class RedisServer:
         self._process = ServerProcess(
             "Redis", command, directory / "redis.log", self._answers, environment
         )
-
-    def start(self) -> None:
-        """Start it, or start it again with its data.
-
-        Raises:
-            RuntimeError: it did not come up; the text has the end of its log.
-        """
-        self._process.start()
-
-    def kill(self) -> None:
-        """End it at once, as a crash of the process does."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Shut it down for good."""
-        self._process.stop()
-        self._port.release()
 
     def client(self) -> Any:
         """Return a client of the server, which the caller closes."""
