@@ -25,8 +25,8 @@ from ..control.messages import (
 from ..observe.figures import CheckpointFigures
 from ..options.state import CHECKPOINT_HISTORY
 from ..plan import PhysicalPlan
-from ..protocol.checkpoints.coordinator import CheckpointCoordinator
-from ..protocol.checkpoints.decisions import (
+from ..protocol.checkpoints.coordinator import (
+    CheckpointCoordinator,
     CheckpointDecision,
     Discard,
     FailJob,

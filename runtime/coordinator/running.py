@@ -34,7 +34,7 @@ from ..control.messages import (
 from ..options.recovery import SHUTDOWN_GRACE
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.adoption import Adopted
-from ..protocol.checkpoints.decisions import RequestDone, RequestFailed
+from ..protocol.checkpoints.coordinator import RequestDone, RequestFailed
 from ..protocol.failover import RegionId
 from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId

@@ -13,7 +13,7 @@ from headgate.connectors import collect, numbers
 from headgate.errors import JobError
 from headgate.runtime.coordinator.checkpointing import Outcome
 from headgate.runtime.coordinator.running import Running
-from headgate.runtime.protocol.checkpoints.decisions import RequestFailed
+from headgate.runtime.protocol.checkpoints.coordinator import RequestFailed
 from headgate.runtime.protocol.failures import CheckpointFailure
 
 

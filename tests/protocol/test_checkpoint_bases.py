@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator
-from headgate.runtime.protocol.checkpoints.decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import (
+    CheckpointCoordinator,
     Discard,
     NotifyComplete,
     Publish,

@@ -7,12 +7,13 @@ import pytest
 from headgate.errors import InternalError, OptionError
 from headgate.operators.elements import CheckpointOptions
 from headgate.runtime.protocol.checkpoints import coordinator as checkpoint_requests
-from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
-from headgate.runtime.protocol.checkpoints.decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import (
+    CheckpointCoordinator,
     Discard,
     FailJob,
     NotifyAborted,
     NotifyComplete,
+    Phase,
     Publish,
     RequestDone,
     RequestFailed,

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
-from headgate.runtime.protocol.checkpoints.decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import (
+    CheckpointCoordinator,
     Discard,
     FailJob,
     NotifyAborted,
     NotifyComplete,
+    Phase,
     Publish,
     RequestDone,
     RequestFailed,

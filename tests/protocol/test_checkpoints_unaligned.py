@@ -8,11 +8,12 @@ import pytest
 
 from headgate.errors import OptionError
 from headgate.operators.elements import CheckpointOptions
-from headgate.runtime.protocol.checkpoints.coordinator import CheckpointCoordinator, Phase
-from headgate.runtime.protocol.checkpoints.decisions import (
+from headgate.runtime.protocol.checkpoints.coordinator import (
+    CheckpointCoordinator,
     Discard,
     NotifyAborted,
     NotifyComplete,
+    Phase,
     Publish,
     RequestDone,
     StartCheckpoint,

@@ -1,7 +1,7 @@
 """The checkpoints of a job, as its coordinator sees them.
 
-* `coordinator.py` is the state machine: triggers, acknowledgements and the time come in.
-* `decisions.py` has what goes out, as values: trigger, publish, notify, discard.
+* `coordinator.py` is the state machine: triggers, acknowledgements and the time come in; decisions go out,
+  as values: trigger, publish, notify, discard.
 * `settings.py` says when checkpoints are taken and how; the schedule of periodic ones is with it.
 * `manifest.py` lists the state files of a completed checkpoint, as the job log stores them.
 * `statistics.py` keeps how long each phase of a checkpoint took, and explains it in a sentence.
