@@ -20,6 +20,7 @@ from .fields import (
     duration,
     size,
 )
+from .json_schema import with_definitions
 from .kubernetes_model import KUBERNETES
 from .registry import SinkConnector, SourceConnector
 from .step import NAME, PARALLELISM, PARTITIONINGS, SCHEMA, SLOT_SHARING_GROUP, STREAM
@@ -191,5 +192,5 @@ def json_schema(
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,
-        **manifest_section(sources, sinks).schema(),
+        **with_definitions(manifest_section(sources, sinks).schema()),
     }

@@ -6,8 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import pytest
+import yaml
+
 import headgate
+from headgate.api.manifest.model import manifest_section
 from headgate.api.manifest.settings import OPTION_OF
+from headgate.connectors.registry import SINKS, SOURCES
 from headgate.runtime import manifest
 from headgate.runtime.options.registry import OPTIONS, find_option
 
@@ -18,6 +24,54 @@ def test_the_schema_is_current() -> None:
     """If not: python -m headgate.runtime.manifest > docs/streamjob.schema.json"""
     written = (ROOT / "docs" / "streamjob.schema.json").read_text()
     assert json.loads(written) == manifest.schema()
+
+
+def test_definitions_say_the_same_as_the_parts_that_they_stand_for() -> None:
+    schema = manifest.schema()
+    definitions, used = schema.pop("$defs"), set()
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [resolved(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" not in part:
+            return {key: resolved(value) for key, value in part.items()}
+        name = part["$ref"].removeprefix("#/$defs/")
+        used.add(name)
+        # Editors show the description beside the reference.
+        return {**resolved(definitions[name]), **{k: v for k, v in part.items() if k != "$ref"}}
+
+    written = manifest_section(SOURCES, SINKS).schema()
+    assert {key: resolved(schema[key]) for key in written} == written
+    assert used == set(definitions)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name
+)
+def test_manifests_of_examples_are_valid(path: Path) -> None:
+    for found in yaml.safe_load_all(path.read_text()):
+        if isinstance(found, dict) and found.get("kind") == "StreamJob":
+            jsonschema.Draft202012Validator(manifest.schema()).validate(found)
+
+
+def test_mistakes_below_a_definition_are_found() -> None:
+    def problems(source: dict[str, Any]) -> list[str]:
+        job = {
+            "apiVersion": "headgate.io/v1alpha1",
+            "kind": "StreamJob",
+            "metadata": {"name": "a"},
+            "spec": {"sources": {"a": source}, "sinks": {"b": {"from": "a", "print": {}}}},
+        }
+        validator = jsonschema.Draft202012Validator(manifest.schema())
+        return [error.message for error in validator.iter_errors(job)]
+
+    kafka = {"topics": "a", "bootstrap": "b:9092"}
+    assert problems({"hybrid": {"history": {"kafka": kafka}, "live": {"kafka": kafka}}}) == []
+    wrong = {**kafka, "security": {"mechanisms": "PLAIN"}}
+    (found,) = problems({"hybrid": {"history": {"kafka": wrong}, "live": {"kafka": kafka}}})
+    assert "'mechanisms' was unexpected" in found
 
 
 def test_unknown_fields_are_refused_wherever_fields_are_known() -> None:
