@@ -161,6 +161,8 @@ class OperatorContext:
     """Counts what this operator subtask drops."""
     sides_read: frozenset[str] = frozenset()
     """The side outputs of the operator that have a consumer."""
+    window_ends_ms: int = 0
+    """See `Node.window_ends_ms`."""
 
     @property
     def file_token(self) -> str:

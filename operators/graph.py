@@ -82,6 +82,10 @@ class Node:
     """The input columns this node needs beyond passing them on; None: all of them."""
     watermarks: WatermarkSettings | None = None
     """The watermark settings of this node, if it makes watermarks."""
+    window_ends_ms: int = 0
+    """All windows of this step end at multiples of this event time; 0: this is not so, or not known. Of a
+    step that makes watermarks: the windows of the steps behind it, as the plan finds them.
+    """
     by_clock: ByClock | None = None
     """The part of it that follows the machine's clock, so that output depends on when records arrive."""
     queryable: tuple[QueryableState, ...] = ()

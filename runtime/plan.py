@@ -9,6 +9,7 @@ operator name, so chains may change between restores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -231,9 +232,25 @@ def make_plan(
             vertex.nodes.append(node)
             vertex.links.append(ChainLink(upstream.id, node.inputs[0].side, node.id, 0))
         vertex_of[node.id] = vertex
+    for node in graph.nodes:
+        if node.watermarks is not None:
+            node.window_ends_ms = _window_ends_behind(graph, node)
     edges = _exchanges(graph.nodes, vertex_of, widths)
     loops = [_loop(node, vertex_of, edges) for node in graph.nodes if node.feeds is not None]
     return PhysicalPlan(job_name, groups, vertices, edges, loops)
+
+
+def _window_ends_behind(graph: Graph, node: Node) -> int:
+    """The ends of the windows that watermarks of a step fire are multiples of this, ms; 0: not known."""
+    found, front, seen = 0, [node], {node.id}
+    while front:
+        for reader, _ in graph.consumers(front.pop()):
+            if reader.id in seen or reader.watermarks is not None:
+                continue
+            seen.add(reader.id)
+            front.append(reader)
+            found = math.gcd(found, reader.window_ends_ms)
+    return found
 
 
 def _loop(tail: Node, vertex_of: dict[int, Vertex], edges: Sequence[ExchangeEdge]) -> Loop:

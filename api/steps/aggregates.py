@@ -213,6 +213,7 @@ def add_window_aggregate(
             detail=f"{window.describe()}: {plan.describe()}",
             columns_read=columns,
             by_clock=_by_clock(window),
+            window_ends_ms=getattr(window, "ends_every_ms", 0),
         )
     )
     return _fitted(result, into, origin)

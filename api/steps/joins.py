@@ -85,7 +85,9 @@ def add_window_join(
     columns = checked_columns(left, right, how, HOWS, suffix, origin)
     factory = partial(WindowJoin, JoinStep(name, columns, outer_sides(how)), panes)
     detail = f"{panes.describe()}, {how}"
-    return add_join(left, right, "window_join", name, factory, columns.result, detail, origin)
+    result = add_join(left, right, "window_join", name, factory, columns.result, detail, origin)
+    result.node.window_ends_ms = panes.ends_every_ms
+    return result
 
 
 def add_co_group(
@@ -114,6 +116,7 @@ def add_co_group(
     factory = partial(CoGroup, step, panes)
     result = add_join(left, right, "co_group", name, factory, schema, detail, origin)
     result.node.row_type = record_class(into)
+    result.node.window_ends_ms = panes.ends_every_ms
     return result
 
 

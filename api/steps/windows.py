@@ -185,6 +185,7 @@ class Windows:
             sides={**late_sides(output.schema), **dict.fromkeys(step.sides)},
             detail=self._describe(trigger),
             by_clock=_by_clock(assigner, trigger),
+            window_ends_ms=getattr(self._window, "ends_every_ms", 0),
         )
         return output.add(node)
 

@@ -40,6 +40,8 @@ ROWS_PER_WATERMARK: Final = 65_536
 For data at rest it is exact: a watermark follows this many rows, wherever a batch ends, and the end
 of a split, and is sent nowhere else.
 """
+LOOKS_PER_INTERVAL: Final = 10
+"""How often in an interval it is looked, at most, whether a window behind the step is due."""
 BEHIND_CLOCK: Final = "records_behind_clock"
 
 
@@ -103,6 +105,8 @@ class EventTimeOperator(Operator):
         self._restored = ClockState()
         self._limit = WATERMARK_MAX
         self._rows = 0
+        self._looked_s = -math.inf
+        """When it was last looked whether a window is due."""
         self._busy_s = 0.0
         self._idle = False
         self._ended = False
@@ -131,6 +135,7 @@ class EventTimeOperator(Operator):
         self._arm()
         self._by_rows = self._interval_ms > 0 and context.splits.at_rest
         self._by_rows = self._by_rows and self._settings.alignment is None
+        self._window_ends_ms = 0 if self._by_rows else context.window_ends_ms
         if self._settings.wait_for_queued and not self._settings.waits_by_default:
             self._check_source("it cannot wait for queued splits")
         if (alignment := self._settings.alignment) is not None:
@@ -207,6 +212,24 @@ class EventTimeOperator(Operator):
             self._send_watermark()
         elif at_once:
             self._send_reached()
+        elif self._window_ends_ms and self._is_window_due(latest, began_s):
+            self._send_watermark()
+
+    def _is_window_due(self, latest: int, now_s: float) -> bool:
+        """Return True if the watermark that a batch allows would fire windows, which need not wait then.
+
+        Args:
+            latest: the greatest event time of the batch, which no watermark exceeds.
+            now_s: the time of the clock.
+        """
+        last_end = self._sent + 1 - (self._sent + 1) % self._window_ends_ms
+        if latest + 1 < last_end + self._window_ends_ms:
+            return False
+        if now_s - self._looked_s < self._interval_ms / 1_000 / LOOKS_PER_INTERVAL:
+            return False
+        self._looked_s = now_s
+        self._split_watermarks.advance()
+        return self._split_watermarks.reached + 1 >= last_end + self._window_ends_ms
 
     def _timed(self, batch: Batch) -> tuple[Batch, Timestamps]:
         """Return the records that have an event time, with their times; the policy handles others."""

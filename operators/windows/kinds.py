@@ -7,6 +7,7 @@ made of panes, see `panes/`. A plain tumbling window also has the methods of its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -116,6 +117,16 @@ class _Shown:
         raise NotImplementedError
 
     @property
+    def _apart_ms(self) -> tuple[int, ...]:
+        """The distances between the ends of windows, and of one end from 0."""
+        raise NotImplementedError
+
+    @property
+    def ends_every_ms(self) -> int:
+        """The ends of all windows in event time are multiples of this time; 0: it is not known."""
+        return 0 if self.zone or self.processing else math.gcd(*self._apart_ms)
+
+    @property
     def identity(self) -> str:
         """The text that must stay the same for stored state to be restored: the bounds of windows."""
         text = self._bounds
@@ -150,6 +161,10 @@ class TumblingWindow(_Shown):
     @property
     def _bounds(self) -> str:
         return f"tumbling {format_duration(self.size_ms)}"
+
+    @property
+    def _apart_ms(self) -> tuple[int, ...]:
+        return self.size_ms, self.offset_ms
 
     def grid(self) -> Grid:
         """Return the panes: each window is one."""
@@ -216,6 +231,10 @@ class SlidingWindow(_Shown):
     def _bounds(self) -> str:
         return f"sliding {format_duration(self.size_ms)} every {format_duration(self.every_ms)}"
 
+    @property
+    def _apart_ms(self) -> tuple[int, ...]:
+        return self.every_ms, self.offset_ms + self.size_ms
+
     def grid(self) -> Grid:
         """Return the panes."""
         calendar, unit = _calendar(self.zone, self.offset_ms)
@@ -236,6 +255,10 @@ class CumulativeWindow(_Shown):
     @property
     def _bounds(self) -> str:
         return f"cumulative {format_duration(self.size_ms)} by {format_duration(self.step_ms)}"
+
+    @property
+    def _apart_ms(self) -> tuple[int, ...]:
+        return self.step_ms, self.size_ms, self.offset_ms
 
     def grid(self) -> Grid:
         """Return the panes: one per step."""

@@ -30,7 +30,8 @@ WATERMARK_INTERVAL = Option[int](
     "pipeline.auto-watermark-interval",
     Duration(),
     200,
-    "How often watermarks of live data are sent; 0: after every batch, also of data at rest.",
+    "How often watermarks of live data are sent; 0: after every batch, also of data at rest. A watermark "
+    "that ends a tumbling, sliding or cumulative window of a later step is sent at once.",
 )
 TASK_SLICE = Option[int](
     "headgate.task.slice",

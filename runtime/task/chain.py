@@ -470,4 +470,7 @@ def make_context(
         splits=env.splits,
         drops=chained.output.drops,
         sides_read=frozenset([*chained.output.side_next, *chained.output.side_partitions]),
+        window_ends_ms=next(
+            node.window_ends_ms for node in env.vertex.nodes if node.id == chained.node_id
+        ),
     )

@@ -38,8 +38,10 @@ class Step:
         of: str = "",
         subtask: tuple[int, int] = (0, 1),
         at_rest: bool = False,
+        window_ends_ms: int = 0,
         **settings: Any,
     ) -> None:
+        self._window_ends_ms = window_ends_ms
         self.subtask = subtask
         """Its index, and the parallelism."""
         self.clock = ManualClock()
@@ -69,6 +71,7 @@ class Step:
             options=options,
             held_s=lambda: self.held_s,
             splits=self.splits,
+            window_ends_ms=self._window_ends_ms,
         )
 
     # metrics
