@@ -10,6 +10,8 @@ take: the runs without a delta over them (lookups), and a delta that never spill
 With `--step` it is an operator, with either backend. `sessions` are session windows: a session per key,
 which is extended once, and then all of them fire. The joins get a row of each key on the right, and then
 one on the left. They meet at once in `interval-join`, and at the end in `window-join` and `as-of-join`.
+`timers` are those of a process function: one per key, which is moved once, and then all of them fire, each
+at a time of its own.
 Shown are rows per second of processor time, threads included, and memory.
 """
 
@@ -31,6 +33,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import headgate as hg
+from headgate.api.stream import output_of
+from headgate.connectors import from_list
 from headgate.operators.aggregation.aggregates import AggregatePlan
 from headgate.operators.base import Operator
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
@@ -231,6 +235,23 @@ def sessions() -> Operator:
     return SessionAggregate(FixedGap(1_000_000), 0, plan, "sessions")
 
 
+class Remind(hg.KeyedProcess[int, Any, int]):
+    """Sets a timer of its own time for each key."""
+
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> None:
+        assert ctx.timestamp is not None
+        ctx.event_time.at(ctx.timestamp * 10_000_000 + record.n)
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> Iterator[int]:
+        yield ctx.key
+
+
+def timers() -> Operator:
+    rows = hg.Job("timers").read(from_list([], schema={"key": "long", "n": "long"}), name="in")
+    stream = rows.event_time("n").key_by("key").process(Remind(), name="timers")
+    return output_of(stream).node.factory()  # type: ignore[no-any-return]
+
+
 def join_step() -> JoinStep:
     keys, names = (("key",), ("key",)), ("a", "b")
     columns = join_columns((PAIRS, PAIRS), keys, (False, False), "_2", names, Origin("here"))
@@ -239,6 +260,7 @@ def join_step() -> JoinStep:
 
 STEPS = {
     "sessions": sessions,
+    "timers": timers,
     "interval-join": lambda: IntervalJoin(join_step(), Interval(-1_000_000, 1_000_000)),
     "as-of-join": lambda: AsOfJoin(join_step()),
     "window-join": lambda: WindowJoin(join_step(), tumbling("1h")),
@@ -249,6 +271,7 @@ def run_step(args: argparse.Namespace) -> None:
     budget = args.budget_mib or 128
     options = {
         "state.backend.type": args.backend,
+        "headgate.task.slice": "1d",
         "taskmanager.memory.managed.size": f"{budget}mb",
     }
     print(f"{args.keys / 1e6:g} M keys, {args.step}, {args.backend}, managed memory {budget} MiB")
@@ -264,17 +287,17 @@ def run_step(args: argparse.Namespace) -> None:
             for low in range(0, len(part), 32_768):
                 keys = part[low : low + 32_768]
                 data = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(keys)], schema=PAIRS)
-                side = int(args.step != "sessions" and number < 4)
+                side = int(args.step.endswith("join") and number < 4)
                 operator.process(ColumnBatch(data, np.full(len(keys), number, np.int64)), side)
             rate = len(part) / (time.process_time() - start)
             print(
-                f"  {'new' if number < 4 else 'old'} keys: {rate / 1e6:.2f} M rows/s, {Memory.now()}"
+                f"  {'new' if number < 4 else 'old'} keys: {rate / 1e6:.3f} M rows/s, {Memory.now()}"
             )
         start = time.process_time()
         operator.on_watermark(WATERMARK_MAX)
         assert output.count == args.keys
         rate = args.keys / (time.process_time() - start)
-        print(f"  the end: {rate / 1e6:.2f} M rows/s, {Memory.now()}")
+        print(f"  the end: {rate / 1e6:.3f} M rows/s, {Memory.now()}")
         print(f"  without mapped files at most {output.highest} MiB while results were sent")
         operator.close()
 

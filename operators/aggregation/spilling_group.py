@@ -28,7 +28,9 @@ from .keyed_aggregate import KeyedGroup, Loader
 def lies_on_disk(plan: AggregatePlan, context: OperatorContext) -> bool:
     """Return True if the options put this state on disk.
 
-    Without keys there is one row, kept in memory.
+    Without keys there is one row for each pane, session or cell, however many records come. It is kept in
+    memory: only a set of distinct values or a list makes it large, and rows are read and written as a
+    whole on disk, too.
     """
     return bool(plan.keys) and lies_in_rocksdb(context.options)
 

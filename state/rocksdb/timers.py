@@ -38,6 +38,10 @@ _NEVER: Final = _SIGN
 _END_OF_TAG: Final = b"\0\0"
 _END_OF_TIME: Final = b"\xff"
 """Comes after all tags: those of text are UTF-8, and others begin with a letter."""
+_LOOK_EVERY: Final = 1 << 14
+"""After this many timers an iteration looks again: while it goes on, RocksDB frees neither memory nor files
+of what it sees.
+"""
 _TOGETHER: Final = 4_096
 """Timers that are written together by a restore."""
 
@@ -72,7 +76,9 @@ class RocksDBTimerTable(TimersOnDisk):
         self._order = Database(directory / "order", settings, key_groups)
         self._size = 0
         self._earliest, self._exact = _FIRST, False
-        """No timer is due before `_earliest`; one is due then, if `_exact`."""
+        """No timer is due before `_earliest`, except at a time that is being handled; one is due then, if
+        `_exact`. A search for the earliest one does not go through what was removed before.
+        """
         self._readers: list[_Reader] = []
         self._of_key: tuple[Token, bytes] = (None, b"")
         """The token of the key that was used last, and its bytes with the key group."""
@@ -85,7 +91,9 @@ class RocksDBTimerTable(TimersOnDisk):
         if not self._size:
             return None
         if not self._exact:
-            first = next(iter(_Reader(self, self._earliest, _LAST)))
+            first = next(iter(_Reader(self, self._earliest, _LAST)), None)
+            if first is None:  # all have the time that is being handled
+                return None
             self._earliest, self._exact = first[0], True
         return self._earliest
 
@@ -126,11 +134,12 @@ class RocksDBTimerTable(TimersOnDisk):
     def pop_after(self, timer: Pending, until: int) -> Iterator[Pending]:
         reader = _Reader(self, timer[0], until)
         reader.now = timer[0]
+        self._came_to(timer[0])
         yield from self._pop(reader, timer)
 
     def _pop(self, outermost: _Reader, first: Pending | None = None) -> Iterator[Pending]:
         """Yield `first`, then pop what a reader finds, and what is set meanwhile to earlier times."""
-        readers, until = [outermost], outermost.until
+        readers = [outermost]
         self._readers.append(outermost)
         try:
             if first is not None:
@@ -149,13 +158,24 @@ class RocksDBTimerTable(TimersOnDisk):
                         tag, _ = decode_token(address, end)
                         self._remove(due, tag, address)
                         yield due, key_of(key), key_of(tag)
-                elif not reader.go_on():
+                elif reader.go_on():
+                    assert reader.now is not None
+                    self._came_to(reader.now)
+                else:
                     self._readers.remove(readers.pop())
-            if self._earliest <= until:
-                self._earliest, self._exact = min(until + 1, _LAST), False
+                    handled = readers[-1].now if readers else reader.until
+                    assert handled is not None
+                    self._came_to(handled)
         finally:
-            for reader in readers:
+            for reader in readers:  # the iteration was given up
                 self._readers.remove(reader)
+                if reader.now is not None and reader.now < self._earliest:
+                    self._earliest, self._exact = reader.now, False
+
+    def _came_to(self, now: int) -> None:
+        """Note that no timer is due up to this time, except those of the time being handled."""
+        if self._earliest <= now:
+            self._earliest, self._exact = min(now + 1, _LAST), False
 
     def _is_due(self, timestamp: int, address: bytes) -> bool:
         data = self._times.get(address)
@@ -236,7 +256,7 @@ class _Reader:
 
     def _look(self, start: int) -> None:
         """Read from this time on, with what was set since."""
-        self.missed = _NEVER
+        self.missed, self._taken = _NEVER, 0
         end = _TIME.pack(self.until + _SIGN) + _END_OF_TIME
         self._places = iter(self._table._order.between(_TIME.pack(start + _SIGN), end))
         self._next = next(self._places, None)
@@ -260,13 +280,17 @@ class _Reader:
         if found[0] != self.now:
             return None
         self._next = next(self._places, None)
+        self._taken += 1
         return found
 
     def go_on(self) -> bool:
         """Go on to the next time; return False if there is none."""
         self.now = None
-        if self.missed <= (self.until if self._next is None else self._parsed(self._next[0])[0]):
+        upcoming = self.until if self._next is None else self._parsed(self._next[0])[0]
+        if self.missed <= upcoming:
             self._look(self.missed)
+        elif self._taken >= _LOOK_EVERY:
+            self._look(upcoming)
         if self._next is None:
             return False
         self.now = self._parsed(self._next[0])[0]

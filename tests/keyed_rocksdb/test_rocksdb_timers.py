@@ -24,6 +24,7 @@ from headgate.state.keyed.timers import (
     timer_layout,
 )
 from headgate.state.keygroups import KeyGroupRange, key_group_range
+from headgate.state.rocksdb import timers
 from headgate.state.rocksdb.timers import RocksDBTimerTable
 from headgate.state.settings import MemoryShare, RocksDBSettings
 from headgate.state.snapshot import FilesCut, RestoredFiles, RestoredState, TableCut
@@ -117,13 +118,13 @@ def group_of(key: Any) -> int:
     return int(key_group_of(hash_key(key), GROUPS))
 
 
-def apply(timers: TimerTable, model: Model, action: tuple[Any, ...]) -> None:
+def apply(table: TimerTable, model: Model, action: tuple[Any, ...]) -> None:
     what, key, tag, *time = action
     if what == "set":
-        timers.set(key, tag, *time)
+        table.set(key, tag, *time)
         model[key, tag] = time[0]
     else:
-        assert timers.cancel(key, tag) == (model.pop((key, tag), None) is not None)
+        assert table.cancel(key, tag) == (model.pop((key, tag), None) is not None)
 
 
 def popped(model: Model, until: int) -> Iterator[Pending]:
@@ -147,6 +148,16 @@ def random_action(rng: random.Random, near: int) -> tuple[Any, ...]:
     return "set", key, tag, near + rng.choice([0, 0, 1, 5, 30, -3, rng.randrange(-50, 50)])
 
 
+def check_next_time(next_time: int | None, model: Model, now: int) -> None:
+    """Times being handled may be left out: that of the last timer, and those that it interrupts."""
+    later = min((at for at in model.values() if at > now), default=None)
+    before = min((at for at in model.values() if at < now), default=None)
+    if before is not None:
+        assert next_time == before
+    elif next_time != now:
+        assert next_time == later or later is None or now < later < next_time
+
+
 def pop(table: TimerTable, model: Model, until: int, rng: random.Random) -> int:
     """Pop both; a popped timer makes changes, those around the present time among them."""
     count, expected = 0, popped(model, until)
@@ -156,14 +167,18 @@ def pop(table: TimerTable, model: Model, until: int, rng: random.Random) -> int:
         for _ in range(rng.choice([0, 0, 1, 3]) if count < 60 else 0):
             apply(table, model, random_action(rng, found[0]))
             if rng.random() < 0.1:
-                assert table.next_time == min(model.values(), default=None)
+                check_next_time(table.next_time, model, found[0])
     assert next(expected, None) is None
     return count
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_timers_on_disk_are_those_of_a_dictionary(world: World, seed: int) -> None:
+def test_timers_on_disk_are_those_of_a_dictionary(
+    world: World, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through changes while due timers are handled, cuts that are read later, and restores."""
+    if seed % 2:
+        monkeypatch.setattr(timers, "_LOOK_EVERY", 5)
     rng, model, fired = random.Random(seed), dict[Any, int](), 0
     table: TimerTable = world.on_disk()
     everything = KeyGroupRange(0, GROUPS - 1)

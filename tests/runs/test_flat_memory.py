@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import headgate as hg
+from headgate.api.stream import output_of
+from headgate.connectors import from_list
 from headgate.operators import spilling_space
 from headgate.operators.aggregation.aggregates import AggregatePlan, count, sum
 from headgate.operators.aggregation.reduce import ReduceOperator
@@ -257,6 +261,55 @@ def test_a_window_of_a_join_of_eight_times_the_managed_memory(
     operator.on_watermark(WATERMARK_MAX)
     held.append(anonymous_bytes())
     assert output.rows == output.total == keys
+    operator.close()
+    assert_flat(held)
+
+
+class Remind(hg.KeyedProcess[int, Any, int]):
+    """Sets a timer for each key, at one of few times."""
+
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> None:
+        assert ctx.timestamp is not None
+        ctx.event_time.at(ctx.timestamp * 1_000 + record.k % 997)
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> Iterator[int]:
+        yield ctx.key
+
+
+@LONG
+def test_timers_of_eight_times_the_managed_memory(tmp_path: Path) -> None:
+    """Half of the timers are moved once, on disk. All fire at the end, in the order of time."""
+    keys, steps = 360_000, 8
+    assert keys * 375 >= 8 * MANAGED_BYTES  # as they are in memory
+    rows = hg.Job("timers").read(from_list([], schema={"k": "long", "n": "long"}), name="in")
+    stream = rows.event_time("n").key_by("k").process(Remind(), name="timers")
+    operator, held = output_of(stream).node.factory(), list[int]()
+    fired, latest = 0, 0
+
+    def emit(batch: ObjectBatch) -> None:
+        nonlocal fired, latest
+        assert batch.timestamps is not None
+        assert latest <= batch.timestamps[0]
+        assert (np.diff(batch.timestamps) >= 0).all()
+        fired, latest = fired + len(batch), batch.timestamps[-1]
+        held.append(anonymous_bytes())
+
+    operator.output = SimpleNamespace(emit=emit, emit_watermark=lambda timestamp: None)  # type: ignore[assignment]
+    operator.open(
+        operator_context(
+            options={
+                "state.backend.type": "rocksdb",
+                "taskmanager.memory.managed.size": f"{MANAGED_BYTES // MIB}mb",
+                "headgate.task.slice": "1d",
+            },
+            local_directory=lambda: tmp_path,
+        )
+    )
+    parts = np.array_split(np.random.default_rng(1).permutation(keys), steps)
+    for number, part in enumerate([*parts, *parts[:4]]):
+        held += feed(operator, part, number)
+    operator.on_watermark(WATERMARK_MAX)
+    assert fired == keys
     operator.close()
     assert_flat(held)
 

@@ -272,5 +272,31 @@ def test_files_of_values_that_reduce_and_agg_keep(tmp_path: Path, ttl: str | Non
         assert all(row["last_used"] for row in read(found, "sums", "running", ttl=True))
 
 
+@pytest.mark.parametrize(("managed", "on_disk"), [("1mb", True), ("64mb", False)])
+def test_timers_on_disk_and_in_memory(tmp_path: Path, managed: str, on_disk: bool) -> None:
+    class Remind(hg.KeyedProcess[str, Any, Any]):
+        def on_record(self, record: Any, ctx: hg.Context[str]) -> None:
+            ctx.event_time.at(record.n, tag="a")
+            ctx.event_time.at(record.n + 5, tag="b" if record.n % 2 else "a")
+
+        def on_timer(self, timer: hg.Timer, ctx: hg.Context[str]) -> None: ...
+
+    job = hg.Job("timers", options={"state.backend.type": "rocksdb"})
+    job.options["taskmanager.memory.managed.size"] = managed
+    job.checkpoint(every="1h", storage="s3://lake/checkpoints")
+    rows = [{"k": f"k{n}", "n": n} for n in range(300)]
+    stream = job.read(from_list(rows, schema={"k": "string", "n": "long"}), name="rows")
+    stream.key_by("k").process(Remind(), name="p").write(blackhole(), name="out")
+    with harness(job) as running:
+        running.push("rows", *rows)
+        running.checkpoint()
+        found = open_snapshot(checkpoints_of(running, tmp_path), {})
+    native = [piece.native for piece in found.state("p", "timers_event").pieces]
+    assert native == [on_disk]
+    timers = {(row["k"], row["map_key"]): row["value"] for row in read(found, "p", "timers_event")}
+    expected = {(f"k{n}", "a"): n if n % 2 else n + 5 for n in range(300)}
+    assert timers == expected | {(f"k{n}", "b"): n + 5 for n in range(1, 300, 2)}
+
+
 async def same(row: Any) -> Any:
     return row
