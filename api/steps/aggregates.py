@@ -26,7 +26,7 @@ from ...operators.queries import QueryableState, queryable_state
 from ...operators.schema import SchemaLike, into_schema, record_class, same_columns
 from ...operators.suggestions import suggest
 from ...operators.windows.clocked_windows import ClockedWindows
-from ...operators.windows.counts.operator import CountAggregate
+from ...operators.windows.counts import CountAggregate
 from ...operators.windows.kinds import (
     WINDOW_FIELDS,
     CountWindow,

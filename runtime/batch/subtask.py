@@ -38,8 +38,7 @@ from ..task.chain import (
 from ..task.concurrency import MailboxTimers
 from ..task.environment import SnapshotTiming, TaskEnvironment, TaskSettings
 from ..task.local_files import SubtaskDirectory
-from .blocks import RESULT, Block, BlockWriter, decode
-from .order import BlockOrder, FinalWatermarkOutput
+from .blocks import RESULT, Block, BlockOrder, BlockWriter, FinalWatermarkOutput, decode
 
 _THREADS: Final = 2
 COMMIT: Final = 1

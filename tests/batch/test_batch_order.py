@@ -11,10 +11,9 @@ import pytest
 
 from headgate.operators.elements import WATERMARK_MIN, ColumnBatch, ObjectBatch
 from headgate.operators.partitioning import HashColumns, HashFunction
+from headgate.runtime.batch import blocks as block_module
 from headgate.runtime.batch import blocks as blocks_module
-from headgate.runtime.batch import order as order_module
-from headgate.runtime.batch.blocks import ORDER, Block, BlockWriter, decode
-from headgate.runtime.batch.order import BlockOrder
+from headgate.runtime.batch.blocks import ORDER, Block, BlockOrder, BlockWriter, decode
 from headgate.runtime.exchange.partitioners import make_partitioner
 
 
@@ -41,7 +40,7 @@ def written(senders: list[list[ColumnBatch]], inputs: list[int]) -> list[Block]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "SORTED_ROWS", 40)
     monkeypatch.setattr(blocks_module, "BLOCK_ROWS", 5)
-    monkeypatch.setattr(order_module, "RELEASED_ROWS", 10)
+    monkeypatch.setattr(block_module, "RELEASED_ROWS", 10)
 
 
 @pytest.mark.parametrize("exact", [True, False])

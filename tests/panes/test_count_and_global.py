@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan, avg, count, max, sum
 from headgate.operators.elements import WATERMARK_MAX
-from headgate.operators.windows.counts import table as count_table
-from headgate.operators.windows.counts.operator import CountAggregate
+from headgate.operators.windows import counts as count_table
+from headgate.operators.windows.counts import CountAggregate
 from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.state.hashing import hash_key, key_group_of

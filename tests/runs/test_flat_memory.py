@@ -27,7 +27,7 @@ from headgate.operators.joins.interval import Interval, IntervalJoin
 from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
-from headgate.operators.windows.counts.operator import CountAggregate
+from headgate.operators.windows.counts import CountAggregate
 from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     CountWindow,

@@ -14,8 +14,8 @@ import pytest
 
 from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan
-from headgate.operators.windows.counts import table as count_table
-from headgate.operators.windows.counts.operator import CountAggregate
+from headgate.operators.windows import counts as count_table
+from headgate.operators.windows.counts import CountAggregate
 from headgate.operators.windows.kinds import CountWindow, Early, GlobalWindow
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.tests.support import spilled_windows

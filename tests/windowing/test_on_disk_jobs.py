@@ -12,7 +12,7 @@ import headgate as hg
 from headgate.connectors import json_source, parquet_sink
 from headgate.operators.aggregation.spilling_group import SpillingGroup
 from headgate.operators.joins.spilling import SpillingPaneRows, SpillingSide
-from headgate.operators.windows.counts.operator import SpillingCounts
+from headgate.operators.windows.counts import SpillingCounts
 from headgate.operators.windows.panes.spilling import SpillingPanes
 from headgate.operators.windows.sessions.operator import SpillingSessions
 from headgate.testing import harness
