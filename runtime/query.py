@@ -10,6 +10,7 @@ coordinator of the job again after a failover, and asks again while the job rest
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -272,7 +273,7 @@ def connect(
         cluster: the address of the Ray cluster it runs on.
         token_file: a file with the token of the job.
         url: the address of its REST API, such as `http://10.0.0.7:8081`.
-        token: the token of the job, beside `url`.
+        token: the token of the job, or the one for queries, beside `url`.
         options: those of the storage, such as `s3.endpoint`.
         patience: how long a call goes on while the job restarts, or cannot be reached.
 
@@ -334,7 +335,8 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> str:
 async def _at(url: str, token: str) -> RestClient:
     client = await RestClient(url, token).__aenter__()
     try:
-        await client.job()  # a wrong address or token is an error here
+        with contextlib.suppress(JobNotReady):
+            await client.states()  # a wrong address or token is an error here
     except BaseException:
         await client.close()
         raise

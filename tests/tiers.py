@@ -84,6 +84,8 @@ FAST_ONE_IN: dict[str, int] = {
     "protocol/test_checkpoints_exhaustive.py": 5,
     "redis": 0,
     "rest/test_profiles.py::test_profiles_over_http": 0,
+    "query/test_committed.py": 6,
+    "query/test_jobs.py::test_committed_answers_are_those_of_one_checkpoint": 3,
     "runs/test_flat_memory.py": 0,
     "runs/test_spilling_counts.py": 4,
     "runs/test_spilling_joins.py": 18,

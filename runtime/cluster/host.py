@@ -80,6 +80,7 @@ async def host_coordinator(
     """
     metrics = metrics or MetricsRegistry()
     options = Options(spec.options)
+    query_token = registry.query_token(options, token)
     endpoint = open_endpoint(
         metrics,
         options.get(METRICS_PORT),
@@ -97,7 +98,13 @@ async def host_coordinator(
         takes_over=place.takes_over,
     )
     coordinator.metrics_url = endpoint.url if endpoint is not None else ""
-    rest = RestServer(coordinator.clients, coordinator.server.token, options, place.clock)
+    rest = RestServer(
+        coordinator.clients,
+        coordinator.server.token,
+        options,
+        place.clock,
+        query_token=query_token,
+    )
     try:
         outcome = await _serve(coordinator, rest, options, place, on_listening)
         if on_ended is not None:

@@ -24,7 +24,7 @@ import msgspec
 from ...errors import CorruptError, HeadgateError, StateError, StorageError, UsageError
 from ...operators.private_directory import private_directory
 from ...state.sealed import Record, SealedFormat
-from ..options.network import CONTROL_TOKEN_FILE
+from ..options.network import CONTROL_TOKEN_FILE, QUERY_TOKEN_FILE
 from ..options.registry import Options
 
 ENDED_MAX: Final = 100
@@ -226,6 +226,28 @@ def make_token(options: Options) -> str:
     """
     path = options.get(CONTROL_TOKEN_FILE)
     return secrets.token_hex(16) if path is None else read_token_file(Path(path))
+
+
+def query_token(options: Options, token: str | None) -> str | None:
+    """Return the token that only queries of state take; None: there is none.
+
+    Args:
+        options: of the job.
+        token: that of the job, if it is not random.
+
+    Raises:
+        UsageError: the file has none, or it has the token of the job.
+    """
+    path = options.get(QUERY_TOKEN_FILE)
+    if path is None:
+        return None
+    found = read_token_file(Path(path))
+    if found == token:
+        raise UsageError(
+            f"the token for queries is the token of the job {QUERY_TOKEN_FILE.key}=`{path}`",
+            fix="put another secret there: who has this one could command the job",
+        )
+    return found
 
 
 def read_token_file(path: Path) -> str:

@@ -181,6 +181,14 @@ REST_EVENTS = Option[int](
     "How many events wait for one client that follows them, beside the ones from before it came. A client "
     "that lets more pile up gets an event that says so, and is disconnected.",
 )
+QUERY_TOKEN_FILE = Option[str | None](
+    "headgate.queries.token-file",
+    Text(),
+    None,
+    "A file with a second token, of at least 16 characters, on the coordinator's machine. A client with "
+    "this one lists and reads queryable states, and is refused all else (403). Unset: only the token of "
+    "the job reads them.",
+)
 QUERY_TIMEOUT = Option[int](
     "headgate.queries.timeout",
     Duration(at_least_ms=1),

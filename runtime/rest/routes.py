@@ -23,6 +23,7 @@ class Route:
         body: what it takes.
         status: of a good answer.
         public: True if it needs no token.
+        queries: True if the token for queries is enough (`headgate.queries.token-file`).
         problems: status codes beside those that each route may answer.
         query: names and descriptions of query parameters; they are whole numbers.
         texts: names and descriptions of required query parameters; they are texts.
@@ -39,6 +40,7 @@ class Route:
     body: type[Command] | None = None
     status: int = 200
     public: bool = False
+    queries: bool = False
     problems: tuple[int, ...] = ()
     query: tuple[tuple[str, str], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
@@ -245,6 +247,7 @@ ROUTES: Final = (
         answers.StatesAnswer,
         "The states that can be read by key.",
         "states",
+        queries=True,
         problems=(409, 503),
     ),
     Route(
@@ -253,6 +256,7 @@ ROUTES: Final = (
         "query",
         answers.QueryAnswer,
         "The value of a state for a key, read between two batches of the subtask that has the key.",
+        queries=True,
         problems=(400, 404, 409, 500, 503),
         texts=(("key", _KEY),),
         optional=(("level", _LEVEL),),
@@ -263,6 +267,7 @@ ROUTES: Final = (
         "rows",
         answers.RowsAnswer,
         "The values of a state for several keys. Those of the level `committed` are of one checkpoint.",
+        queries=True,
         problems=(400, 404, 409, 500, 503),
         texts=(("key", f"May be repeated. {_KEY}"),),
         optional=(("level", _LEVEL),),

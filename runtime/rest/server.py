@@ -45,7 +45,7 @@ from .answers import (
 from .openapi import document
 from .pages import add_pages, add_redirection, is_page
 from .replies import HEADERS, json_reply, problem_of_http, refusal
-from .requests import Operations, allowed_names, check_names, check_token
+from .requests import Operations, allowed_names, check_names, check_token, shows
 from .routes import PROFILE_S, PROFILE_S_MAX, ROUTES, SUBTASK_MAX, WAIT_S_MAX, Route
 
 ANY_PORT = range(1)
@@ -201,7 +201,13 @@ class RestServer:
     """Serves the REST API of one job."""
 
     def __init__(
-        self, coordinator: Coordinator, token: str, options: Options, clock: Clock
+        self,
+        coordinator: Coordinator,
+        token: str,
+        options: Options,
+        clock: Clock,
+        *,
+        query_token: str | None = None,
     ) -> None:
         """Nothing is open yet.
 
@@ -210,9 +216,10 @@ class RestServer:
             token: the secret that clients must show.
             options: of the job.
             clock: time of operations.
+            query_token: another secret, which is enough for queries of state; None: there is none.
         """
         self._coordinator = coordinator
-        self._token = token
+        self._token, self._query_token = token, query_token
         self._options = options
         self._clock = clock
         self._names = allowed_names(options.get(REST_ADDRESS))
@@ -351,7 +358,15 @@ class RestServer:
         check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
         if request.method == "GET" and (request.path in _PUBLIC or is_page(request)):
             return False
-        check_token(request.headers.get("Authorization"), self._token)
+        authorization = request.headers.get("Authorization")
+        if self._query_token is not None and shows(authorization, self._query_token):
+            if not _is_query(request):
+                raise RequestProblem(
+                    403,
+                    "this token is for queries of state alone\n  send the token of the job instead",
+                )
+        else:
+            check_token(authorization, self._token)
         if (connection := self._connection(request)) is not None:
             connection.authenticate()
         return True
@@ -542,6 +557,14 @@ class RestServer:
                 if (connection := self._connection(request)) is not None:
                     connection.abort()
                 return
+
+
+def _is_query(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    path = None if resource is None else resource.canonical
+    return any(
+        route.queries and (route.method, route.path) == (request.method, path) for route in ROUTES
+    )
 
 
 def _route(name: str) -> Route:

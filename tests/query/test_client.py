@@ -21,7 +21,7 @@ from headgate.errors import JobNotReady, StateNotFound, UsageError
 from headgate.operators.queries import QueryableState, parse_key, write_key
 from headgate.runtime.query import AsyncQueryClient
 from headgate.state.keyed.keys import OPAQUE_KEYS, KeyShape, keys_of_columns, keys_of_type
-from headgate.tests.rest.conftest import serving
+from headgate.tests.rest.conftest import QUERY_TOKEN, serving
 
 from .conftest import ROWS, model, queryable_job
 
@@ -172,6 +172,8 @@ def test_the_client_for_scripts(lab: Any) -> None:
                     client.get("sums", "u1")
                 with pytest.raises(UsageError, match="token"):
                     hg.query.connect("clicks", url=api.url, token="wrong")
+                with hg.query.connect("clicks", url=api.url, token=QUERY_TOKEN) as client:
+                    assert client.get("sums", "nobody", default=7) == 7
 
             await asyncio.to_thread(use)
             assert found["value"]["count"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -11,8 +12,10 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import JobNotReady, StateNotFound, UsageError
+from headgate.runtime.control import registry
+from headgate.runtime.options.registry import Options
 from headgate.runtime.rest.routes import ROUTES
-from headgate.tests.rest.conftest import serving
+from headgate.tests.rest.conftest import QUERY_TOKEN, serving
 from headgate.tests.rest.test_server import valid
 
 (QUERY,) = [route for route in ROUTES if route.name == "query"]
@@ -96,8 +99,50 @@ def test_queries_over_http(lab: Any) -> None:
                 await client.query("sum", "a")
             with pytest.raises(UsageError, match="lacks the column `user`"):
                 await client.request("query", state="times", key='{"n": 3}')
-            for path in ("/v1/job/state", "/v1/job/state/sums?key=a"):
+            for path in (
+                "/v1/job/state",
+                "/v1/job/state/sums?key=a",
+                "/v1/job/state/sums/rows?key=a",
+            ):
+                assert (await api.ask("GET", path, token=QUERY_TOKEN))[0] == 200
                 for token in (None, "wrong"):
                     assert (await api.ask("GET", path, token=token))[0] == 401
 
     assert lab.run(odd_job(), script).outcome.status == "FINISHED"
+
+
+def test_the_token_for_queries_is_for_nothing_else(lab: Any) -> None:
+    async def script(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        async with serving(job) as api:
+            for route in ROUTES:
+                names = dict.fromkeys(route.parameters, "1")
+                path = route.path.format(**names)
+                status, _, body = await api.ask(route.method, path, token=QUERY_TOKEN)
+                if route.public:
+                    assert status in (200, 503)
+                elif route.queries:
+                    assert status not in (401, 403)
+                else:
+                    assert (path, status) == (path, 403)
+                    assert "for queries of state alone" in body["detail"]
+            for method, path in (
+                ("GET", "/v1/nowhere"),
+                ("POST", "/v1/job/state"),
+                ("GET", "/v1/job/state/a/b/c"),
+            ):
+                assert (await api.ask(method, path, token=QUERY_TOKEN))[0] in (403, 404, 405)
+
+    assert lab.run(odd_job(), script).outcome.status == "FINISHED"
+
+
+def test_the_file_of_the_token_for_queries(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    options = Options({"headgate.queries.token-file": str(path)})
+    assert registry.query_token(Options({}), "secret") is None
+    with pytest.raises(UsageError, match="cannot be read"):
+        registry.query_token(options, "secret")
+    path.write_text("the secret of queries\n")
+    assert registry.query_token(options, None) == "the secret of queries"
+    with pytest.raises(UsageError, match="is the token of the job"):
+        registry.query_token(options, "the secret of queries")

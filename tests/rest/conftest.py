@@ -45,6 +45,9 @@ class Api:
             return response.status, response.headers, body
 
 
+QUERY_TOKEN = "for queries alone"
+
+
 @asynccontextmanager
 async def serving(job: Any, **options: str) -> AsyncIterator[Api]:
     """The API of a job, until the end of the block."""
@@ -54,6 +57,7 @@ async def serving(job: Any, **options: str) -> AsyncIterator[Api]:
         coordinator.server.token,
         Options({"rest.port": "0", **options}),
         SystemClock(),
+        query_token=QUERY_TOKEN,
     )
     await server.listen()
     try:
