@@ -112,6 +112,7 @@ FAST_ONE_IN: dict[str, int] = {
     "storage/test_joblog_races.py::test_a_starter_that_sleeps_while_a_newer_one_takes_over": 4,
     "storage/test_joblog_races.py::test_a_starter_that_sleeps_while_its_slot_is_taken_and_trimmed": 4,
     "storage/test_joblog_races.py::test_a_store_that_looks_and_then_writes_is_never_silently_wrong": 0,
+    "storage/test_s3_keys.py::test_a_job_resumes_from_checkpoints_with_entropy": 0,
     "storage/test_s3_store.py": 5,
     "storage/test_s3_store.py::test_listings_go_on_behind_their_first_page": 0,
     "testing/test_determinism.py": 0,

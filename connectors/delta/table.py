@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import StorageError, UsageError
-from ..s3_config import s3_service
+from ..s3_config import without_role
 from ..tables.compaction import due_merges
 from ..tables.types import stored_type
 
@@ -65,7 +65,7 @@ def delta_type(type_: pa.DataType) -> pa.DataType | None:
 
 def object_store_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return the `s3.*` options as the names that the library of Delta knows."""
-    service = s3_service(options)
+    service = without_role(options, "Delta tables")
     found = {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": str(not service.path_style).lower()}
     if service.endpoint:
         found["AWS_ENDPOINT_URL"] = service.endpoint

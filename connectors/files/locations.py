@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -119,6 +119,10 @@ def _s3_filesystem(service: S3Service) -> pafs.FileSystem:
     if service.endpoint:
         arguments["endpoint_override"] = service.endpoint
         arguments["force_virtual_addressing"] = not service.path_style
+    if service.role is not None:
+        arguments["role_arn"] = service.role.arn
+        arguments["session_name"] = service.role.session
+        arguments["external_id"] = service.role.external_id or None
     return pafs.S3FileSystem(**arguments)
 
 
@@ -132,6 +136,8 @@ def _s3_client(service: S3Service) -> Any:
     check_extra("s3", "writing to S3")
     import boto3
     from botocore.config import Config
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+    from botocore.session import get_session
 
     config = Config(
         connect_timeout=service.connect_timeout_ms / 1000,
@@ -140,10 +146,22 @@ def _s3_client(service: S3Service) -> Any:
         retries={"mode": "standard", "total_max_attempts": service.attempts_max},
         **compatibility(service),
     )
-    return boto3.client(
+    session = get_session()
+    region = service.region or _REGION
+    if service.role is not None:
+        fetcher = AssumeRoleCredentialFetcher(
+            partial(session.create_client, region_name=region),
+            session.get_credentials(),
+            service.role.arn,
+            extra_args=service.role.arguments(),
+        )
+        session._credentials = DeferredRefreshableCredentials(
+            fetcher.fetch_credentials, "assume-role"
+        )
+    return boto3.Session(botocore_session=session).client(
         "s3",
         endpoint_url=service.endpoint or None,
-        region_name=service.region or _REGION,
+        region_name=region,
         config=config,
     )
 

@@ -88,8 +88,17 @@ class S3Target:
 
     def _draft(self, bucket: str, key: str, mark: str, hidden: str) -> Draft:
         self._begun.add(mark)
-        parts_max = s3_service(self._options).upload_parts_max
-        return _S3Draft(self._client, bucket, key, mark, hidden, self._run_in_thread, parts_max)
+        service = s3_service(self._options)
+        return _S3Draft(
+            self._client,
+            bucket,
+            key,
+            mark,
+            hidden,
+            service.encryption(),
+            self._run_in_thread,
+            service.upload_parts_max,
+        )
 
     def begin_merged(self, name: str, held: Committable) -> Draft:
         bucket, _, key = held.target.partition("/")
@@ -218,10 +227,12 @@ class _S3Draft:
         key: str,
         mark: str,
         hidden: str,
+        encryption: dict[str, str],
         run_in_thread: Callable[[Callable[[], Any]], Any],
         waiting_max: int,
     ) -> None:
         self._client, self._bucket, self._key, self._mark = client, bucket, key, mark
+        self._encryption = encryption
         self._hidden = hidden
         """The key under which the file is held, if it is."""
         self._run_in_thread = run_in_thread
@@ -267,6 +278,7 @@ class _S3Draft:
                 Key=self._hidden,
                 Body=data,
                 ContentMD5=b64encode(md5(data, usedforsecurity=False).digest()).decode(),
+                **self._encryption,
             )
         except _errors() as error:
             raise failed("held", f"s3://{draft}", error) from error
@@ -367,7 +379,12 @@ class _S3Draft:
                 self._upload_id = answer["UploadId"]
 
     def _create(self) -> Any:
-        target = {"Bucket": self._bucket, "Key": self._key, "Metadata": {_MARK: self._mark}}
+        target = {
+            "Bucket": self._bucket,
+            "Key": self._key,
+            "Metadata": {_MARK: self._mark},
+            **self._encryption,
+        }
         try:
             return self._client.create_multipart_upload(
                 **target, ChecksumAlgorithm=_CHECKSUM, ChecksumType=_WHOLE

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...errors import StorageError, UsageError
 from ..files.locations import check_directory
-from ..s3_config import s3_service
+from ..s3_config import without_role
 from ..secrets import is_reference, read_secret
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _hidden(text: str, properties: Mapping[str, str]) -> str:
 
 def _s3_properties(options: Mapping[str, str]) -> dict[str, str]:
     """Return the `s3.*` options as the names that the library of Iceberg knows."""
-    service = s3_service(options)
+    service = without_role(options, "Iceberg tables")
     found = {
         "s3.force-virtual-addressing": str(not service.path_style).lower(),
         "s3.connect-timeout": str(service.connect_timeout_ms / 1000),

@@ -303,6 +303,51 @@ S3_UPLOAD_PARTS_MAX = Option[int](
     "How many parts of one file, of 8 MB each, are uploaded at once for a checkpoint, or may wait for "
     "their upload in a sink before the sink holds its records back. Each is in memory.",
 )
+S3_ENTROPY_KEY = Option[str | None](
+    "s3.entropy.key",
+    Text(),
+    None,
+    "A text in the address of checkpoints on S3, such as `_entropy_`, that is replaced by characters that "
+    "differ from file to file in the keys of state files, and left out in all other keys.",
+)
+S3_ENTROPY_LENGTH = Option[int](
+    "s3.entropy.length",
+    Integer(at_least=1, at_most=16, unit="characters"),
+    4,
+    "How many characters replace `s3.entropy.key`. Neither may change while checkpoints are kept.",
+)
+S3_ENCRYPTION = Option[str](
+    "s3.sse.type",
+    Choice(("none", "sse-s3", "sse-kms"), (("aes256", "sse-s3"), ("aws:kms", "sse-kms"))),
+    "none",
+    "How S3 is asked to encrypt checkpoints and the files of file sinks: with its own keys, or with one of "
+    "AWS KMS. None: as the bucket says.",
+)
+S3_ENCRYPTION_KEY = Option[str | None](
+    "s3.sse.kms.key-id",
+    Text(),
+    None,
+    "The key of AWS KMS for `s3.sse.type: sse-kms`; unset: that of the account for S3.",
+)
+S3_ROLE = Option[str | None](
+    "s3.assume-role.arn",
+    Text(),
+    None,
+    "The ARN of a role that the clients of checkpoints and of file connectors assume, with the credentials "
+    "of the environment.",
+)
+S3_ROLE_EXTERNAL_ID = Option[str | None](
+    "s3.assume-role.external-id",
+    Text(),
+    None,
+    "The external id that the role wants.",
+)
+S3_ROLE_SESSION = Option[str](
+    "s3.assume-role.session-name",
+    Text(),
+    "headgate",
+    "The name of the sessions of the role, which is in the logs of AWS.",
+)
 PROBE_RACES = Option[int](
     "headgate.storage.probe.races",
     Integer(at_least=0, at_most=10_000, unit="objects"),

@@ -8,11 +8,16 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import (
+    AioAssumeRoleCredentialFetcher,
+    AioDeferredRefreshableCredentials,
+)
 from aiobotocore.session import get_session
 from botocore.exceptions import (
     BotoCoreError,
@@ -31,6 +36,7 @@ from ..observe.figures import Operation, StorageFigures
 from .base import CLEAN_UP_S, CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
 from .retry import Retrier, RetryPolicy, Sleep
+from .s3_keys import Keys
 
 T = TypeVar("T")
 
@@ -105,7 +111,11 @@ class S3Settings:
 
 def aiobotocore_client(settings: S3Settings) -> Any:
     """An async context manager that yields a client; retries are ours, not botocore's."""
-    service = settings.service
+    return _connected(settings.service)
+
+
+@contextlib.asynccontextmanager
+async def _connected(service: S3Service) -> AsyncIterator[Any]:
     config: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "max_pool_connections": service.connections_max,
@@ -113,12 +123,26 @@ def aiobotocore_client(settings: S3Settings) -> Any:
         "read_timeout": service.timeout_ms / 1000,
     }
     config |= compatibility(service)
-    return get_session().create_client(
+    session = get_session()
+    region = service.region or None
+    if service.role is not None:
+        fetcher = AioAssumeRoleCredentialFetcher(
+            partial(session.create_client, region_name=region),
+            await session.get_credentials(),
+            service.role.arn,
+            extra_args=service.role.arguments(),
+        )
+        # The client asks it for credentials, which are renewed before they expire.
+        session._credentials = AioDeferredRefreshableCredentials(
+            fetcher.fetch_credentials, "assume-role"
+        )
+    async with session.create_client(
         "s3",
         endpoint_url=service.endpoint or None,
-        region_name=service.region or None,
+        region_name=region,
         config=AioConfig(**config),
-    )
+    ) as client:
+        yield client
 
 
 class S3Store(CheckpointStore):
@@ -134,6 +158,8 @@ class S3Store(CheckpointStore):
         connect: Callable[[S3Settings], Any] = aiobotocore_client,
     ) -> None:
         self._settings = settings
+        service = settings.service
+        self._keys = Keys(settings.prefix, service.entropy_key, service.entropy_length)
         self._rng = rng if rng is not None else random.Random()
         self._retrier = Retrier(
             policy if policy is not None else RetryPolicy(settings.service.attempts_max),
@@ -235,14 +261,13 @@ class S3Store(CheckpointStore):
                 raise
 
     async def list_files(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        below = len(self._key(""))
-        async for item in self._pages("list_objects_v2", "Contents", prefix):
-            yield item["Key"][below:], item["Size"]
+        async for name, item in self._found("list_objects_v2", "Contents", prefix):
+            yield name, item["Size"]
 
     async def list_directories(self) -> list[str]:
-        below = len(self._key(""))
-        found = self._pages("list_objects_v2", "CommonPrefixes", "", Delimiter="/")
-        return sorted([item["Prefix"][below:].rstrip("/") async for item in found])
+        root = self._keys.root
+        found = self._pages("list_objects_v2", "CommonPrefixes", root, Delimiter="/")
+        return sorted([item["Prefix"][len(root) :].rstrip("/") async for item in found])
 
     async def delete_files(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), DELETE_BATCH_MAX):
@@ -252,7 +277,7 @@ class S3Store(CheckpointStore):
         """As in the base class: multipart uploads that were neither completed nor aborted."""
         count = 0
         below = f"{prefix}/" if prefix else ""
-        async for item in self._pages("list_multipart_uploads", "Uploads", below):
+        async for _, item in self._found("list_multipart_uploads", "Uploads", below):
             upload = {"Key": item["Key"], "UploadId": item["UploadId"]}
             await self._abort_upload(item["Key"], {"Bucket": self._settings.bucket, **upload})
             count += 1
@@ -266,16 +291,27 @@ class S3Store(CheckpointStore):
     # Single calls.
 
     def _key(self, name: str) -> str:
-        return f"{self._settings.prefix}/{name}" if self._settings.prefix else name
+        return self._keys.key(name)
 
     async def _put(self, name: str, data: bytes, **condition: str) -> None:
         await self._client.put_object(
-            Bucket=self._settings.bucket, Key=self._key(name), Body=data, **condition
+            Bucket=self._settings.bucket,
+            Key=self._key(name),
+            Body=data,
+            **self._settings.service.encryption(),
+            **condition,
         )
         self.figures.written_bytes += len(data)
 
     def _missing(self, name: str) -> MissingFileError:
-        return MissingFileError(f"a state file is missing name=`{name}`", where=self.describe())
+        scattered = self._key(name) != f"{self._keys.root}{name}"
+        return MissingFileError(
+            f"a state file is missing name=`{name}`",
+            where=self.describe(),
+            fix="was it written with another s3.entropy.key or s3.entropy.length?"
+            if scattered
+            else "",
+        )
 
     async def _get(self, name: str, **part: str) -> bytes | None:
         try:
@@ -308,11 +344,23 @@ class S3Store(CheckpointStore):
                 self.figures.read_bytes += len(chunk)
                 await asyncio.to_thread(file.write, chunk)
 
+    async def _found(
+        self, call: str, field: str, prefix: str
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """All items of a listing of names that begin with `prefix`, with their names."""
+        async for item in self._pages(call, field, self._keys.listed(prefix)):
+            name = self._keys.name(item["Key"])
+            if name is not None and name.startswith(prefix):
+                yield name, item
+
     async def _pages(
         self, call: str, field: str, prefix: str, **more: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """All items of a listing of what begins with `prefix`; `more` are further arguments of the call."""
-        request = {"Bucket": self._settings.bucket, "Prefix": self._key(prefix), **more}
+        """All items of a listing of the keys that begin with `prefix`.
+
+        `more` are further arguments of the call.
+        """
+        request = {"Bucket": self._settings.bucket, "Prefix": prefix, **more}
         while True:
             answer = await self._run("list", prefix, lambda: getattr(self._client, call)(**request))
             for item in answer.get(field, ()):
@@ -347,7 +395,11 @@ class S3Store(CheckpointStore):
     async def _write_parts(self, name: str, data: FileContent, size: int) -> None:
         target = {"Bucket": self._settings.bucket, "Key": self._key(name)}
         answer = await self._run(
-            "write", name, lambda: self._client.create_multipart_upload(**target)
+            "write",
+            name,
+            lambda: self._client.create_multipart_upload(
+                **target, **self._settings.service.encryption()
+            ),
         )
         upload = {**target, "UploadId": answer["UploadId"]}
         try:
