@@ -45,8 +45,8 @@ from headgate.operators.joins.step import JoinStep
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
-from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.sessions.window import FixedGap
 from headgate.state.hashing import hash_columns
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.runs.run_file import FilePool

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..api.manifest import document
-from ..api.manifest.loader import load
+from ..api.manifest.document import load
 from ..errors import CorruptError, JobError, UsageError
 from ..runtime.options.registry import current_key
 from ..runtime.protocol import joblog, names

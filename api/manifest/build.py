@@ -26,12 +26,11 @@ from ...operators.source import REJECTED, Source
 from ...operators.suggestions import suggest
 from ..job_definition import JobDefinition, WrittenJob, definition_of
 from ..stream import Stream
-from .document import Problems, Value
+from .document import Problems, Value, load
 from .event_times import with_event_time
 from .fields import INVALID, Table
 from .groups import check_worker_groups
 from .kubernetes_model import check_rules
-from .loader import load
 from .model import manifest_section
 from .references import resolve_class
 from .registry import (

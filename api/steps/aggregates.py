@@ -39,9 +39,8 @@ from ...operators.windows.kinds import (
 from ...operators.windows.late import late_sides
 from ...operators.windows.panes.global_windows import GlobalAggregate
 from ...operators.windows.panes.operator import PaneAggregate
-from ...operators.windows.sessions.gaps import bound_gap
 from ...operators.windows.sessions.operator import SessionAggregate
-from ...operators.windows.sessions.window import SessionWindow
+from ...operators.windows.sessions.window import SessionWindow, bound_gap
 from ...operators.windows.tumbling import TumblingAggregate
 from ...state.keyed.keys import OPAQUE_KEYS, keys_of_columns
 from ...state.keyed.ttl import StateTtl, ttl_of

@@ -1,5 +1,5 @@
 """Iterations: streams that feed back to where they began, exactly once.
 
-`plan.py` faces the user. `head.py` is the operator at which a loop begins, `queue.py` the feedback
-that waits there, `log.py` the part of it that a checkpoint keeps, `stored.py` its encoding.
+`head.py` has the operator at which a loop begins, and the settings of a loop. `queue.py` has the feedback
+that waits there, and the part of it that a checkpoint keeps; `stored.py` is its encoding.
 """

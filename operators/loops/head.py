@@ -10,7 +10,8 @@ feedback of round n is round n + 1, and when round n is over at all subtasks, th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -31,7 +32,6 @@ from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..sizes import parse_size
 from .queue import MEMORY_BYTES, FeedbackQueue, QueuedBatch, Spill
-from .settings import LoopSettings
 from .stored import restored
 
 LOG: Final = "feedback"
@@ -47,6 +47,38 @@ _TABLE: Final = pa.schema(
         pa.field(_BATCH, pa.large_binary(), False),
     ]
 )
+Matching = Callable[[Batch], int]
+"""A function that counts the records of a batch that meet a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The end of a loop in rounds.
+
+    Attributes:
+        most: the most rounds.
+        matching: another round runs only while some of its records meet this; None: all do.
+    """
+
+    most: int
+    matching: Matching | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """The settings of a loop.
+
+    Attributes:
+        name: of its head: the address of its state.
+        schema: columns of the records in it; None: Python objects.
+        wait_ms: after its inputs have ended, it ends once it was empty for this long.
+        rounds: None for a loop without rounds.
+    """
+
+    name: str
+    schema: pa.Schema | None
+    wait_ms: int = 0
+    rounds: Rounds | None = None
 
 
 class IterationHead(Operator):

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.operators.elements import ObjectBatch
-from headgate.operators.loops.head import DROPPED, LOG, ROUND, IterationHead
-from headgate.operators.loops.settings import LoopSettings, Rounds
+from headgate.operators.loops.head import DROPPED, LOG, ROUND, IterationHead, LoopSettings, Rounds
 from headgate.state.keygroups import key_group_range
 from headgate.state.snapshot import RestoredState, StateSnapshot
 from headgate.tests.support.operators import operator_context

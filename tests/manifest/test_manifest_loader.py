@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from headgate.api.manifest.document import Mapping, Problems, Scalar, Sequence, Value
-from headgate.api.manifest.loader import MANIFEST_BYTES_MAX, load
+from headgate.api.manifest.document import (
+    MANIFEST_BYTES_MAX,
+    Mapping,
+    Problems,
+    Scalar,
+    Sequence,
+    Value,
+    load,
+)
 from headgate.errors import ManifestErrors
 
 

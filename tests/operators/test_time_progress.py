@@ -23,8 +23,8 @@ from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
 from headgate.operators.time_progress import KeyGroupTable, TimeProgress, clamped
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
-from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.sessions.window import FixedGap
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import KEY_GROUP_COLUMN, RestoredState

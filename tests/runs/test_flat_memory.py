@@ -40,8 +40,8 @@ from headgate.operators.windows.kinds import (
 )
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.operators.windows.panes.operator import PaneAggregate
-from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.sessions.window import FixedGap
 from headgate.state.settings import RunSettings
 from headgate.tests.support.operators import operator_context
 

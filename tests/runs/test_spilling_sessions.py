@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headgate.operators.windows.sessions import table as session_table
-from headgate.operators.windows.sessions.gaps import FixedGap
 from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.sessions.window import FixedGap
 from headgate.tests.support import spilled_windows
 from headgate.tests.support.schedules import seeded_threads
 from headgate.tests.support.spilled_windows import (

@@ -44,9 +44,9 @@ from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import WINDOW_FIELDS
 from ..spilling_cells import CellDelta, SpillingCells
 from ..windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
-from .gaps import ColumnGap, FixedGap
 from .intervals import Index, Times
 from .table import SessionCut, SessionTable, superseded
+from .window import ColumnGap, FixedGap
 
 _SESSIONS = "sessions"
 _START, _END = (pa.field(field.name, pa.int64(), False) for field in WINDOW_FIELDS)
