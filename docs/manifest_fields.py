@@ -12,11 +12,11 @@ from typing import Any
 from headgate.api.manifest.steps import VERBS
 from headgate.k8s import ports
 from headgate.k8s.crds import schema_of, stream_jobs, stream_snapshots
-from headgate.runtime.manifest import schema
+from headgate.runtime.manifest import spec_fields
 
 
 def main() -> None:
-    spec = schema()["properties"]["spec"]
+    spec = spec_fields().schema()
     print_table("spec", spec)
     for name in ("checkpoint", "restart"):
         print_table(f"spec.{name}", spec["properties"][name])
