@@ -540,6 +540,7 @@ class SinkOperator(Operator):
     def _register_metrics(self, context: OperatorContext) -> None:
         metrics, ledger, now_ms = context.metrics, self._ledger, context.clock.now_ms
         self._commits = metrics.counter("sink_commits")
+        self._commit_errors = metrics.counter("sink_commit_errors")
         self._commit_seconds = metrics.histogram("sink_commit_seconds")
         metrics.counter(DISCARDED_COUNTER)
         metrics.gauge("sink_pending_transactions", lambda: ledger.pending)
@@ -654,7 +655,11 @@ class SinkOperator(Operator):
 
         def commit() -> None:
             began = monotonic()
-            writer.commit(due, permit)
+            try:
+                writer.commit(due, permit)
+            except Exception:
+                self._commit_errors.inc()
+                raise
             ledger.committed(permit.checkpoint_id)
             self._commits.inc()
             self._commit_seconds.observe(monotonic() - began)

@@ -30,6 +30,8 @@ from ...operators.sink import (
     epochs_of,
 )
 from ...state.snapshot import CommitPermit
+from ..observe.catalogue import LATENCIES
+from ..observe.metrics import PlainHistogram
 from ..options.monitoring import CANCELLATION_TIMEOUT
 from ..options.registry import Options
 from ..options.state import COMMITTER_RETRIES
@@ -44,6 +46,21 @@ from .restore import ReadHandle, Restored, reader_of, split_items
 _log = logging.getLogger("headgate.checkpoint")
 
 
+class CommitFigures:
+    """The commits of one sink under this coordinator.
+
+    Attributes:
+        commits: those that succeeded.
+        errors: those that failed, also if they were repeated.
+        seconds: how long those that succeeded took.
+    """
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.errors = 0
+        self.seconds = PlainHistogram(LATENCIES)
+
+
 @final
 class GlobalCommitter:
     """The commits of one job, under one coordinator; one checkpoint after the other."""
@@ -55,6 +72,7 @@ class GlobalCommitter:
             for node in env.spec.graph.nodes
             if node.sink is not None and node.sink.commits_globally
         }
+        self.figures = {name: CommitFigures() for name in self._sinks}
         self._task: asyncio.Task[None] | None = None
         self._checkpoint: tuple[str, int] = ("", 0)
         """The root and the id of the checkpoint that `_task` commits."""
@@ -210,11 +228,16 @@ class GlobalCommitter:
         options = Options(env.spec.options)
         commit = GlobalCommit(env.spec.name, node.name, options.effective(), permit, epochs)
         retries = options.get(COMMITTER_RETRIES)
+        figures = self.figures[node.name]
         for tries in range(retries + 1):
+            began = env.clock.monotonic()
             try:
                 await asyncio.to_thread(sink.commit_globally, commit)
+                figures.commits += 1
+                figures.seconds.observe(env.clock.monotonic() - began)
                 return
             except Exception as error:
+                figures.errors += 1
                 text = f"sink `{node.name}` cannot commit checkpoint {checkpoint_id}"
                 failed = as_headgate_error(error, text, str(node.origin))
                 if failed is error:

@@ -51,6 +51,19 @@ def register_job(group: MetricsGroup, job: JobContext) -> None:
     _register_figures(scope, job)
     if job.env.keeps_checkpoints:
         _register_checkpoints(scope, job)
+    _register_global_commits(group, job)
+
+
+def _register_global_commits(group: MetricsGroup, job: JobContext) -> None:
+    """Register the commits that this coordinator makes for all subtasks of a sink."""
+    for vertex in job.attempt.plan.vertices:
+        for node in vertex.nodes:
+            figures = job.commits.figures.get(node.name)
+            if figures is not None:
+                scope = group.operator(vertex.name, node.name, 0, labelled=False)
+                scope.count("sink_commits", partial(getattr, figures, "commits"))
+                scope.count("sink_commit_errors", partial(getattr, figures, "errors"))
+                scope.distribution("sink_commit_seconds", figures.seconds)
 
 
 def _info(labels: dict[str, str]) -> dict[str, str]:

@@ -598,8 +598,15 @@ OPERATOR_METRICS: Final = (
     _operator(
         "sink_commits",
         "counter",
-        "Commits of completed checkpoints that had anything to commit. One that fails is not counted: it "
-        "fails the job. Sinks only.",
+        "Commits of completed checkpoints that had anything to commit, without those that failed. Those of "
+        "tables, which are made once for all subtasks, are counted by the coordinator, without `subtask`. "
+        "Sinks only.",
+    ),
+    _operator(
+        "sink_commit_errors",
+        "counter",
+        "Commits that failed. They are repeated if the target was away; otherwise the job restarts. Sinks "
+        "only.",
     ),
     _operator(
         "sink_commit_seconds",

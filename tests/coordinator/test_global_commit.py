@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import headgate as hg
 from headgate.connectors import from_list, generator
@@ -123,8 +125,21 @@ def test_a_job_ends_with_all_output_in_the_table(tmp_path: Path) -> None:
     assert (tmp_path / "table" / "calls").read_text().count("\n") == 1
 
 
+def commits_of(handle: hg.JobHandle) -> dict[str, float]:
+    """Return the metrics of the commits that the coordinator makes."""
+    (url,) = {each["url"] for each in handle.status()["metrics"]}
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {
+        sample.name.removeprefix("headgate_sink_"): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("operator") == "table" and "subtask" not in sample.labels
+    }
+
+
 def test_no_checkpoint_completes_while_the_table_is_away(tmp_path: Path) -> None:
-    handle = job_of(tmp_path).start()
+    handle = job_of(tmp_path, **{"metrics.port": "0"}).start()
     table = tmp_path / "table"
     until(lambda: len(read_table(table)["files"]) > 2, "a commit")
     (table / "away").touch()
@@ -132,6 +147,9 @@ def test_no_checkpoint_completes_while_the_table_is_away(tmp_path: Path) -> None
     until(lambda: last_tried(table) > committed, "a commit that is refused")
     refused = last_tried(table)
     until(lambda: tries_of(table, refused) > 2, "the same commit again, after pauses")
+    found_metrics = commits_of(handle)
+    assert found_metrics["commit_errors_total"] >= 2
+    assert found_metrics["commits_total"] == found_metrics["commit_seconds_count"] > 0
     # Checkpoints are due every 50 ms, and the pauses take 3 s.
     assert last_tried(table) == refused
     until(lambda: handle.status()["last_checkpoint"] == refused, "the checkpoint is complete")
