@@ -27,7 +27,7 @@ from ...operators.elements import (
 from ...operators.loops.head import IterationHead
 from ..exchange.gate import InputGate
 from ..exchange.partition import PartitionStats
-from ..protocol.barriers.snapshot_guard import SnapshotVerdict
+from ..protocol.barriers.handler import SnapshotVerdict
 from ..protocol.ids import ChannelPosition
 from .chain import Outputs, with_context
 from .channel_state_writer import InFlightCut

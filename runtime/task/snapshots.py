@@ -49,7 +49,7 @@ from ...state.snapshot import (
     TableCut,
 )
 from ..protocol import names
-from ..protocol.barriers.snapshot_guard import SnapshotGuard, SnapshotVerdict
+from ..protocol.barriers.handler import SnapshotGuard, SnapshotVerdict
 from ..protocol.failures import CheckpointFailure
 from ..protocol.ids import CheckpointId
 from ..storage.base import CLEAN_UP_S, CheckpointStore

@@ -27,7 +27,7 @@ from ...operators.elements import (
 from ...operators.sink import SinkOperator
 from ...state.snapshot import CommitPermit, ItemsCut, OperatorSnapshot, RestoredState
 from ..exchange.partition import OutgoingBarrier
-from ..protocol.barriers.snapshot_guard import SnapshotVerdict
+from ..protocol.barriers.handler import SnapshotVerdict
 from .accounting import Activity, SliceSizer, TimeAccounting
 from .chain import (
     LEAVING,

@@ -9,6 +9,7 @@ from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHandler
 from headgate.runtime.protocol.barriers.at_least_once import AtLeastOnceTracker
 from headgate.runtime.protocol.barriers.handler import (
+    ABORTED_IDS_MAX,
     AbortCheckpoint,
     AlignedBarrierHandler,
     BarrierHandler,
@@ -21,7 +22,6 @@ from headgate.runtime.protocol.barriers.handler import (
     TriggerSnapshot,
     UnblockAll,
 )
-from headgate.runtime.protocol.barriers.snapshot_guard import ABORTED_IDS_MAX
 from headgate.runtime.protocol.failures import CheckpointFailure
 
 SUBSUMED = CheckpointFailure.SUBSUMED

@@ -16,6 +16,7 @@ from headgate.operators.elements import CheckpointBarrier, CheckpointOptions
 from headgate.runtime.protocol.barriers.alternating import AlternatingBarrierHandler
 from headgate.runtime.protocol.barriers.handler import (
     AbortCheckpoint,
+    AbortNotices,
     AlignmentDecision,
     BlockChannel,
     DropCapture,
@@ -26,7 +27,6 @@ from headgate.runtime.protocol.barriers.handler import (
     TriggerSnapshot,
     UnblockAll,
 )
-from headgate.runtime.protocol.barriers.snapshot_guard import AbortNotices
 from headgate.runtime.protocol.failures import CheckpointFailure
 from headgate.runtime.protocol.ids import ChannelPosition, CheckpointId
 

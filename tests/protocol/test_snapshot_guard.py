@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.runtime.protocol.barriers.snapshot_guard import (
+from headgate.runtime.protocol.barriers.handler import (
     ABORTED_IDS_MAX,
     SnapshotGuard,
     SnapshotVerdict,

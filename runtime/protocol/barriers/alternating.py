@@ -51,6 +51,7 @@ from ..failures import CheckpointFailure
 from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
 from .handler import (
     AbortCheckpoint,
+    AbortNotices,
     AlignmentDecision,
     BlockChannel,
     DropCapture,
@@ -61,7 +62,6 @@ from .handler import (
     TriggerSnapshot,
     UnblockAll,
 )
-from .snapshot_guard import AbortNotices
 
 
 @final

@@ -1,4 +1,4 @@
-"""The interface of all barrier handlers, their decisions as values, and the simplest handler.
+"""The interface of barrier handlers, their decisions, the simplest handler, and the guard of snapshots.
 
 A subtask carries the decisions out in order, at once. `BlockChannel` to `ForwardCancel` are those of
 aligned barriers. `StartTimer` and the captures belong to barriers that overtake records: the
@@ -8,12 +8,16 @@ overtaken records are *channel state*, a part of the checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, unique
 from typing import Protocol, TypeAlias, final
 
 from ....errors import check
 from ....operators.elements import CheckpointBarrier
 from ..failures import CheckpointFailure
 from ..ids import NO_CHECKPOINT, ChannelPosition, CheckpointId
+
+ABORTED_IDS_MAX = 128
+"""The number of abort notices remembered ahead of their barrier; the oldest is forgotten first."""
 
 
 @final
@@ -322,3 +326,68 @@ class AlignedBarrierHandler(BarriersInLine):
             check(self._waiting | self._blocked == self._open, "an open channel is unaccounted for")
         else:
             check(not self._blocked, "blocked channels without a pending checkpoint")
+
+
+@final
+class AbortNotices:
+    """The checkpoints that the coordinator aborted and whose barriers may still come."""
+
+    def __init__(self) -> None:
+        self._ids: set[CheckpointId] = set()
+
+    def __contains__(self, checkpoint_id: CheckpointId) -> bool:
+        return checkpoint_id in self._ids
+
+    def add(self, checkpoint_id: CheckpointId) -> None:
+        """Remember a notice."""
+        self._ids.add(checkpoint_id)
+        if len(self._ids) > ABORTED_IDS_MAX:
+            self._ids.remove(min(self._ids))
+
+    def forget_to(self, checkpoint_id: CheckpointId) -> None:
+        """Forget the notices up to this checkpoint: the barriers of all of them have been handled."""
+        self._ids = {aborted for aborted in self._ids if aborted > checkpoint_id}
+
+
+@unique
+class SnapshotVerdict(Enum):
+    """The decision about a checkpoint whose barriers are all here."""
+
+    TAKE = "take"
+    CANCEL = "cancel"
+    """It was already aborted: send a cancel marker instead of the barrier."""
+    IGNORE = "ignore"
+    """It is out of order: this or a newer one was handled before."""
+
+
+@final
+class SnapshotGuard:
+    """The guard in front of every snapshot of a subtask: keeps them in order, and drops the aborted ones.
+
+    Barriers travel with the records, abort notices beside them: a notice can arrive before the barrier.
+    """
+
+    def __init__(self) -> None:
+        self._last = NO_CHECKPOINT
+        self._aborted = AbortNotices()
+
+    def on_trigger(self, checkpoint_id: CheckpointId) -> SnapshotVerdict:
+        """Decide about a checkpoint whose barriers are all here (at a source: that was triggered)."""
+        if checkpoint_id <= self._last:
+            return SnapshotVerdict.IGNORE
+        aborted = checkpoint_id in self._aborted
+        self._advance(checkpoint_id)
+        return SnapshotVerdict.CANCEL if aborted else SnapshotVerdict.TAKE
+
+    def on_declined(self, checkpoint_id: CheckpointId) -> None:
+        """Note that the alignment was aborted: never take this snapshot, nor an older one."""
+        self._advance(max(self._last, checkpoint_id))
+
+    def on_abort_notice(self, checkpoint_id: CheckpointId) -> None:
+        """Note that the coordinator aborted a checkpoint."""
+        if checkpoint_id > self._last:
+            self._aborted.add(checkpoint_id)
+
+    def _advance(self, checkpoint_id: CheckpointId) -> None:
+        self._last = checkpoint_id
+        self._aborted.forget_to(checkpoint_id)
