@@ -387,9 +387,12 @@ class KafkaReader(SourceReader):
             elif (end := self._take_error(name, message)) is not None:
                 pieces.append(end)
         made = [self._piece(name, group) for name, group in groups.items()]
+        # The last record of a partition and the event of its end may come together.
+        ended = {piece.name for piece in made if piece.ended}
+        made += [piece for piece in pieces if piece.name not in ended]
         shared = self._shared
         with shared.changed:
-            for piece in [*made, *pieces]:
+            for piece in made:
                 shared.pieces.append(piece)
                 shared.waiting_bytes += piece.size_bytes
         self._wake()

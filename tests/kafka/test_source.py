@@ -7,14 +7,17 @@ import json
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headgate.connectors import kafka_source
 from headgate.connectors.kafka.client import make_consumer
+from headgate.connectors.kafka.model import PartitionSplit
 from headgate.errors import BadRecordError, SourceError, UsageError
 from headgate.operators.drops import DropKind
 from headgate.operators.elements import Batch
@@ -515,3 +518,50 @@ def test_it_goes_on_after_the_broker_was_killed(broker: KafkaServer, new_topic: 
         reader.close()
 
     run(scenario())
+
+
+class _Message:
+    """A message, or the event of the end of a partition, as librdkafka returns them together."""
+
+    def __init__(self, offset: int, error: Any = None) -> None:
+        self._offset, self._error = offset, error
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> Any:
+        return self._error
+
+    def value(self) -> bytes:
+        return b"v"
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1
+
+
+def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
+    """No broker is asked for this."""
+
+    async def read() -> None:
+        source = kafka_source("t", bootstrap="nowhere:1", format="raw", stop="latest")
+        reader: Any = source.reader()
+        reader.open(make_context(operator_name="source"), lambda batch: None)
+        split = PartitionSplit("t", 0, 0, 2)
+        reader._partitions, reader._stops = {split.name: split}, {split.name: 2}
+        reader._positions = {split.name: msgspec.structs.replace(split)}
+        reader.context.splits.opened(split.name)
+        reader._consumer = SimpleNamespace(pause=lambda places: None)
+        end = _Message(2, KafkaError(KafkaError._PARTITION_EOF))
+        reader._take([_Message(0), _Message(1), end])
+        batch = reader.poll()
+        assert len(batch) == 2
+        assert reader.finished
+        assert reader.poll() is None
+
+    run(read())
