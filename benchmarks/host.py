@@ -26,7 +26,7 @@ from headgate.runtime.cluster.process import tune_process
 
 
 @contextlib.contextmanager
-def _cluster(kind: str) -> Iterator[None]:
+def clustered(kind: str) -> Iterator[None]:
     if kind != "local":
         tune_process()
         yield
@@ -78,7 +78,7 @@ def main() -> None:
     cluster = sys.argv[1]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    with _cluster(cluster):
+    with clustered(cluster):
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in sys.stdin:
             try:

@@ -1,0 +1,374 @@
+"""Kafka beside Flink, on one broker: `python benchmarks/kafka_topics.py [--rows N] [--rounds N]`.
+
+JSON records of about 100 bytes are read from four partitions, decoded, grouped by a user, and counted and
+added up per 10 seconds of event time: by headgate, in one process and on a local Ray, and by Flink SQL
+with its Kafka connector. The engines take turns, round by round, and the medians are printed. From each run
+the start-up is subtracted: the time and the CPU seconds of the same job over a topic with one record. CPU
+seconds are those of an engine's processes, without the broker. The results of all engines must be equal.
+
+Then one subtask of headgate reads topics, and writes them with each guarantee, in one process.
+
+Flink needs `HEADGATE_BENCH_FLINK_PYTHON`, an interpreter that has `pyflink`; its connector comes from Maven
+Central once. Without it only headgate is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+CONNECTOR = "5.0.0-2.2"
+_JAR = f"flink-sql-connector-kafka-{CONNECTOR}.jar"
+_URL = (
+    f"https://repo1.maven.org/maven2/org/apache/flink/flink-sql-connector-kafka/{CONNECTOR}/{_JAR}"
+)
+PARTITIONS = 4
+USERS = 1_000
+WINDOW_MS = 10_000
+FILL_ROWS = 10_000
+SCHEMA = {"id": "long", "user": "string", "price": "double", "ms": "long", "page": "string"}
+COLUMNS = "id BIGINT, `user` STRING, price DOUBLE, ms BIGINT, page STRING"
+SQL = (
+    "SELECT `user`, window_start, COUNT(*) AS n, SUM(price) AS total FROM "
+    "TABLE(TUMBLE(TABLE events, DESCRIPTOR(moment), INTERVAL '10' SECOND)) "
+    "GROUP BY `user`, window_start, window_end"
+)
+CHECK = "SELECT COUNT(*), CAST(SUM(n) AS DOUBLE), SUM(total) FROM ({sql})"
+
+
+def message(number: int) -> bytes:
+    """Record `number`, one per millisecond."""
+    page = f"/shop/item-{number % 7919:05}/view"
+    return json.dumps(
+        {
+            "id": number,
+            "user": f"user-{number * 7919 % USERS:04}",
+            "price": number % 1000 / 4,
+            "ms": number,
+            "page": page,
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def expected(rows: int) -> tuple[int, float, float]:
+    """The answer: number of windows, of records, and the sum of the prices."""
+    windows = {(n * 7919 % USERS, n // WINDOW_MS) for n in range(rows)}
+    return len(windows), float(rows), sum(n % 1000 / 4 for n in range(rows))
+
+
+def fill(bootstrap: str, topic: str, rows: int) -> None:
+    """Write the records in turn to the partitions, in blocks."""
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 0,
+        }
+    )
+    for number in range(rows):
+        partition = number // FILL_ROWS % PARTITIONS
+        while True:
+            try:
+                producer.produce(topic, value=message(number), partition=partition)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % FILL_ROWS == 0:
+            producer.poll(0)
+    producer.flush()
+
+
+# -- a process that runs jobs of headgate -----------------------------------------------------------------
+
+
+def make_job(request: Mapping[str, Any], directory: str) -> Any:
+    """The job of a request, which writes its marks to `directory`."""
+    from metering import TallySink
+
+    import headgate as hg
+    from headgate.connectors import (
+        blackhole,
+        choice,
+        generator,
+        kafka_sink,
+        kafka_source,
+        sequence,
+    )
+
+    name, parallelism = request["job"], request["parallelism"]
+    job = hg.Job(f"kafka-{name}-{Path(directory).name}", parallelism=parallelism)
+    topic, bootstrap = request["topic"], request["bootstrap"]
+    if name.startswith("write"):
+        _, guarantee, transactions = name.split("-")
+        job.checkpoint(every="1s", storage=f"{directory}/state")
+        fields = {
+            "id": sequence(),
+            "user": choice([f"user-{number:04}" for number in range(USERS)]),
+            "price": sequence(),
+            "ms": sequence(),
+            "page": choice([f"/shop/item-{number:05}/view" for number in range(100)]),
+        }
+        kind: Any = {"transactions": "staged", "buffer": "512mb"} if transactions else {}
+        sink = kafka_sink(topic, bootstrap=bootstrap, guarantee=guarantee, **kind)  # type: ignore[arg-type]
+        rows = job.read(generator(fields, rows=request["rows"], splits=1), name="rows")
+        rows.write(sink, name="out")
+        return job
+    if name == "read-raw":
+        raw = kafka_source(topic, bootstrap=bootstrap, format="raw", stop="latest")
+        job.read(raw, name="events").write(blackhole(), name="out")
+        return job
+    source = kafka_source(topic, bootstrap=bootstrap, schema=SCHEMA, stop="latest")
+    events = job.read(source, name="events")
+    if name == "read-json":
+        events.write(blackhole(), name="out")
+        return job
+    timed = events.event_time("ms", max_out_of_order="1s")
+    window = timed.key_by("user").window(hg.tumbling("10s"))
+    totals = window.agg(n=hg.count(), total=hg.sum("price"), name="totals")
+    totals.write(TallySink(directory, sums=True), name="out")
+    return job
+
+
+def run_job(request: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+    """Run a job from its start to its end."""
+    with tempfile.TemporaryDirectory(prefix="hg-bench-") as directory:
+        job = make_job(request, directory)
+        began = time.monotonic()
+        job.run(cluster=cluster)
+        ended = time.monotonic()
+        found = [json.loads(path.read_text()) for path in Path(directory).glob("sink-*.json")]
+    return {
+        "began": began,
+        "ended": ended,
+        "events": request["rows"],
+        "rows_out": sum(each["rows"] for each in found),
+        "n": sum(each["sums"].get("n", 0) for each in found),
+    }
+
+
+def serve(cluster: str) -> None:
+    """Run the jobs that are asked for on standard input, as `host.py` does."""
+    from host import clustered
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with clustered(cluster):
+        print(json.dumps({"ready": True}), file=answers, flush=True)
+        for line in sys.stdin:
+            try:
+                answer = run_job(json.loads(line), cluster)
+            except Exception as error:
+                traceback.print_exc()
+                answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+# -- Flink -----------------------------------------------------------------------------------------------
+
+
+def connector() -> Path:
+    """The jar of Flink's Kafka connector, which is fetched once."""
+    from headgate.testing.servers.programs import made_once
+
+    def fetch(directory: Path) -> None:
+        with urllib.request.urlopen(_URL, timeout=120) as answer:
+            (directory / _JAR).write_bytes(answer.read())
+
+    return made_once(f"flink-kafka-{CONNECTOR}", [_JAR], fetch) / _JAR
+
+
+def flink_request(request: Mapping[str, Any], jar: Path) -> dict[str, Any]:
+    """The window job of a request, for `peers/flink_sql.py`."""
+    options = {
+        "connector": "kafka",
+        "topic": request["topic"],
+        "properties.bootstrap.servers": request["bootstrap"],
+        "scan.startup.mode": "earliest-offset",
+        "scan.bounded.mode": "latest-offset",
+        "format": "json",
+    }
+    settings = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+    table = (
+        f"CREATE TABLE events ({COLUMNS}, moment AS TO_TIMESTAMP_LTZ(ms, 3), "
+        f"WATERMARK FOR moment AS moment - INTERVAL '1' SECOND) WITH ({settings})"
+    )
+    return {
+        "tables": [table],
+        "sql": SQL,
+        "check_sql": CHECK.format(sql=SQL),
+        "jars": [str(jar)],
+        "parallelism": request["parallelism"],
+        "checkpoint": False,
+        "lambdas": False,
+        "events": request["rows"],
+        "sums": request.get("sums", False),
+    }
+
+
+# -- the comparison -------------------------------------------------------------------------------------
+
+
+class Engine:
+    """One engine in a process of its own."""
+
+    def __init__(self, name: str, host: Any, ask: Any) -> None:
+        self.name, self.host, self._ask = name, host, ask
+        self._empty: dict[tuple[str, int], Any] = {}
+        self.seconds: dict[tuple[str, int], list[float]] = {}
+        self.cpu_seconds: dict[tuple[str, int], list[float]] = {}
+
+    def measure(
+        self, job: str, parallelism: int, topics: tuple[str, str], rows: int, b: str
+    ) -> Any:
+        """Measure a job without its start-up; the first time it also warms the engine."""
+
+        def request(topic: str, rows: int) -> dict[str, Any]:
+            return {
+                "job": job,
+                "parallelism": parallelism,
+                "topic": topic,
+                "bootstrap": b,
+                "rows": rows,
+            }
+
+        key = (job, parallelism)
+        whole, tiny = topics
+        if key not in self._empty:
+            self.host.ask(self._ask(request(whole, rows)))
+            self._empty[key] = self.host.measure(self._ask(request(tiny, 1)))
+        found = self.host.measure(self._ask(request(whole, rows)))
+        empty = self._empty[key]
+        self.seconds.setdefault(key, []).append(max(found.seconds - empty.seconds, 1e-3))
+        self.cpu_seconds.setdefault(key, []).append(
+            max(found.cpu_seconds - empty.cpu_seconds, 1e-3)
+        )
+        return found.answer
+
+
+def show(engines: list[Engine], key: tuple[str, int], rows: int, peer: Engine | None) -> None:
+    """Print the medians of a job, and the ratios to Flink's."""
+    for engine in engines:
+        if key not in engine.seconds:
+            continue
+        seconds, cpu = median(engine.seconds[key]), median(engine.cpu_seconds[key])
+        ratio = ""
+        if peer is not None and key in peer.seconds:
+            times = median(peer.seconds[key]) / seconds
+            cpus = median(peer.cpu_seconds[key]) / cpu
+            ratio = f" {times:.2f} | {cpus:.2f} |"
+        print(
+            f"| {key[0]} | {key[1]} | {engine.name} | {rows / seconds / 1e6:.3f} | "
+            f"{cpu / rows * 1e6:.3f} |{ratio}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="window,read,write", help="some of them")
+    parser.add_argument("--host", default="")
+    given = parser.parse_args()
+    if given.host:
+        serve(given.host)
+        return
+    from measure import Host
+
+    from headgate.testing.servers.kafka import running
+
+    wanted = set(given.only.split(","))
+    with tempfile.TemporaryDirectory(prefix="hg-bench-kafka-") as directory:
+        log = Path(directory) / "hosts.log"
+        with running(Path(directory) / "broker") as broker:
+            for topic, rows in (("events", given.rows), ("tiny", 1)):
+                broker.create_topic(topic, PARTITIONS)
+                fill(broker.bootstrap, topic, rows)
+            broker.create_topic("written", 1, {"retention.bytes": "100000000"})
+
+            def headgate(cluster: str) -> Any:
+                return Host([sys.executable, str(HERE / "kafka_topics.py"), "--host", cluster], log)
+
+            python = os.environ.get("HEADGATE_BENCH_FLINK_PYTHON")
+            inside = Engine("headgate in-process", headgate("in-process"), lambda asked: asked)
+            engines, peer = [inside], None
+            try:
+                if "window" in wanted:
+                    engines.append(Engine("headgate", headgate("local"), lambda asked: asked))
+                if "window" in wanted and python and _has_flink(python):
+                    jar = connector()
+                    host = Host([python, str(HERE / "peers" / "flink_sql.py")], log)
+                    peer = Engine("Flink SQL", host, lambda asked: flink_request(asked, jar))
+                    engines.append(peer)
+                if "window" in wanted:
+                    compare(engines, peer, given.rows, given.rounds, broker.bootstrap)
+                others = {
+                    "read": ("read-raw", "read-json"),
+                    "write": (
+                        "write-at_least_once-",
+                        "write-exactly_once-",
+                        "write-exactly_once-staged",
+                    ),
+                }
+                for kind, jobs in others.items():
+                    for job in jobs if kind in wanted else ():
+                        topics = ("events", "tiny") if kind == "read" else ("written", "written")
+                        for _ in range(given.rounds):
+                            inside.measure(job, 1, topics, given.rows, broker.bootstrap)
+                        show([inside], (job, 1), given.rows, None)
+            except BaseException:
+                print(log.read_text()[-4000:], file=sys.stderr)
+                raise
+            finally:
+                for engine in engines:
+                    engine.host.close()
+
+
+def compare(
+    engines: list[Engine], peer: Engine | None, rows: int, rounds: int, bootstrap: str
+) -> None:
+    """Measure the window job in turn on all engines, and check that their results are equal."""
+    right = expected(rows)
+    for parallelism in (1, 2):
+        for _ in range(rounds):
+            for engine in engines:
+                answer = engine.measure("window", parallelism, ("events", "tiny"), rows, bootstrap)
+                if engine is not peer:
+                    assert (answer["rows_out"], answer["n"]) == right[:2], (engine.name, answer)
+        show(engines, ("window", parallelism), rows, peer)
+    if peer is not None:
+        asked = {
+            "topic": "events",
+            "bootstrap": bootstrap,
+            "parallelism": 1,
+            "rows": rows,
+            "sums": True,
+        }
+        answer = peer.host.ask(flink_request(asked, connector()))
+        assert answer["rows_out"] == right[0], answer
+        assert answer["sums"] == list(right[1:]), (answer, right)
+
+
+def _has_flink(python: str) -> bool:
+    return not subprocess.run([python, "-c", "import pyflink"], check=False).returncode
+
+
+if __name__ == "__main__":
+    main()
