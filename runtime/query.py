@@ -100,7 +100,7 @@ class AsyncQueryClient:
     async def query_many(
         self, state: str, keys: Iterable[Any], *, level: Level = "live"
     ) -> RowsAnswer:
-        """Return what a state has for several keys, in their order, up to 1,000 of them.
+        """Return what a state has for several keys, in their order, up to 250 of them.
 
         At the level `committed` all of it is of one checkpoint. The arguments and errors are those of
         `query`.

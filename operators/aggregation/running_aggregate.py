@@ -150,6 +150,9 @@ class RunningAggregate(SpillingOperator):
         self._plan, self._step = plan, step
         self._committed = committed
         self._points: CommittedPoints[_OldRows] | None = None
+        self._cuts = 0
+        # The number of the cut since which a slot of `_in_memory` has an old value; 0: of none.
+        self._kept_since = SlotArray(np.uint32)
         self._last_row = SlotArray(np.intp)  # scratch by slot, written before it is read
         self._last_time = SlotArray(np.int64)
         self._expiring: ExpiringGroup | None = None
@@ -243,6 +246,16 @@ class RunningAggregate(SpillingOperator):
         assert points.newest is not None
         group, count = self._group, len(self._plan.aggregates)
         expires = self._plan.ttl_ms is not None
+        if group is self._in_memory:
+            # Its slots stay those of their keys, so that most rows need no look into the index.
+            self._kept_since.reserve(group.keys.size)
+            rows = np.flatnonzero(self._kept_since.data.take(slots) != self._cuts)
+            if not rows.size:
+                return
+            slots = slots[rows]
+            self._kept_since.data[slots] = self._cuts
+            taken = [column.take(pa.array(rows)) for column in keys.columns]
+            keys = BatchKeys(self._hasher, taken)
 
         def read(rows: Index) -> tuple[Index, list[pa.Array], Array | None]:
             at = slots[rows]
@@ -310,6 +323,7 @@ class RunningAggregate(SpillingOperator):
         """Snapshot table `running`, with one row per key, or its runs."""
         if self._points is not None:
             self._points.cut(checkpoint_id)
+            self._cuts += 1
         if self._spilling is not None:
             return StateSnapshot(files={_RUNNING: self._spilling.snapshot()})
         if self._expiring is not None:
@@ -335,6 +349,7 @@ class RunningAggregate(SpillingOperator):
         """Restore the aggregates; new ones start empty."""
         if self._points is not None:
             self._points.restored(self.context.restored_checkpoint)
+            self._cuts += 1
         self._epoch.restored()
         files = state.files.get(_RUNNING)
         if files:

@@ -28,8 +28,8 @@ LIVE: Final = "live"
 """The level of an answer that is read while the job runs: a failure may take it back."""
 COMMITTED: Final = "committed"
 """The level of an answer that is as of the newest complete checkpoint."""
-KEYS_MAX: Final = 1_000
-"""The most keys that one query has."""
+KEYS_MAX: Final = 250
+"""The most keys that one query has: a subtask reads all that it has of them in one turn."""
 _TRIES: Final = 5
 """How often a query of level `committed` is repeated while checkpoints complete."""
 _LATER: Final = "ask again in a moment"
