@@ -518,22 +518,27 @@ SOURCES["sse"] = SourceConnector(SSE_SOURCE, _service(made_sse_source))
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 
-def _may_stop(connector: SourceConnector) -> SourceConnector:
-    """Return the connector with the field `stopAfterIdle`."""
-    fields = connector.fields
+def _limited(connector: SourceConnector) -> SourceConnector:
+    """Return the connector with the fields that all sources have: `stopAfterIdle`, and `rate`."""
+    fields = connector.fields.fields
+    stop = Field(duration(), "the source ends when no record has come for this long; absent: never")
+    added = {"stopAfterIdle": stop, **({} if "rate" in fields else {"rate": _FILES["rate"]})}
 
     def make(values: Mapping[str, Any], spec: SourceSpec) -> Source:
-        rest = {name: value for name, value in values.items() if name != "stopAfterIdle"}
+        limits = {name: values[name] for name in added if name in values}
+        rest = {name: value for name, value in values.items() if name not in added}
         source = connector.make(rest, spec)
-        idle = values.get("stopAfterIdle")
-        return source if idle is None else stop_after_idle(source, idle)
+        if "rate" in limits:
+            source = throttle(source, limits["rate"])
+        if "stopAfterIdle" in limits:
+            source = stop_after_idle(source, limits["stopAfterIdle"])
+        return source
 
-    stop = Field(duration(), "the source ends when no record has come for this long; absent: never")
-    section = Section(fields.what, {**fields.fields, "stopAfterIdle": stop})
+    section = Section(connector.fields.what, {**fields, **added})
     return replace(connector, fields=section, make=make)
 
 
-SOURCES = {name: _may_stop(each) for name, each in SOURCES.items()}
+SOURCES = {name: _limited(each) for name, each in SOURCES.items()}
 
 
 def _sink(make: Callable[..., Sink]) -> Callable[[Mapping[str, Any], str | None], Sink]:

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from headgate.connectors import from_list, numbers, throttle
+from headgate.connectors.registry import SOURCES
 from headgate.errors import UsageError
 from headgate.operators.base import OperatorContext
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.source import Source, SourceReader
+from headgate.runtime.job import runnable
+from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import make_context, open_reader, read_all
 
 
@@ -129,3 +132,33 @@ def test_all_records_come(clock: FakeClock) -> None:
 def test_a_rate_is_a_positive_number(rate: Any) -> None:
     with pytest.raises(UsageError, match="above 0 records/s, and finite rate="):
         throttle(numbers(1), rate)
+
+
+def test_every_source_of_a_manifest_has_a_rate_and_an_end() -> None:
+    lacking = {name for name, each in SOURCES.items() if "rate" not in each.fields.fields}
+    assert lacking == set()
+    assert all("stopAfterIdle" in each.fields.fields for each in SOURCES.values())
+
+
+def test_a_hybrid_source_of_a_manifest_is_slowed_down_as_a_whole() -> None:
+    job = load_job(
+        """
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {name: slow}
+spec:
+  sources:
+    both:
+      hybrid:
+        history: {generator: {fields: {n: sequence}, rows: 10}}
+        live: {generator: {fields: {n: sequence}}}
+        rate: 50
+        stopAfterIdle: 1m
+  sinks: {out: {from: both, print: {}}}
+"""
+    )
+    (node,) = runnable(job).graph.sources()
+    assert node.source is not None
+    described = node.source.describe()
+    assert described.endswith("at 50 records/s until idle for 1m"), described
+    assert node.source.stop_after_idle_ms == 60_000
