@@ -204,14 +204,29 @@ def test_the_jobs_own_watermarks_go_out_as_time_passes(
         h.push("clicks", click("ann", 1, t0), click("bob", 2, t0 + timedelta(seconds=69)))
         h.advance_time("200ms")
         assert h.pending("out") == []
+        # at once, since a watermark that ends a window does not wait for the interval
         h.push("clicks", click("bob", 2, t0 + timedelta(seconds=70)))
-        assert h.pending("out") == []
-        h.advance_time("200ms")
         assert h.pending("out") == [count("ann", 1, 1)]
         # a watermark behind those of the job changes nothing
         h.advance_watermark("clicks", t0)
         h.push("clicks", click("ann", 1, t0))
         assert len(h.drain("counts.late")) == 1
+
+
+def test_watermarks_that_end_no_window_wait_for_the_interval(click: Any, t0: Any) -> None:
+    job = hg.Job("visits")
+    clicks = job.read(from_list([], schema=click), name="clicks").event_time("at")
+    visits = clicks.key_by("user").window(hg.session("1m")).agg(n=hg.count(), name="visits")
+    visits.write(collect(guarantee="none"), name="out")
+    with harness(job) as h:
+        h.push(
+            "clicks",
+            click("ann", 1, t0),
+            click("bob", 2, t0 + timedelta(minutes=2)),
+        )
+        assert h.drain("out") == []
+        h.advance_time("200ms")
+        assert [row["user"] for row in h.drain("out")] == ["ann"]
 
 
 def test_a_silent_subtask_holds_time_back_until_it_is_idle(
