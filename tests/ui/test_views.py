@@ -158,7 +158,8 @@ def test_a_state_is_asked_for_a_key(lab: Any, beside: Any) -> None:
     rows_ = from_list([{"user": "a b/ü", "n": 3}], schema={"user": "string", "n": "int64"})
     stream = job.read(rows_, name="in")
     by_user = stream.key_by("user")
-    by_user.agg(n=hg.sum("n"), name="sums", queryable="totals").write(blackhole(), name="out")
+    totals = hg.Queryable("totals", committed=True)
+    by_user.agg(n=hg.sum("n"), name="sums", queryable=totals).write(blackhole(), name="out")
     by_both = stream.key_by("user", "n").agg(times=hg.count(), name="both", queryable="times")
     by_both.write(blackhole(), name="out-2")
 
@@ -182,6 +183,9 @@ def test_a_state_is_asked_for_a_key(lab: Any, beside: Any) -> None:
         await page.get_by_label("Key", exact=True).fill("a b/ü")
         await page.keyboard.press("Enter")
         await expect(page.get_by_label("Value", exact=True)).to_contain_text('"n": 3')
+        await page.get_by_label("Level", exact=True).select_option("committed")
+        assert await watched.accessible() == []
+        await page.get_by_label("Level", exact=True).select_option("live")
         main = page.locator("main")
         await expect(main.locator("dl")).to_contain_text(
             f"Key group {told.key_group}", use_inner_text=True

@@ -10,7 +10,7 @@ export function Queries() {
   const { answer, problem } = useAnswer("v1/job/state", 10_000);
   return html`
     <h2>State</h2>
-    <p>The value of a key in a state that has a name for queries (<code>queryable="…"</code>), as it is at this moment.</p>
+    <p>The value of a key in a state that has a name for queries (<code>queryable="…"</code>), as it is at this moment, or as of the newest complete checkpoint.</p>
     ${answer ? html`<${Known} states=${answer.states} />` : html`<${Waiting} problem=${problem} />`}`;
 }
 
@@ -44,12 +44,15 @@ function keyHint(state) {
 
 function Ask({ states, state, choose }) {
   const [key, setKey] = useState("");
+  const [wanted, setLevel] = useState("live");
+  const level = state.levels.includes(wanted) ? wanted : "live";
   const [found, setFound] = useState(null);
   const ask = async (event) => {
     event.preventDefault();
     const asked = { state: state.name, key };
     try {
-      const answer = await get(`v1/job/state/${encodeURIComponent(state.name)}?key=${encodeURIComponent(key)}`);
+      const path = `v1/job/state/${encodeURIComponent(state.name)}`;
+      const answer = await get(`${path}?key=${encodeURIComponent(key)}&level=${level}`);
       setFound({ asked, answer });
     } catch (error) {
       const fix = error instanceof Refused && error.problem.fix;
@@ -61,6 +64,10 @@ function Ask({ states, state, choose }) {
       <select id="query-state" value=${state.name} onChange=${(event) => choose(event.target.value)}>
         ${states.map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
       </select>
+      ${state.levels.length > 1 && html`<label for="query-level">Level</label>
+        <select id="query-level" value=${level} onChange=${(event) => setLevel(event.target.value)}>
+          ${state.levels.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
+        </select>`}
       <label for="query-key">Key</label>
       <input id="query-key" type="text" value=${key} autocomplete="off" aria-describedby="key-hint"
         onInput=${(event) => setKey(event.target.value)} />
@@ -80,6 +87,7 @@ function Found({ of }) {
       : html`<p>The state has nothing for this key.</p>`}
     <${Figures} of=${[
       ["Level", answer.level],
+      ["Checkpoint", answer.checkpoint === null ? null : count(answer.checkpoint)],
       ["Step", answer.step],
       ["Subtask", count(answer.subtask)],
       ["Key group", count(answer.key_group)],
