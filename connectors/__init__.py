@@ -35,6 +35,8 @@ from .kafka.source import kafka_source
 from .kinesis.sink import kinesis_sink
 from .kinesis.source import kinesis_source
 from .lines import socket_sink, socket_source, stdin_source
+from .mqtt.sink import mqtt_sink
+from .mqtt.source import mqtt_source
 from .nats.sink import nats_sink
 from .nats.source import nats_source
 from .nexmark import nexmark
@@ -79,6 +81,8 @@ __all__ = [
     "kafka_source",
     "kinesis_sink",
     "kinesis_source",
+    "mqtt_sink",
+    "mqtt_source",
     "nats_sink",
     "nats_source",
     "nexmark",

@@ -125,6 +125,9 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         """Return the positions of the good records, if they have numbers."""
         return None
 
+    def taken(self, piece: Piece[P]) -> None:
+        """Note that the mailbox has taken a piece, or the first rows of one."""
+
     # -- the mailbox --------------------------------------------------------------------------------
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
@@ -157,6 +160,7 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             piece = self._next_piece()
             if piece is None:
                 return None
+            self.taken(piece)
             if piece.bad:
                 first, rejected = partial(self.first_bad, piece), partial(self.rejected, piece)
                 self._bad.handle(len(piece.bad), first, rejected)

@@ -30,6 +30,7 @@ class ForwardingSource(Source):
         self.splits_have_parents = source.splits_have_parents
         self.stop_after_idle_ms = source.stop_after_idle_ms
         self.replays = source.replays
+        self.needs_checkpoints = source.needs_checkpoints
         self.extras = source.extras
 
     def around(self, source: Source) -> Source:

@@ -67,8 +67,10 @@ class HybridSource(Source[Record_co]):
         self.rejected_schema = history.rejected_schema
         self.extras = history.extras
         self.replays = history.replays
+        self.needs_checkpoints = history.needs_checkpoints
         if isinstance(live, Source):
             self.replays = history.replays and live.replays
+            self.needs_checkpoints = history.needs_checkpoints or live.needs_checkpoints
             self.extras += live.extras
             self.bounded = live.bounded
             self.whole = self.schema = _check_alike(history, live)

@@ -65,6 +65,8 @@ from .kafka.source import kafka_source
 from .kinesis import manifest as kinesis
 from .kinesis.sink import KinesisSink
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
+from .mqtt import manifest as mqtt
+from .mqtt.sink import MqttSink
 from .nats import manifest as nats
 from .nats.sink import NatsSink
 from .nexmark import SCHEMAS, nexmark
@@ -484,6 +486,11 @@ SOURCES["kinesis"] = SourceConnector(
     _files(kinesis.make_source),
     bad_records=True,
 )
+SOURCES["mqtt"] = SourceConnector(
+    Section("mqtt", {**mqtt.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(mqtt.make_source),
+    bad_records=True,
+)
 SOURCES["redis"] = SourceConnector(
     Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(redis.make_source),
@@ -744,6 +751,7 @@ SINKS: dict[str, SinkConnector] = {
     "kinesis": SinkConnector(
         Section("kinesis", kinesis.SINK), _sink(kinesis.make_sink), KinesisSink.guarantees
     ),
+    "mqtt": SinkConnector(Section("mqtt", mqtt.SINK), _sink(mqtt.make_sink), MqttSink.guarantees),
     "redis": SinkConnector(
         Section("redis", redis.SINK), _sink(redis.make_sink), RedisSink.guarantees
     ),

@@ -11,6 +11,7 @@ from headgate.testing.connectors import Check, SourceCase, sink_checks, source_c
 from headgate.tests.spark.test_conformance import SparkSourceCase
 from headgate.tests.support.connector_cases import FILES_AND_MEMORY, KAFKA, POSTGRES, TABLES
 from headgate.tests.support.kinesis_cases import KINESIS
+from headgate.tests.support.queue_cases import QUEUES
 from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.stream_cases import NATS, REDIS
 
@@ -23,6 +24,7 @@ CASES: dict[str, type[Any]] = {
     **NATS,
     **REDIS,
     **KINESIS,
+    **QUEUES,
     **TABLES,
 }
 

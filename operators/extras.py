@@ -12,6 +12,7 @@ _PACKAGES: Final = {
     "iceberg": ("pyiceberg", "pyiceberg_core", "sqlalchemy"),
     "kafka": ("confluent_kafka", "kafka"),
     "kinesis": ("aiobotocore",),
+    "mqtt": ("paho",),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),

@@ -235,6 +235,8 @@ class Source(Generic[Record_co]):
             long; None: it does not.
         replays: False if records that were read since the last checkpoint cannot be read again, so that a
             failure loses them.
+        needs_checkpoints: True if it acknowledges at completed checkpoints what it has read, so that a job
+            without checkpoints would never acknowledge anything.
         extras: extras of headgate's installation that it needs (`operators/extras.py`).
     """
 
@@ -251,6 +253,7 @@ class Source(Generic[Record_co]):
     splits_have_parents: bool = False
     stop_after_idle_ms: int | None = None
     replays: bool = True
+    needs_checkpoints: bool = False
     extras: tuple[str, ...] = ()
 
     def configure(self, options: Mapping[str, str]) -> Source:

@@ -46,6 +46,7 @@ from .job_checks import (
     runs_as_batch,
     sinks_that_cannot_wait,
     sinks_without_alignment,
+    sources_without_checkpoints,
     sources_without_replay,
     steps_apart_from_source,
 )
@@ -95,6 +96,7 @@ class RunnableJob(JobDefinition):
             yield from sinks_without_alignment(self.graph)
         rules = checkpoint_rules(self.checkpoint_settings, options)
         yield from sinks_that_cannot_wait(self.graph, rules)
+        yield from sources_without_checkpoints(self.graph, rules)
 
     def _apply_options(self) -> Options:
         """Check the options, and put those explicitly set in the place of what the program says."""

@@ -190,6 +190,20 @@ def sinks_that_cannot_wait(graph: Graph, rules: CheckpointRules) -> Iterator[Pla
             )
 
 
+def sources_without_checkpoints(graph: Graph, rules: CheckpointRules) -> Iterator[PlanError]:
+    """The sources that acknowledge what they have read at checkpoints, in a job that takes none."""
+    if rules.interval_ms is not None:
+        return
+    for node in graph.sources():
+        if node.source is not None and node.source.needs_checkpoints:
+            yield PlanError(
+                f"source `{node.name}` acknowledges messages at checkpoints, and the job takes none",
+                where=str(node.origin),
+                fix='add job.checkpoint(every="10s", storage=...); in a manifest checkpoint: {every: 10s, '
+                "storage: ...}",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class PickledState:
     """The pickled states of one step, and how they get a type.

@@ -70,6 +70,7 @@ FAST_ONE_IN: dict[str, int] = {
     "monitoring/test_alerts.py::test_alerts_fire_and_are_silent": 0,
     "monitoring/test_live.py": 0,
     "kinesis": 0,
+    "mqtt": 0,
     "nats": 0,
     "operators/test_expression_limits.py::test_a_chain_of_20_000_operations_is_a_plan_error": 4,
     "operators/test_sql_against_duckdb.py::test_the_documented_differences_are_those_that_there_are": 0,

@@ -9,6 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
+
+_DOWNLOAD_S_MAX: Final = 300
 
 
 class NotAvailableError(Exception):
@@ -105,6 +108,35 @@ def run_command(
     if done.returncode:
         raise NotAvailableError(f"`{line}` failed: {done.stderr[-2000:]}")
     return done.stdout
+
+
+def debian_packages(directory: Path, packages: Sequence[str], name: str, package: str) -> None:
+    """Unpack packages of Debian into a directory; nothing is installed.
+
+    Args:
+        directory: for their files.
+        packages: what to unpack, with the libraries that a small Debian may not have.
+        name: of the program, for errors.
+        package: the one that a user would install.
+
+    Raises:
+        NotAvailableError: this is no Debian, or there is no network.
+    """
+    download = ("apt-get", "download", *packages)
+    try:
+        try:
+            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
+        except NotAvailableError:
+            # A fresh container has no lists of packages, or old ones.
+            run_command("apt-get", "update", seconds_max=_DOWNLOAD_S_MAX)
+            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
+    except NotAvailableError as error:
+        raise NotAvailableError(
+            f"{error}; install {name} yourself (apt-get install {package})"
+        ) from error
+    for file in directory.glob("*.deb"):
+        run_command("dpkg-deb", "-x", str(file), str(directory), seconds_max=120)
+        file.unlink()
 
 
 @contextlib.contextmanager

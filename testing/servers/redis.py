@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .process import LocalServer, ServerProcess
-from .programs import NotAvailableError, made_once, run_command
+from .programs import NotAvailableError, debian_packages, made_once
 
-_DOWNLOAD_S_MAX: Final = 300
 _PACKAGES: Final = (
     *("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "lua-bitop", "lua-cjson"),
     *("liblzf1", "libatomic1"),
@@ -115,18 +114,4 @@ def _program() -> tuple[str, dict[str, str] | None]:
 
 
 def _unpack(directory: Path) -> None:
-    download = ("apt-get", "download", *_PACKAGES)
-    try:
-        try:
-            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
-        except NotAvailableError:
-            # A fresh container has no lists of packages, or old ones.
-            run_command("apt-get", "update", seconds_max=_DOWNLOAD_S_MAX)
-            run_command(*download, seconds_max=_DOWNLOAD_S_MAX, cwd=directory)
-    except NotAvailableError as error:
-        raise NotAvailableError(
-            f"{error}; install Redis yourself (apt-get install redis-server)"
-        ) from error
-    for package in directory.glob("*.deb"):
-        run_command("dpkg-deb", "-x", str(package), str(directory), seconds_max=120)
-        package.unlink()
+    debian_packages(directory, _PACKAGES, "Redis", "redis-server")

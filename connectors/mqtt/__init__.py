@@ -1,0 +1,1 @@
+"""Topics of MQTT as sources and sinks."""

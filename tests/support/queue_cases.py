@@ -1,0 +1,108 @@
+"""Sinks of queues as cases of the conformance kit, and clients for tests of their sources."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from headgate.connectors import mqtt_sink
+from headgate.connectors.mqtt.client import Broker, Connection
+from headgate.operators.clock import SystemClock
+from headgate.operators.sink import GuaranteeLike, Sink
+from headgate.testing.connectors import Case, Feature, SinkCase
+from headgate.testing.servers.mosquitto import MosquittoServer
+from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, Rows
+
+MQTT_SETTINGS = "allow_anonymous true\npassword_file {passwords}"
+_numbers = itertools.count()
+
+
+@dataclass
+class Topic:
+    """A topic, and a subscriber whose session keeps its messages."""
+
+    name: str
+    url: str
+    received: list[bytes] = field(default_factory=list)
+
+    def connected(self) -> Connection:
+        connection = Connection(Broker(self.url), f"reads-{self.name}", SessionExpiryInterval=600)
+        client = connection.client
+
+        def take(_client: Any, _data: Any, message: Any) -> None:
+            self.received.append(message.payload)
+            client.ack(message.mid, message.qos)
+
+        client.on_message = take
+        connection.connect(SystemClock(), clean=False)
+        return connection
+
+    def subscribe(self) -> None:
+        connection = self.connected()
+        answered: list[bool] = []
+        connection.client.on_subscribe = lambda *_: answered.append(True)
+        connection.client.subscribe(self.name, qos=1)
+        while not answered:
+            connection.turn(0.01)
+        connection.close()
+
+    def publish(self, *values: bytes, topic: str = "", **options: Any) -> None:
+        """Publish messages; return when the broker has them."""
+        connection = Connection(Broker(self.url), "")
+        connection.connect(SystemClock(), clean=True)
+        sent = [
+            connection.client.publish(topic or self.name, value, qos=1, **options)
+            for value in values
+        ]
+        while not all(each.is_published() for each in sent):
+            connection.turn(0.01)
+        connection.close()
+
+    def read(self) -> list[bytes]:
+        """Return all messages that there were."""
+        mark = f"mark {next(_numbers)}".encode()
+        self.publish(mark)
+        connection = self.connected()
+        while mark not in self.received:
+            connection.turn(0.01)
+        connection.close()
+        return [each for each in self.received if not each.startswith(b"mark")]
+
+
+class MqttSinkCase(Rows, SinkCase):
+    """JSON, with a subscriber that gets it."""
+
+    features = frozenset({Feature.AT_LEAST_ONCE, Feature.MISTAKES})
+    secrets = (PASSWORD,)
+
+    def __init__(self, server: MosquittoServer) -> None:
+        self.url = server.url
+
+    @contextmanager
+    def place(self) -> Iterator[Topic]:
+        topic = Topic(f"case/{next(_numbers)}", self.url)
+        topic.subscribe()
+        yield topic
+
+    def sink(self, place: Topic, guarantee: GuaranteeLike) -> Sink:
+        return mqtt_sink(place.name, url=self.url, guarantee=guarantee)
+
+    def visible(self, place: Topic) -> list[Any]:
+        return [json.loads(each) for each in place.read()]
+
+    def pending(self, place: Topic) -> Sequence[Any]:
+        return []
+
+    def mistakes(self, place: Topic) -> Mapping[str, tuple[Sink, str]]:
+        wrong = {"user": "ann", "password": PASSWORD}
+        return {
+            "no broker": (mqtt_sink(place.name, url=f"mqtt://{NOWHERE}"), NOWHERE),
+            "a wrong password": (mqtt_sink(place.name, url=self.url, **wrong), "authori"),
+        }
+
+
+QUEUES: dict[str, type[Case]] = {"mqtt_sink": MqttSinkCase}
