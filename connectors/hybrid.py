@@ -21,13 +21,20 @@ import pyarrow as pa
 from ..api.manifest.fields import REFERENCE, Field, Section, Table, TextKind
 from ..api.manifest.references import resolve_function
 from ..api.manifest.registry import SourceConnector, SourceSpec
-from ..errors import StateError, UsageError
+from ..errors import UsageError
 from ..operators.connections import check_connection
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.event_time import check_time_column
 from ..operators.functions.checks import check_plain, function_name
 from ..operators.origin import capture_origin
-from ..operators.source import Record, Record_co, Source, SourceReader, SourceRun
+from ..operators.source import (
+    Record,
+    Record_co,
+    Source,
+    SourceReader,
+    SourceRun,
+    decode_split,
+)
 from ..operators.splits import History
 from ..operators.suggestions import suggest
 from .forwarding import ForwardingReader
@@ -246,13 +253,7 @@ class HybridReader(ForwardingReader):
 
 
 def _decoded(split: bytes) -> _Split:
-    try:
-        return msgspec.msgpack.decode(split, type=_Split)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a hybrid source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error
+    return decode_split(split, _Split, "hybrid source")
 
 
 def hybrid_source(

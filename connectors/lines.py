@@ -15,13 +15,14 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ..errors import JobError, PlanError, SourceError, UsageError
+from ..errors import JobError, SourceError, UsageError
 from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import Guarantee, Sink, SinkWriter
 from ..operators.source import Source, SourceReader
 from .fetched_splits import OneSplit, OneSplitReader
 from .files.source import LINES
+from .formats.format import planning
 from .formats.text import JsonFormat
 from .rows import check_count
 
@@ -166,10 +167,8 @@ class SocketSink(Sink):
 
     def bind(self, schema: pa.Schema | None) -> None:
         if schema is not None and not _is_line(schema):
-            try:
+            with planning():
                 JsonFormat().check_output(schema)
-            except UsageError as error:
-                raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         return SocketWriter(self.host, self.port)

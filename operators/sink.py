@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ..errors import InternalError, StateError, UsageError, check
+from ..errors import InternalError, PlanError, StateError, UsageError, check
 from ..state.snapshot import CommitPermit, ItemsCut, RestoredState, StateSnapshot
 from .base import Operator, OperatorContext
 from .elements import Batch
@@ -348,6 +348,24 @@ class Sink:
     def describe(self) -> str:
         """Return a short text for `explain`, such as `parquet(out/)`."""
         return type(self).__name__
+
+
+def stream_columns(schema: pa.Schema | None, output: str) -> pa.Schema:
+    """Return the columns of a stream, for `Sink.bind`.
+
+    Args:
+        schema: of the stream.
+        output: the name of what is made of the columns, a plural, for the error.
+
+    Raises:
+        PlanError: the stream is of Python objects.
+    """
+    if schema is None:
+        raise PlanError(
+            f"{output} are made of columns, and this stream is of Python objects",
+            fix="add into=<a Struct class or schema> to the map before it",
+        )
+    return schema
 
 
 class PendingOutput(msgspec.Struct):

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
-from ..errors import SourceError, UsageError
+from ..errors import SourceError, StateError, UsageError
 from .base import OperatorContext
 from .elements import Batch
 
@@ -33,6 +34,8 @@ else:
     Record = TypeVar("Record")
     Record_co = TypeVar("Record_co", covariant=True)
 
+S = TypeVar("S", bound=msgspec.Struct)
+
 REJECTED = "rejected"
 """The side output of records that could not be read."""
 
@@ -43,6 +46,26 @@ class SplitsLeftOutError(SourceError):
     def __init__(self, message: str, found: list[bytes], *, fix: str = "") -> None:
         super().__init__(message, fix=fix)
         self.found = found
+
+
+def decode_split(split: bytes, kind: type[S], source: str) -> S:
+    """Return a split as the struct that its source has encoded.
+
+    Args:
+        split: of a source, or of a snapshot of its reader.
+        kind: the class of the struct.
+        source: the kind of source, for the error.
+
+    Raises:
+        StateError: it is the split of another source.
+    """
+    try:
+        return msgspec.msgpack.decode(split, type=kind)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            f"the restored positions are not those of a {source}: it was another source before",
+            fix="give it another name, so that it begins from the start; or start the job fresh",
+        ) from error
 
 
 class SourceReader:

@@ -22,6 +22,7 @@ from ...operators.sink import (
     Sink,
     SinkRun,
     SinkWriter,
+    stream_columns,
 )
 from ..files.locations import (
     PathLike,
@@ -40,7 +41,6 @@ from ..tables.sink import (
     parts_of,
     refuse_overwrite,
     table_arguments,
-    table_columns,
 )
 from ..tables.types import stored_schema
 from ..tables.writer import COPIED_BYTES, Key, LocalFile, TableWriter, copy_durably, split_by
@@ -96,7 +96,7 @@ class DeltaSink(Sink):
         self._compaction = Compaction(settings.address)
 
     def bind(self, schema: pa.Schema | None) -> None:
-        columns = stored_schema(table_columns(schema), delta_type, "Delta")
+        columns = stored_schema(stream_columns(schema, "rows of a table"), delta_type, "Delta")
         for name in self.settings.partition_by:
             kind = check_column(columns, name).type
             if not (pa.types.is_integer(kind) or kind in (pa.string(), pa.bool_(), pa.date32())):

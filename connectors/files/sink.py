@@ -41,6 +41,7 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
     parse_if_exists,
+    stream_columns,
 )
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
@@ -130,11 +131,7 @@ class FileSink(Sink):
         self.extras = ("s3",) if self.location.scheme == "s3" else ()
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                f"{self.format} files need columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
+        schema = stream_columns(schema, f"{self.format} files")
         if self.format == "text" and len(schema) != 1:
             raise PlanError(
                 f"lines are made of one column columns=`{', '.join(schema.names)}`",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Final, TypeAlias
 
 import pyarrow as pa
 
-from ...errors import SourceError, UsageError
+from ...errors import PlanError, SourceError, UsageError
 from ..files.decode import Decoded
 
 NO_VALUE: Final = "it has no value (a tombstone)"
@@ -87,6 +88,15 @@ class UndecodableError(SourceError):
     def __init__(self, message: str, index: int, fix: str = "") -> None:
         super().__init__(message, fix=fix)
         self.index = index
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """Raise a UsageError of the block as a PlanError: a sink of the job cannot write its stream."""
+    try:
+        yield
+    except UsageError as error:
+        raise PlanError(error.message, fix=error.fix) from error
 
 
 def check_not_empty(schema: pa.Schema) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 import pyarrow as pa
 
-from ...errors import JobError, PlanError, UsageError
+from ...errors import JobError, UsageError
 from ...operators.async_calls.in_flight import RETRIES_COUNTER
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
@@ -23,7 +23,15 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.functions.dead_letters import DROPPED_COUNTER, FAILED_COUNTER
 from ...operators.origin import Origin, capture_origin
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ..files.locations import (
@@ -34,6 +42,7 @@ from ..files.locations import (
     parse_location,
 )
 from ..files.sink import tag_of
+from ..formats.format import planning
 from ..formats.text import JsonFormat
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
@@ -109,15 +118,9 @@ class HttpSink(Sink):
         self.extras = ("s3",) if remote else ()
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "requests are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
-        try:
+        schema = stream_columns(schema, "requests")
+        with planning():
             JsonFormat().check_output(schema)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         settings = self.settings

@@ -22,6 +22,7 @@ from ...operators.sink import (
     Sink,
     SinkRun,
     SinkWriter,
+    stream_columns,
 )
 from ..files.sink import tag_of
 from ..tables.commits import commit_parts, mark_of
@@ -33,7 +34,6 @@ from ..tables.sink import (
     parts_of,
     refuse_overwrite,
     table_arguments,
-    table_columns,
 )
 from ..tables.types import stored_schema
 from ..tables.writer import COPIED_BYTES, Key, LocalFile, TableWriter, copy_durably, split_by
@@ -84,7 +84,7 @@ class IcebergSink(Sink):
         self._compaction = Compaction(settings.table)
 
     def bind(self, schema: pa.Schema | None) -> None:
-        columns = stored_schema(table_columns(schema), iceberg_type, "Iceberg")
+        columns = stored_schema(stream_columns(schema, "rows of a table"), iceberg_type, "Iceberg")
         partitions = parse_partitions(self.settings.partition_by, columns)
         self.settings = replace(self.settings, columns=columns, partitions=partitions)
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ...errors import StateError
+from ...operators.source import decode_split
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .security import without_secrets
@@ -57,18 +57,8 @@ class PartitionSplit(msgspec.Struct):
 
 
 def decoded(split: bytes) -> PartitionSplit:
-    """Return a split as a partition.
-
-    Raises:
-        StateError: it is the split of another source.
-    """
-    try:
-        return msgspec.msgpack.decode(split, type=PartitionSplit)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a Kafka source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error
+    """Return a split as a partition; raise StateError if it is that of another source."""
+    return decode_split(split, PartitionSplit, "Kafka source")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,18 @@ import pyarrow as pa
 from ...errors import PlanError, UsageError
 from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
-from ..formats.format import Format
+from ..formats.format import Format, planning
 from ..formats.text import FormatName, to_format
 from ..rows import check_count
 from .client import (
@@ -61,11 +69,7 @@ class KafkaSink(Sink):
         self.place = f"{settings.topic} of {settings.bootstrap}"
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "records of Kafka are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
+        schema = stream_columns(schema, "records of Kafka")
         for kind, column in self.settings.metadata.items():
             if column not in schema.names:
                 raise PlanError(
@@ -75,10 +79,8 @@ class KafkaSink(Sink):
             _check_kind(kind, schema.field(column))
         others = self.settings.metadata.values()
         self._values = pa.schema([field for field in schema if field.name not in others])
-        try:
+        with planning():
             self.settings.format.check_output(self._values)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         kind = KafkaWriter

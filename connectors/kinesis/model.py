@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ...errors import StateError
+from ...operators.source import decode_split
 from ..aws import AwsService
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
@@ -68,18 +68,8 @@ class ShardSplit(msgspec.Struct, omit_defaults=True):
 
 
 def decoded(split: bytes) -> ShardSplit:
-    """Return a split as a shard.
-
-    Raises:
-        StateError: it is the split of another source.
-    """
-    try:
-        return msgspec.msgpack.decode(split, type=ShardSplit)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a Kinesis source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error
+    """Return a split as a shard; raise StateError if it is that of another source."""
+    return decode_split(split, ShardSplit, "Kinesis source")
 
 
 @dataclass(frozen=True)

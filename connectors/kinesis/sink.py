@@ -17,10 +17,18 @@ import pyarrow as pa
 
 from ...errors import DataError, JobError, PlanError, StorageError, UsageError
 from ...operators.elements import Batch, ColumnBatch
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.suggestions import suggest
 from ..aws import AWAY_S, PAUSE_S, AwsService, is_away, is_throttled, reason_of
-from ..formats.format import Encode, Format
+from ..formats.format import Encode, Format, planning
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
@@ -59,11 +67,7 @@ class KinesisSink(Sink):
         self.place = f"{settings.stream} at {settings.service}"
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "records of Kinesis are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
+        schema = stream_columns(schema, "records of Kinesis")
         column = self.settings.partition_key
         if column is not None:
             if column not in schema.names:
@@ -76,10 +80,8 @@ class KinesisSink(Sink):
                     f"a column has the wrong type partition_key=`{column}`",
                     fix="it must be a string; cast it with select",
                 )
-        try:
+        with planning():
             self.settings.format.check_output(schema)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         return KinesisWriter(self.settings)

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ...errors import StateError
+from ...operators.source import decode_split
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .client import Servers
@@ -59,18 +59,8 @@ class NatsSplit(msgspec.Struct):
 
 
 def decoded(split: bytes) -> NatsSplit:
-    """Return a split as messages of a stream.
-
-    Raises:
-        StateError: it is the split of another source.
-    """
-    try:
-        return msgspec.msgpack.decode(split, type=NatsSplit)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a NATS source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error
+    """Return a split as messages of a stream; raise StateError if it is that of another source."""
+    return decode_split(split, NatsSplit, "NATS source")
 
 
 def overlap(one: str, other: str) -> bool:

@@ -19,11 +19,19 @@ from ...errors import DataError, JobError, PlanError, SourceError, StorageError,
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.origin import Origin, capture_origin
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ..files.sink import tag_of
-from ..formats.format import Encode, Format
+from ..formats.format import Encode, Format, planning
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
@@ -73,11 +81,7 @@ class NatsSink(Sink):
         self._origin = origin
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "messages of NATS are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
+        schema = stream_columns(schema, "messages of NATS")
         for kind, column in self.settings.metadata.items():
             if column not in schema.names:
                 raise PlanError(
@@ -91,10 +95,8 @@ class NatsSink(Sink):
                 )
         others = self.settings.metadata.values()
         values = pa.schema([field for field in schema if field.name not in others])
-        try:
+        with planning():
             self.settings.format.check_output(values)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
 
     def writer(self) -> SinkWriter:
         settings = self.settings

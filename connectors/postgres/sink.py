@@ -9,7 +9,15 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from ...errors import PlanError, UsageError
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ..rows import check_count
@@ -36,11 +44,7 @@ class PostgresSink(Sink):
         self.guarantee = guarantee
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "rows of a table are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
+        schema = stream_columns(schema, "rows of a table")
         check_stream(self.settings, schema)
         for field in schema:
             if not can_write(field.type):

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from ...errors import StateError
+from ...operators.source import decode_split
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .client import Address
@@ -129,18 +129,8 @@ class StreamSplit(msgspec.Struct):
 
 
 def decoded(split: bytes) -> StreamSplit:
-    """Return a split as a stream.
-
-    Raises:
-        StateError: it is the split of another source.
-    """
-    try:
-        return msgspec.msgpack.decode(split, type=StreamSplit)
-    except msgspec.DecodeError as error:
-        raise StateError(
-            "the restored positions are not those of a Redis source: it was another source before",
-            fix="give it another name, so that it begins from the start; or start the job fresh",
-        ) from error
+    """Return a split as a stream; raise StateError if it is that of another source."""
+    return decode_split(split, StreamSplit, "Redis source")
 
 
 def seen_at(info: StreamInfo, after: str) -> int:

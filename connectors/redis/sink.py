@@ -7,11 +7,19 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from ...errors import PlanError, SourceError, UsageError
-from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
+from ...errors import SourceError, UsageError
+from ...operators.sink import (
+    Guarantee,
+    GuaranteeLike,
+    Sink,
+    SinkRun,
+    SinkWriter,
+    parse_guarantee,
+    stream_columns,
+)
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
-from ..formats.format import Format
+from ..formats.format import Format, planning
 from ..formats.text import FormatName
 from ..rows import check_count
 from .client import Address, connect, reason_of
@@ -37,18 +45,10 @@ class RedisSink(Sink):
         self.place = f"{settings.stream} of {settings.address}"
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "entries of Redis are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
-        try:
-            if self.settings.format is None:
-                check_columns(schema)
-            else:
-                self.settings.format.check_output(schema)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
+        schema = stream_columns(schema, "entries of Redis")
+        check = check_columns if self.settings.format is None else self.settings.format.check_output
+        with planning():
+            check(schema)
 
     def writer(self) -> SinkWriter:
         return RedisWriter(self.settings, self.guarantee is Guarantee.EXACTLY_ONCE)

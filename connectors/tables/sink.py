@@ -49,20 +49,6 @@ class TableSettings:
         return self.columns
 
 
-def table_columns(schema: pa.Schema | None) -> pa.Schema:
-    """Return the columns of a stream that is written to a table.
-
-    Raises:
-        PlanError: it has none.
-    """
-    if schema is None:
-        raise PlanError(
-            "a table is made of columns, and this stream is of Python objects",
-            fix="add into=<a Struct class or schema> to the map before it",
-        )
-    return schema
-
-
 def refuse_overwrite(run: SinkRun, own: IfExists, format_: str, table: str) -> None:
     """Check that a run does not want to replace the rows of a table.
 
