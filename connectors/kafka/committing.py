@@ -44,7 +44,7 @@ PREFIX: Final = "hg-"
 """All transactional ids, and the groups of their marks, begin with this."""
 _ID: Final = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f]+")
 """The end of a transactional id: attempt, restored checkpoint, subtask, number, and a random part."""
-_READY_S: Final = 60.0
+READY_S: Final = 60.0
 """The first record of an epoch waits for a producer for at most this time."""
 _ABORT_S: Final = 5.0
 _MARK_KEPT_MS: Final = int(timedelta(days=6).total_seconds() * 1000)
@@ -74,7 +74,7 @@ class TransactionalProducer:
             self.producer = make_producer(
                 settings.bootstrap, properties, self.id, settings.buffer_bytes, self.errors
             )
-            self.producer.init_transactions(_READY_S)
+            self.producer.init_transactions(READY_S)
         except BaseException as error:
             self.problem = error
         self.ready.set()
@@ -98,7 +98,7 @@ class TransactionalProducer:
         Raises:
             JobError: the brokers gave it no producer id.
         """
-        if not self.ready.wait(_READY_S) or self.problem is not None:
+        if not self.ready.wait(READY_S) or self.problem is not None:
             raise JobError(
                 f"no transaction can be begun topic=`{self._settings.topic}` "
                 f"transaction=`{self.id}`: {self.problem or self.errors.last or 'no answer'}",
@@ -199,7 +199,7 @@ class _StagedCommitter:
 
         epoch = self._epoch
         try:
-            self._producer.ready.wait(_READY_S)
+            self._producer.ready.wait(READY_S)
             self._producer.raise_missing_right()
             if self._producer.problem is not None:
                 raise self._producer.problem

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from ...errors import JobError
 from ...operators.elements import Batch
 from .client import ErrorListener
-from .committing import CommittingWriter, StagedEpoch, TransactionalProducer
+from .committing import READY_S, CommittingWriter, StagedEpoch, TransactionalProducer
 from .transactions import PreparedTransaction
 from .writer import FLUSH_S, SinkSettings, staged_column
 
@@ -90,6 +90,16 @@ class TransactionalWriter(CommittingWriter):
         self._number += 1
         return TransactionalProducer(self._settings, self._own_id(self._number))
 
+    def backlogged(self) -> bool:
+        """Return True also while the transaction of the next records is being initialised.
+
+        Not for ever: after the time that it has, `write` raises.
+        """
+        waiting = self._next
+        if self._current is None and waiting is not None and not waiting.ready.is_set():
+            return self.context.clock.monotonic() - self._next_since_s < READY_S
+        return super().backlogged()
+
     def write(self, batch: Batch) -> None:
         if len(batch) and self._current is None:
             current = self._next
@@ -107,6 +117,7 @@ class TransactionalWriter(CommittingWriter):
             self._renew_next()
             return None
         self.context.run_in_thread(self._make_next().initialise)
+        self.look_again()
         return lambda: self._precommit(current, checkpoint_id)
 
     def _renew_next(self) -> None:
@@ -117,6 +128,7 @@ class TransactionalWriter(CommittingWriter):
         if waiting.ready.is_set() and (waiting.problem is not None or waited_s > _READY_MAX_S):
             self._free.append(waiting.id)
             self.context.run_in_thread(self._make_next().initialise)
+            self.look_again()
 
     def _precommit(self, transaction: TransactionalProducer, checkpoint_id: int) -> list[bytes]:
         """Make a transaction ready to be committed, by whatever process."""

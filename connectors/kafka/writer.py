@@ -23,6 +23,10 @@ from .security import without_secrets
 SERVE_MS: Final = 500
 """Reports of delivery are looked at this often while no record comes."""
 FLUSH_S: Final = 0.5
+_LOOK_MS: Final = 5
+"""Reports of delivery are looked at this often while no more records are wanted."""
+_FULL_SHARE: Final = 0.5
+"""No more records are wanted while this share of the buffer waits, so that a batch still fits."""
 _RECORD_BYTES: Final = 1_000
 """More than the client needs for a record beside its key and value, without headers."""
 
@@ -86,6 +90,9 @@ class KafkaWriter(SinkWriter):
         self._failure = ""
         self._closed = False
         self._epoch = _Epoch(self._fail)
+        self._record_bytes = 0.0
+        """The mean size of the records of the last batch."""
+        self._looking = False
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -111,6 +118,25 @@ class KafkaWriter(SinkWriter):
             self._check()
             self.context.timers.call_later(SERVE_MS, self._serve)
 
+    def backlogged(self) -> bool:
+        producer = self._producer
+        waiting = 0.0 if producer is None else len(producer) * self._record_bytes
+        return waiting > self._settings.buffer_bytes * _FULL_SHARE
+
+    def look_again(self) -> None:
+        """Look at reports of delivery again and again until more records are wanted."""
+        if not self._looking and not self._closed and self.backlogged():
+            self._looking = True
+            self.context.timers.call_later(_LOOK_MS, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if not self._closed:
+            if self._producer is not None:
+                self._producer.poll(0)
+            self._check()
+            self.look_again()
+
     def _encoded(self, batch: Batch) -> tuple[Values, pa.RecordBatch]:
         """Return the values of the messages, and the columns that have their metadata."""
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
@@ -133,11 +159,16 @@ class KafkaWriter(SinkWriter):
         for row, value in enumerate(values):
             fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
             self._produce(value, fields)
+        sizes = sum(map(len, filter(None, values))) + sum(
+            map(len, filter(None, columns.get("key", ())))
+        )
+        self._record_bytes = sizes / len(values)
         self._producer.poll(0)
         self._check()
+        self.look_again()
 
     def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
-        """Hand one record to the client; waiting while its buffer is full is the backpressure."""
+        """Hand one record to the client; wait while its buffer is full, as that of one large batch is."""
         epoch = self._epoch
         while True:
             try:

@@ -18,7 +18,7 @@ from headgate.errors import JobError, PlanError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun
 from headgate.runtime.manifest import load_job
-from headgate.testing.connectors import make_context, read_all
+from headgate.testing.connectors import CheckTimers, make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 
@@ -283,3 +283,60 @@ def test_a_manifest_writes_to_a_topic(
     assert json.loads(json.dumps(sorted({row["user"].decode() for row in found})))[0].startswith(
         "u"
     )
+
+
+def test_no_more_records_are_wanted_while_half_of_the_buffer_waits(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """The writer says so instead of waiting in `write`, and a timer wakes its subtask."""
+    batch = pa.record_batch({"key": ["k"] * 100, "value": [b"v" * 6_999] * 100})
+    topic = new_topic()
+
+    async def scenario(bootstrap: str, *, ends: bool) -> None:
+        timers = CheckTimers()
+        sink = kafka_sink(
+            topic, bootstrap=bootstrap, format="raw", metadata={"key": "key"}, buffer=1_400_000
+        )
+        sink.bind(batch.schema)
+        writer = sink.writer()
+        writer.open(make_context(timers=timers))
+        writer.write(ColumnBatch(batch))
+        assert not ends or not writer.backlogged()
+        writer.write(ColumnBatch(batch.slice(0, 90)))
+        while ends and writer.backlogged():
+            await asyncio.sleep(0.01)
+            timers.fire()
+        assert ends or writer.backlogged()
+        timers.fire()
+        assert writer.backlogged() is not ends
+        writer.close()
+        timers.fire()
+        assert not timers.due
+
+    run(scenario("127.0.0.1:1", ends=False))
+    run(scenario(broker.bootstrap, ends=True))
+
+
+def test_the_next_transaction_is_waited_for_outside_of_write(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    batch = ColumnBatch(pa.record_batch({"value": [b"v"]}))
+
+    async def scenario() -> None:
+        timers = CheckTimers()
+        sink = kafka_sink(
+            new_topic(), bootstrap=broker.bootstrap, format="raw", guarantee="exactly_once"
+        )
+        writer = sink.writer()
+        writer.open(make_context(timers=timers))
+        await asyncio.to_thread(writer.prepare)
+        assert not writer.backlogged()
+        writer.write(batch)
+        writer.roll(1)
+        while writer.backlogged():
+            timers.fire()
+            await asyncio.sleep(0.01)
+        writer.write(batch)
+        writer.close()
+
+    run(scenario())
