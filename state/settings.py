@@ -73,7 +73,7 @@ class MemoryShare:
     """An equal part of `total_bytes` for each table that is open in this process with that total."""
 
     def __init__(self, total_bytes: int) -> None:
-        self._total = total_bytes
+        self._total, self._closed = total_bytes, False
         with _lock:
             _open[total_bytes] = _open.get(total_bytes, 0) + 1
 
@@ -82,6 +82,8 @@ class MemoryShare:
         return self._total // max(1, _open[self._total])
 
     def close(self) -> None:
-        """Leave the memory to the other tables."""
+        """Leave the memory to the other tables. A second call has no effect."""
         with _lock:
-            _open[self._total] -= 1
+            if not self._closed:
+                self._closed = True
+                _open[self._total] -= 1

@@ -365,11 +365,6 @@ class SpillingTimerTable(TimerTable):
         self._count, self._size_bytes = 0, 0.0
         self._limit = max(1, share() // _TIMER_BYTES)
 
-    @property
-    def on_disk(self) -> bool:
-        """True once the timers lie on disk."""
-        return self._memory is None
-
     def __len__(self) -> int:
         return len(self._table)
 
@@ -441,6 +436,5 @@ class SpillingTimerTable(TimerTable):
         self._table.restore(state)
 
     def close(self) -> None:
-        if self._memory is not None:
-            self._share.close()
+        self._share.close()
         self._table.close()
