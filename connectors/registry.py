@@ -34,7 +34,7 @@ from ..operators.source import Source
 from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
-from .formats.fields import format_field, read_format
+from .formats.fields import format_field, with_format
 from .formats.text import FORMATS
 from .functions.manifest import (
     FUNCTION,
@@ -65,6 +65,7 @@ from .kafka.source import kafka_source
 from .kinesis import manifest as kinesis
 from .kinesis.sink import KinesisSink
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
+from .manifest_fields import DELIMITER, PASSWORD, metadata_field
 from .mqtt import manifest as mqtt
 from .mqtt.sink import MqttSink
 from .nats import manifest as nats
@@ -289,9 +290,7 @@ def _kafka(**arguments: Any) -> Source:
     for name in ("start", "stop"):
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = _kafka_position(name, arguments[name])
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return kafka_source(arguments.pop("topics", ()), **_with_security(arguments))
+    return kafka_source(arguments.pop("topics", ()), **_with_security(with_format(arguments)))
 
 
 def _with_security(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -327,10 +326,9 @@ SOURCES["kafka"] = SourceConnector(
             ),
             "bootstrap": _BOOTSTRAP,
             "format": format_field(FORMATS),
-            "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
-            "metadata": Field(
-                Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-                "further columns, by what they hold, such as `{timestamp: sent_at}`",
+            "delimiter": DELIMITER,
+            "metadata": metadata_field(
+                METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
             ),
             "start": Field(
                 OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest", "committed"))),
@@ -366,9 +364,7 @@ _DATABASE = {
         "each machine",
         required=True,
     ),
-    "password": Field(
-        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
-    ),
+    "password": PASSWORD,
 }
 
 
@@ -452,13 +448,8 @@ SOURCES["postgresCdc"] = SourceConnector(
             "before": Field(
                 TextKind(), "a prefix: also columns of the row before, under names with this prefix"
             ),
-            "metadata": Field(
-                Items(
-                    TextKind(),
-                    TextKind(
-                        "|".join(cdc_model.METADATA), f"one of {', '.join(cdc_model.METADATA)}"
-                    ),
-                ),
+            "metadata": metadata_field(
+                cdc_model.METADATA,
                 "further columns, by what they hold, such as `{commit_time: changed_at}`",
             ),
             "stop": Field(ChoiceKind(("latest",)), "where reading ends; absent: never"),
@@ -593,9 +584,7 @@ def _postgres_sink(*, dsn: str, table: str, **arguments: Any) -> Sink:
 
 
 def _kafka_sink(*, topic: str, **arguments: Any) -> Sink:
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return kafka_sink(topic, **_with_security(arguments))
+    return kafka_sink(topic, **_with_security(with_format(arguments)))
 
 
 def _delta_sink(values: Mapping[str, Any], guarantee: str | None) -> Sink:
@@ -647,10 +636,8 @@ SINKS: dict[str, SinkConnector] = {
                 "topic": Field(TextKind(), "the topic, which must exist", required=True),
                 "bootstrap": _BOOTSTRAP,
                 "format": format_field(KAFKA_FORMATS),
-                "metadata": Field(
-                    Items(
-                        TextKind(), TextKind("|".join(WRITABLE), f"one of {', '.join(WRITABLE)}")
-                    ),
+                "metadata": metadata_field(
+                    WRITABLE,
                     "columns that become a part of the record beside its value, `{key: user}`",
                 ),
                 "transactions": Field(

@@ -93,23 +93,24 @@ def format_field(names: tuple[str, ...], default: str = "json") -> Field:
     return Field(OneOf(_SECTION, ChoiceKind(names)), f"of the values; {default}")
 
 
-def read_format(given: Any) -> Any:
-    """Return the format that a field `format` has, as connectors take it.
+def with_format(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a connector, in which the field `format` has become a format.
 
     Raises:
         UsageError: it is not exactly one, or its fields do not go together.
     """
+    given = arguments.get("format")
     if not isinstance(given, Mapping):
-        return given
+        return dict(arguments)
     if len(given) != 1:
         raise UsageError(
             f"a format is exactly one found=`{', '.join(given)}`",
             fix=suggest("avro", list(_MAKERS), "formats"),
         )
     ((name, fields),) = given.items()
-    arguments = fields.values if isinstance(fields, Table) else dict(fields)
-    if "registry" in arguments:
-        registry = arguments["registry"].values
+    known = fields.values if isinstance(fields, Table) else dict(fields)
+    if "registry" in known:
+        registry = known["registry"].values
         named = {_NAMES.get(each, each): value for each, value in registry.items()}
-        arguments = {**arguments, "registry": schema_registry(**named)}
-    return _MAKERS[name](**arguments)
+        known = {**known, "registry": schema_registry(**named)}
+    return {**arguments, "format": _MAKERS[name](**known)}

@@ -20,7 +20,7 @@ from ...api.manifest.fields import (
 )
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.fields import format_field, read_format
+from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
 from .events import METADATA, sse_source
 from .polling import http_source
@@ -127,9 +127,7 @@ def made_http_source(*, url: str, **arguments: Any) -> Source:
 
 def made_sse_source(*, url: str, **arguments: Any) -> Source:
     """Return the source of a manifest with these fields, named as the arguments of `sse_source`."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return sse_source(url, **arguments)
+    return sse_source(url, **with_format(arguments))
 
 
 def made_http_sink(*, url: str, **arguments: Any) -> Sink:

@@ -7,7 +7,6 @@ from typing import Any, Final
 from ...api.manifest.fields import (
     ChoiceKind,
     Field,
-    Items,
     OneOf,
     Section,
     TextKind,
@@ -16,8 +15,9 @@ from ...api.manifest.fields import (
 )
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.fields import format_field, read_format
+from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
+from ..manifest_fields import DELIMITER, metadata_field
 from ..rows import parse_time
 from . import sink
 from .model import METADATA
@@ -37,10 +37,9 @@ _POSITION: Final = {
 SOURCE: Final = {
     **_STREAM,
     "format": format_field(FORMATS),
-    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
-    "metadata": Field(
-        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "start": Field(
         OneOf(Section("start", _POSITION), ChoiceKind(("trim_horizon", "latest"))),
@@ -71,13 +70,9 @@ def make_source(*, stream: str, **arguments: Any) -> Source:
     for name in ("start", "stop"):
         if isinstance(arguments.get(name), dict):
             arguments[name] = parse_time(name, arguments[name]["time"])
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return kinesis_source(stream, **arguments)
+    return kinesis_source(stream, **with_format(arguments))
 
 
 def make_sink(*, stream: str, **arguments: Any) -> Sink:
     """Return the sink with these fields of a manifest as arguments."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return kinesis_sink(stream, **arguments)
+    return kinesis_sink(stream, **with_format(arguments))

@@ -8,15 +8,15 @@ from ...api.manifest.fields import (
     BooleanKind,
     Field,
     IntegerKind,
-    Items,
     ListOf,
     TextKind,
     duration,
 )
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.fields import format_field, read_format
+from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
+from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
 from . import sink
 from .model import METADATA
 from .sink import mqtt_sink
@@ -30,21 +30,16 @@ _BROKER: Final = {
         required=True,
     ),
     "user": Field(TextKind(), "the name of the user"),
-    "password": Field(
-        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
-    ),
-    "ca": Field(TextKind(), "with TLS: the file of the authorities to trust; those of the system"),
-    "certificate": Field(TextKind(), "with TLS: the file with the certificate of the client"),
-    "key": Field(TextKind(), "with TLS: the file with its key"),
+    "password": PASSWORD,
+    **TLS,
 }
 SOURCE: Final = {
     "topics": Field(ListOf(TextKind()), "topics, or filters with `+` and `#`", required=True),
     **_BROKER,
     "format": format_field(FORMATS),
-    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
-    "metadata": Field(
-        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-        "further columns, by what they hold, such as `{topic: device}`",
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{topic: device}`"
     ),
     "clientId": Field(
         TextKind(), "the name of the session; made of those of the job and the source"
@@ -67,13 +62,9 @@ SINK: Final = {
 
 def make_source(*, topics: Any, **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return mqtt_source(topics, **arguments)
+    return mqtt_source(topics, **with_format(arguments))
 
 
 def make_sink(**arguments: Any) -> Sink:
     """Return the sink with these fields of a manifest as arguments."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return mqtt_sink(**arguments)
+    return mqtt_sink(**with_format(arguments))

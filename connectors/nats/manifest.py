@@ -9,7 +9,6 @@ from ...api.manifest.fields import (
     ChoiceKind,
     Field,
     IntegerKind,
-    Items,
     ListOf,
     OneOf,
     Section,
@@ -19,8 +18,9 @@ from ...api.manifest.fields import (
 from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.fields import format_field, read_format
+from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
+from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
 from ..rows import parse_time
 from . import sink
 from .model import METADATA
@@ -35,14 +35,10 @@ _SERVERS: Final = {
         required=True,
     ),
     "user": Field(TextKind(), "the name of the user"),
-    "password": Field(
-        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
-    ),
+    "password": PASSWORD,
     "token": Field(TextKind(), "the token, in the same forms"),
     "credentials": Field(TextKind(), "a file with a JWT and its key, on each machine"),
-    "ca": Field(TextKind(), "with TLS: the file of the authorities to trust; those of the system"),
-    "certificate": Field(TextKind(), "with TLS: the file with the certificate of the client"),
-    "key": Field(TextKind(), "with TLS: the file with its key"),
+    **TLS,
 }
 _POSITION: Final = {
     "time": Field(
@@ -55,10 +51,9 @@ SOURCE: Final = {
     **_SERVERS,
     "subjects": Field(ListOf(TextKind()), "only messages of these subjects, each of them a split"),
     "format": format_field(FORMATS),
-    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
-    "metadata": Field(
-        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "start": Field(
         OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
@@ -75,9 +70,8 @@ SINK: Final = {
     "subject": Field(TextKind(), "the subject of all messages; or a column has it"),
     **_SERVERS,
     "format": format_field(sink.FORMATS),
-    "metadata": Field(
-        Items(TextKind(), TextKind("|".join(sink.WRITABLE), f"one of {', '.join(sink.WRITABLE)}")),
-        "columns that become a part of the message beside its data, `{id: order_id}`",
+    "metadata": metadata_field(
+        sink.WRITABLE, "columns that become a part of the message beside its data, `{id: order_id}`"
     ),
     "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
 }
@@ -92,13 +86,9 @@ def make_source(*, stream: str, **arguments: Any) -> Source:
                 raise UsageError(f"{name} needs either time or sequence", fix="keep one")
             at_time = "time" in given
             arguments[name] = parse_time(name, given["time"]) if at_time else given["sequence"]
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return nats_source(stream, **arguments)
+    return nats_source(stream, **with_format(arguments))
 
 
 def make_sink(**arguments: Any) -> Sink:
     """Return the sink with these fields of a manifest as arguments."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return nats_sink(**arguments)
+    return nats_sink(**with_format(arguments))

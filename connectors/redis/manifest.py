@@ -20,7 +20,8 @@ from ...api.manifest.fields import (
 from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.fields import format_field, read_format
+from ..formats.fields import format_field, with_format
+from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
 from ..rows import parse_time
 from . import sink, source
 from .model import METADATA
@@ -34,12 +35,8 @@ _SERVER: Final = {
         "on each machine",
         required=True,
     ),
-    "password": Field(
-        TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
-    ),
-    "ca": Field(TextKind(), "with TLS: the file of the authorities to trust; those of the system"),
-    "certificate": Field(TextKind(), "with TLS: the file with the certificate of the client"),
-    "key": Field(TextKind(), "with TLS: the file with its key"),
+    "password": PASSWORD,
+    **TLS,
     "cluster": Field(BooleanKind(), "true: the server is a node of a Redis cluster"),
     "field": Field(TextKind(), "the field of the payload, unless the format is fields; value"),
 }
@@ -53,10 +50,9 @@ SOURCE: Final = {
     "streams": Field(ListOf(TextKind()), "the streams", required=True),
     **_SERVER,
     "format": format_field(source.FORMATS, default="fields"),
-    "delimiter": Field(TextKind(r"[^\n]", "one character"), "of csv"),
-    "metadata": Field(
-        Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-        "further columns, by what they hold, such as `{timestamp: sent_at}`",
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "start": Field(
         OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
@@ -96,13 +92,9 @@ def make_source(*, streams: Any, **arguments: Any) -> Source:
             arguments[name] = (
                 parse_time(name, given["time"]) if at_time else dict(given["ids"].values)
             )
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return redis_source(streams, **arguments)
+    return redis_source(streams, **with_format(arguments))
 
 
 def make_sink(*, stream: str, **arguments: Any) -> Sink:
     """Return the sink with these fields of a manifest as arguments."""
-    if "format" in arguments:
-        arguments["format"] = read_format(arguments["format"])
-    return redis_sink(stream, **arguments)
+    return redis_sink(stream, **with_format(arguments))
