@@ -1,16 +1,17 @@
-"""Sources of messages: columns of what a message holds, and columns of metadata about it."""
+"""Messages in sources and sinks: columns of what a message holds, and columns of metadata about it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import PlanError, UsageError
 from ..operators.source import Record_co, Source
 from ..operators.suggestions import suggest
+from .formats.format import Format
 
 MetadataTypes: TypeAlias = Mapping[str, pa.DataType]
 """The parts of a message beside its data, and the types of their columns."""
@@ -91,6 +92,47 @@ def check_metadata(
                 f"two columns have the same name column=`{column}`", fix="rename one of them"
             )
     return given
+
+
+def check_message_columns(
+    schema: pa.Schema | None,
+    texts: Mapping[str, str],
+    apart: Collection[str],
+    format: Format,
+    messages: str,
+) -> None:
+    """Check that messages can be made of a stream.
+
+    Args:
+        schema: of the stream; None: it is of Python objects.
+        texts: columns of texts that messages need, by the arguments that name them.
+        apart: the columns that are not a part of the data.
+        format: of the data.
+        messages: the name of messages, for errors.
+
+    Raises:
+        PlanError: they cannot.
+    """
+    if schema is None:
+        raise PlanError(
+            f"{messages} are made of columns, and this stream is of Python objects",
+            fix="add into=<a Struct class or schema> to the map before it",
+        )
+    for argument, column in texts.items():
+        if column not in schema.names:
+            raise PlanError(
+                f"there is no such column {argument}=`{column}`",
+                fix=suggest(column, schema.names, "columns"),
+            )
+        if schema.field(column).type not in (pa.string(), pa.large_string()):
+            raise PlanError(
+                f"a column has the wrong type {argument}=`{column}`",
+                fix="it must be a string; cast it with select",
+            )
+    try:
+        format.check_output(pa.schema([field for field in schema if field.name not in apart]))
+    except UsageError as error:
+        raise PlanError(error.message, fix=error.fix) from error
 
 
 def with_metadata(

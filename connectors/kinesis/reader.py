@@ -28,6 +28,8 @@ _LIMIT: Final = 10_000
 _HOUR_MS: Final = 3_600_000
 _KEEP_MS: Final = 60_000
 """How often the position of a shard without records is noted, so that it does not look too old."""
+_SKEW_MS_MAX: Final = 300_000
+"""The clock of the coordinator, which sets a start at the latest records, may be ahead by this time."""
 _log = logging.getLogger("headgate.connectors.kinesis")
 
 
@@ -152,6 +154,8 @@ class KinesisReader(LoopedReader[ShardSplit]):
             try:
                 answer = await request(**arguments)
             except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
+                if self.is_closed():
+                    raise asyncio.CancelledError from error
                 if is_throttled(error):
                     self._answered.at_s = clock.monotonic()
                 elif code_of(error) and not is_away(error):
@@ -200,6 +204,8 @@ class KinesisReader(LoopedReader[ShardSplit]):
 
     async def _iterator(self, client: Any, at: ShardSplit) -> str:
         """Return an iterator that begins at the position of a shard."""
+        from botocore.exceptions import ClientError
+
         place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
         if at.after:
             place = {
@@ -208,10 +214,22 @@ class KinesisReader(LoopedReader[ShardSplit]):
             }
         elif at.since_ms:
             place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at.since_ms / 1000}
-        found = await self._ask(
-            client.get_shard_iterator, StreamName=at.stream, ShardId=at.shard, **place
-        )
-        return str(found["ShardIterator"])
+        while True:
+            try:
+                found = await self._ask(
+                    client.get_shard_iterator, StreamName=at.stream, ShardId=at.shard, **place
+                )
+                return str(found["ShardIterator"])
+            except ClientError as error:
+                age_ms = self.context.clock.now_ms() - at.since_ms
+                if (
+                    code_of(error) != "InvalidArgumentException"
+                    or at.after
+                    or age_ms > _SKEW_MS_MAX
+                ):
+                    raise
+                # The time is still to come by the clock of the service.
+                await asyncio.sleep(PAUSE_S)
 
     def _check_retention(self, at: ShardSplit) -> int:
         """Return 1 if records may have been deleted before they were read, and 0 otherwise.

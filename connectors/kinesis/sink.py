@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ...errors import DataError, JobError, PlanError, StorageError, UsageError
+from ...errors import DataError, JobError, StorageError, UsageError
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import (
     Guarantee,
@@ -24,14 +24,14 @@ from ...operators.sink import (
     SinkRun,
     SinkWriter,
     parse_guarantee,
-    stream_columns,
 )
 from ...operators.suggestions import suggest
 from ..aws import AWAY_S, PAUSE_S, AwsService, is_away, is_throttled, reason_of
-from ..formats.format import Encode, Format, planning
+from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
+from ..messages import check_message_columns
 from .source import check_stream
 
 FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
@@ -67,21 +67,9 @@ class KinesisSink(Sink):
         self.place = f"{settings.stream} at {settings.service}"
 
     def bind(self, schema: pa.Schema | None) -> None:
-        schema = stream_columns(schema, "records of Kinesis")
-        column = self.settings.partition_key
-        if column is not None:
-            if column not in schema.names:
-                raise PlanError(
-                    f"there is no such column partition_key=`{column}`",
-                    fix=suggest(column, schema.names, "columns"),
-                )
-            if schema.field(column).type not in (pa.string(), pa.large_string()):
-                raise PlanError(
-                    f"a column has the wrong type partition_key=`{column}`",
-                    fix="it must be a string; cast it with select",
-                )
-        with planning():
-            self.settings.format.check_output(schema)
+        key = self.settings.partition_key
+        texts = {} if key is None else {"partition_key": key}
+        check_message_columns(schema, texts, (), self.settings.format, "records of Kinesis")
 
     def writer(self) -> SinkWriter:
         return KinesisWriter(self.settings)

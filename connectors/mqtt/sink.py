@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ...errors import DataError, JobError, PlanError, StorageError, UsageError
+from ...errors import DataError, JobError, StorageError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
@@ -18,6 +18,7 @@ from ...operators.suggestions import suggest
 from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
+from ..messages import check_message_columns
 from .client import (
     ANSWER_S_MAX,
     AWAY_S,
@@ -62,28 +63,11 @@ class MqttSink(Sink):
         self.place = f"{settings.topic or 'topics'} of {settings.broker}"
 
     def bind(self, schema: pa.Schema | None) -> None:
-        if schema is None:
-            raise PlanError(
-                "messages of MQTT are made of columns, and this stream is of Python objects",
-                fix="add into=<a Struct class or schema> to the map before it",
-            )
         column = self.settings.topic_column
-        if column is not None:
-            if column not in schema.names:
-                raise PlanError(
-                    f"there is no such column topic_column=`{column}`",
-                    fix=suggest(column, schema.names, "columns"),
-                )
-            if schema.field(column).type not in (pa.string(), pa.large_string()):
-                raise PlanError(
-                    f"a column has the wrong type topic_column=`{column}`",
-                    fix="it must be a string; cast it with select",
-                )
-        values = pa.schema([field for field in schema if field.name != column])
-        try:
-            self.settings.format.check_output(values)
-        except UsageError as error:
-            raise PlanError(error.message, fix=error.fix) from error
+        texts = {} if column is None else {"topic_column": column}
+        check_message_columns(
+            schema, texts, texts.values(), self.settings.format, "messages of MQTT"
+        )
 
     def writer(self) -> SinkWriter:
         return MqttWriter(self.settings)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ...errors import DataError, JobError, PlanError, SourceError, StorageError, UsageError
+from ...errors import DataError, JobError, SourceError, StorageError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.origin import Origin, capture_origin
@@ -26,16 +26,16 @@ from ...operators.sink import (
     SinkRun,
     SinkWriter,
     parse_guarantee,
-    stream_columns,
 )
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ..files.sink import tag_of
-from ..formats.format import Encode, Format, planning
+from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
+from ..messages import check_message_columns
 from ..rows import check_count
 from .client import (
     AWAY_S,
@@ -81,22 +81,11 @@ class NatsSink(Sink):
         self._origin = origin
 
     def bind(self, schema: pa.Schema | None) -> None:
-        schema = stream_columns(schema, "messages of NATS")
-        for kind, column in self.settings.metadata.items():
-            if column not in schema.names:
-                raise PlanError(
-                    f"there is no such column for metadata {kind}=`{column}`",
-                    fix=suggest(column, schema.names, "columns"),
-                )
-            if schema.field(column).type not in (pa.string(), pa.large_string()):
-                raise PlanError(
-                    f"a column has the wrong type for metadata {kind}=`{column}`",
-                    fix="it must be a string; cast it with select",
-                )
-        others = self.settings.metadata.values()
-        values = pa.schema([field for field in schema if field.name not in others])
-        with planning():
-            self.settings.format.check_output(values)
+        metadata = self.settings.metadata
+        texts = {f"for metadata {kind}": column for kind, column in metadata.items()}
+        check_message_columns(
+            schema, texts, metadata.values(), self.settings.format, "messages of NATS"
+        )
 
     def writer(self) -> SinkWriter:
         settings = self.settings

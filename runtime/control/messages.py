@@ -308,6 +308,8 @@ class SplitsOffered(Message, frozen=True):
     """By key."""
     awaited: tuple[str, ...] = ()
     """The keys of splits that others wait for: subtasks report which of them have ended for good."""
+    more: bool = False
+    """There are splits that may not be read yet, so the source is not idle for good."""
 
 
 class FinishSources(Message, frozen=True):

@@ -201,13 +201,17 @@ class SplitDiscovery:
             left_s = interval_s
             while True:
                 ready, awaited = ready_splits(found.splits, found.parents, ended(vertex))
+                waits = len(ready) < len(found.splits)
                 if found.splits:
                     # Each time all of them: subtasks that were restarted meanwhile have to hear it again.
                     offer = SplitsOffered(
-                        attempt=0, vertex=vertex.id, splits=ready, awaited=tuple(awaited)
+                        attempt=0,
+                        vertex=vertex.id,
+                        splits=ready,
+                        awaited=tuple(awaited),
+                        more=waits,
                     )
                     send(offer)
-                waits = len(ready) < len(found.splits)
                 pause_s = min(left_s, _PARENTS_S) if waits else left_s
                 left_s -= pause_s
                 try:

@@ -45,6 +45,8 @@ class SourceSubtask(Subtask):
         self._ended: EndedSplits | None = None
         """The splits that have ended, for a source whose splits have parents."""
         self._awaited: tuple[str, ...] = ()
+        self._more_wait = False
+        """Splits wait for others, so the source is not idle for good."""
         if ledger is not None:
             self._ledger = SplitLedger(env.index, ledger, source.split_share)
             if source.splits_have_parents:
@@ -144,6 +146,7 @@ class SourceSubtask(Subtask):
     def _note_quiet(self, batch: Batch | None) -> None:
         splits = self._splits
         held_back = splits.paused or splits.history is not History.NONE or self._reader.held_back
+        held_back = held_back or self._more_wait
         if batch is not None or held_back:
             self._quiet_since_s = None
         elif self._quiet_since_s is None:
@@ -192,7 +195,9 @@ class SourceSubtask(Subtask):
         self.chain.head.output.emit_idle(none)
         return True
 
-    def offer(self, splits: Mapping[str, bytes], awaited: Sequence[str] = ()) -> None:
+    def offer(
+        self, splits: Mapping[str, bytes], awaited: Sequence[str] = (), *, more: bool = False
+    ) -> None:
         """Take, as mail, those of the splits by key which are new and for this subtask.
 
         The ledger and the reader change together, so that no snapshot has the one without the other.
@@ -200,12 +205,13 @@ class SourceSubtask(Subtask):
         Args:
             splits: those that may be read now.
             awaited: the splits whose end is to be reported.
+            more: there are others, which may not be read yet.
         """
 
         def take() -> None:
             if self._ledger is None or self._stopping or self.finished:
                 return
-            self._awaited = tuple(awaited)
+            self._awaited, self._more_wait = tuple(awaited), more
             taken = with_context(self.chain.head, self._ledger.offer, splits)
             if taken:
                 self._add_splits(taken)

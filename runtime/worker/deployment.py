@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from ..control.messages import (
     LoopRoundBack,
     Messages,
     RestoreProgress,
+    SplitsOffered,
     Statistics,
     SubtaskAssignment,
     SubtaskFailed,
@@ -409,11 +410,11 @@ class Deployment:
             if source.env.vertex.id == vertex:
                 source.end_when_quiet()
 
-    def offer(self, vertex: int, splits: Mapping[str, bytes], awaited: Sequence[str]) -> None:
+    def offer(self, vertex: int, offer: SplitsOffered) -> None:
         """Offer the splits that may be read now to the subtasks of a source; ask for the end of others."""
         for source in self._sources:
             if source.env.vertex.id == vertex:
-                source.offer(splits, awaited)
+                source.offer(offer.splits, offer.awaited, more=offer.more)
 
     def _tell(self) -> None:
         """Something that the coordinator waits for has changed."""

@@ -362,8 +362,8 @@ class Worker:
                 deployment.history_over(vertex)
             case EndSource(vertex=vertex):
                 deployment.end_source(vertex)
-            case SplitsOffered(vertex=vertex, splits=splits, awaited=awaited):
-                deployment.offer(vertex, splits, awaited)
+            case SplitsOffered(vertex=vertex) as offer:
+                deployment.offer(vertex, offer)
             case FinishSources():
                 deployment.finish_sources()
             case Terminate():

@@ -253,3 +253,21 @@ def test_an_idle_source_that_is_being_stopped_does_not_end(tmp_path):
         assert ended == []
 
     with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1))
+
+
+def test_a_source_is_not_idle_while_splits_wait_for_others(tmp_path):
+    """Otherwise it would end before the children of its splits were read."""
+
+    async def scenario(subtask, ended):
+        assert [await subtask.step() for _ in range(2)] == [True, False]
+        assert subtask._quiet_since_s is not None
+        subtask.offer({}, ["parent"], more=True)
+        subtask._mails.popleft()()
+        assert await subtask.step() is False
+        assert subtask.quiet_ms == 0
+        subtask.end_when_quiet()
+        subtask._mails.popleft()()
+        assert await subtask.step() is False
+        assert ended == []
+
+    with_subtask(Found(), scenario, tmp_path, LedgerStart((), 1))
