@@ -295,7 +295,7 @@ def _as_text(column: pa.Array) -> pa.Array:
     if kind == pa.float16():
         return column.cast(pa.float32())
     if is_text(kind):
-        _check_text(column)
+        check_text(column)
         return column.cast(pa.large_string()) if pa.types.is_string_view(kind) else column
     return column
 
@@ -338,7 +338,12 @@ def _floats(column: pa.Array) -> Iterator[pa.Array]:
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 
 
-def _check_text(column: pa.Array) -> None:
+def check_text(column: pa.Array) -> None:
+    """Check that PostgreSQL can store all texts of a column.
+
+    Raises:
+        DataError: it cannot.
+    """
     if pc.any(pc.match_substring(column, "\0")).as_py():
         bad = column.filter(pc.match_substring(column, "\0"))[0].as_py()
         raise DataError(

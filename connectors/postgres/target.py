@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...errors import PlanError, UsageError
 from ...operators.suggestions import suggest
+from .binary import BinaryRows, binary_rows
 from .client import Address, Connection
 from .tables import Table, find_table, no_table, takes, type_for
 
@@ -80,6 +81,8 @@ class Target:
     identity: bool
     plain: bool
     deletes: bool
+    binary: BinaryRows | None
+    """Encodes rows of the stream, if they need not travel as CSV."""
 
     @property
     def full_name(self) -> str:
@@ -164,12 +167,12 @@ class Target:
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in given
         )
 
-    def copy_statement(self, into: Any) -> Any:
+    def copy_statement(self, into: Any, *, binary: bool) -> Any:
         from psycopg import sql
 
         own = [] if self.plain else [_ROW, *([_DELETE] if self.deletes else [])]
-        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
-            into, _names([*own, *self.columns])
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
+            into, _names([*own, *self.columns]), sql.SQL("binary" if binary else "csv")
         )
 
     def forget_rows(self, cursor: Any, table: str, first_row: int) -> None:
@@ -277,16 +280,20 @@ def checked_target(connection: Connection, settings: SinkSettings) -> Target:
     _check_key(table, settings)
     staging = settings.staging_schema or table.schema
     _check_rights(connection, table, settings, staging)
-    found = [table.column(name) for name in settings.columns]
+    found = [column for name in settings.columns if (column := table.column(name)) is not None]
+    own = [pa.field(_ROW, pa.int64()), pa.field(_DELETE, pa.bool_())]
+    count = 0 if settings.plain else 1 if settings.op is None else 2
+    stream = pa.schema([settings.stream.field(name) for name in settings.columns])
     return Target(
         table.schema,
         table.name,
         staging,
-        tuple(each.definition for each in found if each is not None),
+        tuple(each.definition for each in found),
         settings.columns,
-        any(each.identity for each in found if each is not None),
+        any(each.identity for each in found),
         settings.plain,
         settings.op is not None,
+        binary_rows(own[:count], stream, found),
     )
 
 

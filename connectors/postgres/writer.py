@@ -31,6 +31,7 @@ from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import DISCARDED_COUNTER, SinkWriter
 from ...state.snapshot import CommitPermit
+from .binary import HEADER, TRAILER
 from .client import Connection, connect, is_lost, reason_of, refusals
 from .tables import check_json, is_nested, to_csv
 from .target import MARKERS, SinkSettings, Target, checked_target
@@ -100,6 +101,8 @@ class _Chunk:
 
     epoch: _Epoch
     first_row: int
+    binary: bool
+    """Whether its rows are in the binary form of `COPY`, and not in CSV."""
     parts: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
     tried: bool = False
@@ -191,13 +194,15 @@ class PostgresWriter(SinkWriter):
         if epoch is None:
             self._number += 1
             epoch = self._epoch = _Epoch(self._number, self._new_name())
+        rows, binary = self._encode(batch.data, epoch.rows)
+        if self._chunk is not None and self._chunk.binary != binary:
+            self._close_chunk()
         if self._chunk is None:
-            self._chunk = _Chunk(epoch, epoch.rows)
+            self._chunk = _Chunk(epoch, epoch.rows, binary)
         chunk = self._chunk
-        lines = self._encode(batch.data, epoch.rows)
         epoch.rows += len(batch)
-        chunk.parts.append(lines)
-        chunk.size_bytes += len(lines)
+        chunk.parts.append(rows)
+        chunk.size_bytes += len(rows)
         if chunk.size_bytes >= min(_CHUNK_BYTES, self._settings.buffer_bytes):
             self._close_chunk()
             self._send_in_background()
@@ -212,7 +217,8 @@ class PostgresWriter(SinkWriter):
         place = f"{context.attempt}_{self._after}_{context.subtask_index}_{self._number}"
         return f"{self._prefix}{place}_{self._nonce}"
 
-    def _encode(self, data: pa.RecordBatch, first_row: int) -> bytes:
+    def _encode(self, data: pa.RecordBatch, first_row: int) -> tuple[bytes, bool]:
+        """Return rows as they are sent, and whether that is in binary form."""
         settings = self._settings
         for name in settings.key:
             if data.column(name).null_count:
@@ -224,13 +230,14 @@ class PostgresWriter(SinkWriter):
         for name, column in zip(settings.columns, columns, strict=True):
             if is_nested(column.type):
                 check_json(name, column)
-        if settings.plain:
-            return to_csv(columns)
-        rows = pa.array(range(first_row, first_row + data.num_rows), pa.int64())
-        if settings.op is not None:
-            rows_and_deletes = [rows, _deletes(data.column(settings.op), settings.op)]
-            return to_csv([*rows_and_deletes, *columns])
-        return to_csv([rows, *columns])
+        if not settings.plain:
+            rows = pa.array(range(first_row, first_row + data.num_rows), pa.int64())
+            if settings.op is not None:
+                columns.insert(0, _deletes(data.column(settings.op), settings.op))
+            columns.insert(0, rows)
+        encoder = self._known_target.binary
+        encoded = None if encoder is None else encoder.encode(columns)
+        return (to_csv(columns), False) if encoded is None else (encoded, True)
 
     def _close_chunk(self) -> None:
         chunk, self._chunk = self._chunk, None
@@ -388,8 +395,9 @@ class PostgresWriter(SinkWriter):
                 into = psycopg.sql.Identifier(target.schema, target.name)
             else:
                 into = target.create_temporary(cursor)
-            with cursor.copy(target.copy_statement(into)) as copy:
-                for part in chunk.parts:
+            ends = (HEADER, TRAILER) if chunk.binary else (b"", b"")
+            with cursor.copy(target.copy_statement(into, binary=chunk.binary)) as copy:
+                for part in (ends[0], *chunk.parts, ends[1]):
                     copy.write(part)
             if not self._exactly_once and not self._settings.plain:
                 target.move(cursor, into, self._staged(epoch))

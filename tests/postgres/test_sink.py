@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import generator, postgres_sink, sequence
+from headgate.connectors.postgres import target
+from headgate.connectors.postgres.binary import binary_rows
 from headgate.connectors.postgres.client import Address, connect
 from headgate.connectors.postgres.sink import PostgresSink
+from headgate.connectors.postgres.tables import Column
 from headgate.connectors.postgres.target import MARKERS, checked_target
 from headgate.errors import DataError, HeadgateError, JobError, PlanError, UsageError
 from headgate.operators.elements import ColumnBatch
@@ -110,6 +114,91 @@ def test_values_of_all_types(database: PostgresServer, new_table: NewTable, guar
     for (name, (_, _, _, wanted)), value in zip(VALUES.items(), found, strict=True):
         assert value == wanted or (name == "q" and str(value) == VALUES["q"][2]), name
     assert set(nulls) == {None}
+
+
+BINARY: dict[str, tuple[str, pa.DataType, list[Any]]] = {
+    "a": ("bool", pa.bool_(), [True, False]),
+    "b": ("int2", pa.int16(), [-(2**15), 2**15 - 1]),
+    "c": ("int2", pa.uint8(), [0, 255]),
+    "d": ("int4", pa.int32(), [-(2**31), 2**31 - 1]),
+    "e": ("int4", pa.uint16(), [0, 2**16 - 1]),
+    "f": ("int8", pa.int64(), [-(2**63), 2**63 - 1]),
+    "g": ("int8", pa.uint32(), [0, 2**32 - 1]),
+    "h": ("float4", pa.float32(), [-math.inf, 0.1]),
+    "i": ("float8", pa.float64(), [-0.0, 1e-300]),
+    "j": ("text", pa.string(), ["", 'a "b",\n\\N;\té']),
+    "k": ("varchar(5)", pa.large_string(), ["", "fünf!"]),
+    "l": ("char(3)", pa.string(), ["a", "abc"]),
+    "m": ("bytea", pa.binary(), [b"", bytes(range(256))]),
+    "n": ("date", pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
+    "o": (
+        "timestamp",
+        pa.timestamp("us"),
+        [datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)],
+    ),
+    "p": (
+        "timestamptz",
+        pa.timestamp("us", "Europe/Berlin"),
+        [datetime(1969, 12, 31, tzinfo=UTC), datetime(2026, 7, 1, 1, 2, 3, 4, UTC)],
+    ),
+}
+
+
+def column_of(base: str) -> Column:
+    return Column("x", base, base, False, False, False, None, False)
+
+
+def the_same_as_csv(
+    database: PostgresServer,
+    new_table: NewTable,
+    monkeypatch: pytest.MonkeyPatch,
+    *batches: ColumnBatch,
+) -> None:
+    """Write batches as binary and as CSV; the tables must have the same rows."""
+    definition = ", ".join(f"{name} {BINARY[name][0]}" for name in batches[0].data.schema.names)
+    tables = [new_table(definition) for _ in range(2)]
+    sinks = [postgres_sink(database.dsn, table, guarantee="exactly_once") for table in tables]
+    assert find_spec("pgpq"), "pgpq is not installed: pip install 'headgate[postgres]'"
+    run(written(sinks[0], *batches))
+    monkeypatch.setattr(target, "binary_rows", lambda *given: None)
+    run(written(sinks[1], *batches))
+    rows = [database.execute(f"SELECT t::text FROM {table} t ORDER BY 1") for table in tables]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == sum(len(each) for each in batches)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_rows_are_those_of_csv(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _, kind, values = BINARY[name]
+    column = pa.array([*values, None], kind)
+    base = {"char(3)": "bpchar"}.get(BINARY[name][0], BINARY[name][0].partition("(")[0])
+    assert binary_rows([], pa.schema({name: kind}), [column_of(base)]) is not None
+    the_same_as_csv(database, new_table, monkeypatch, batch(**{name: column}))
+
+
+def test_binary_rows_of_slices_and_of_far_times(
+    database: PostgresServer, new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch with a time that is far away travels as CSV, in the same epoch as others."""
+    times = [datetime(2026, 1, 1 + n) for n in range(9)]
+    numbers = pa.record_batch(
+        {"f": pa.array([*range(8), None]), "o": pa.array(times, pa.timestamp("us"))}
+    )
+    far = pa.array([10**17], pa.int64()).cast(pa.timestamp("us"))  # the year 5138
+    further = pa.array([3 * 10**17], pa.int64()).cast(pa.timestamp("us"))  # the year 11476
+    batches = [
+        ColumnBatch(numbers.slice(2, 3)),
+        batch(f=pa.array([100]), o=far),
+        batch(f=pa.array([101]), o=pa.array([None], pa.timestamp("us"))),
+        ColumnBatch(numbers.slice(7)),
+    ]
+    the_same_as_csv(database, new_table, monkeypatch, *batches)
+    encoder = binary_rows([], batches[1].data.schema, [column_of("int8"), column_of("timestamp")])
+    assert encoder is not None
+    assert encoder.encode([pa.array([1]), far]) is not None
+    assert encoder.encode([pa.array([1]), further]) is None
 
 
 def test_a_table_is_made_of_the_columns(database: PostgresServer) -> None:
