@@ -196,6 +196,7 @@ class _StagedCommitter:
             JobError: another process has taken over, or the brokers refuse a record.
         """
         from confluent_kafka import KafkaException
+        from kafka.errors import KafkaError
 
         epoch = self._epoch
         try:
@@ -214,20 +215,32 @@ class _StagedCommitter:
                     fix="if they are there, as after a stop with a savepoint, say on_lost='skip'; else "
                     "restore an older checkpoint (--from DIR@ID)",
                 )
-            prepared = self._write()
+            # Looked up before the first message: brokers take messages with an epoch that is not older
+            # than this one only. Later, it might be the epoch of another process that writes the same.
+            prepared = self._client.prepared(
+                epoch.id, epoch.topic, epoch.checkpoint_id, begun=False
+            )
+            self._write(prepared)
         except KafkaException as error:
             raise self._as_ours(error) from error
+        except KafkaError as error:
+            if error.retriable:
+                raise
+            raise self._taken_over() from error
         try:
             self._client.commit(prepared)
-        except LostTransaction as error:
-            raise JobError(  # its records are not lost, as the checkpoint has them
-                "another process has taken over to write what a checkpoint has staged "
-                f"topic=`{epoch.topic}` checkpoint=`{epoch.checkpoint_id}`",
-                fix="a newer attempt of the job writes it; or two deployments have the same name",
-            ) from error
+        except LostTransaction as error:  # its records are not lost, as the checkpoint has them
+            raise self._taken_over() from error
 
-    def _write(self) -> PreparedTransaction:
-        """Write the messages and the mark in a transaction, and return it to be committed."""
+    def _taken_over(self) -> JobError:
+        return JobError(
+            "another process has taken over to write what a checkpoint has staged "
+            f"topic=`{self._epoch.topic}` checkpoint=`{self._epoch.checkpoint_id}`",
+            fix="a newer attempt of the job writes it; or two deployments have the same name",
+        )
+
+    def _write(self, prepared: PreparedTransaction) -> None:
+        """Write the messages and the mark in a transaction."""
         epoch, client = self._epoch, self._client
         self._producer.begin()
         producer = self._producer.producer
@@ -238,9 +251,7 @@ class _StagedCommitter:
             while producer.flush(FLUSH_S):
                 self._check()
             self._check()
-            prepared = client.prepared(epoch.id, epoch.topic, epoch.checkpoint_id)
             client.mark(prepared)
-            return prepared
         except BaseException:
             # A failure to abort is left to the next committer, or to the time-out of the transaction.
             with suppress(Exception):

@@ -98,7 +98,7 @@ class TransactionClient:
             id: the transactional id.
             topic: the topic that it writes to.
             checkpoint_id: the mark.
-            begun: False: it has no records, so the brokers do not know yet that it is open.
+            begun: False: it may have no records yet, so the brokers do not know yet that it is open.
 
         Raises:
             JobError: it is not open any more.

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors import kafka_sink, kafka_source
+from headgate.connectors.kafka import committing
 from headgate.connectors.kafka.committing import StagedEpoch, TransactionalProducer
 from headgate.connectors.kafka.transactions import TransactionClient
 from headgate.errors import JobError, UsageError
@@ -127,6 +128,45 @@ def test_a_commit_that_died_in_the_middle_is_made_once(
         assert client.open_ids(prefix_of(writer)) == []
         client.close()
         other.close()
+
+    run(scenario())
+
+
+def test_a_process_that_is_overtaken_does_not_commit_what_the_other_has_begun(
+    broker: KafkaServer, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has written a part of the messages when the first one is about to commit."""
+    topic = new_topic()
+
+    async def scenario() -> None:
+        made = sink(broker, topic, transactions="staged", killed=True)
+        writer: Any = await opened(made)
+        writer.write(batches(1)[0])
+        committables = await prepared(writer, 1)
+        epoch = msgspec.msgpack.decode(committables[0], type=StagedEpoch)
+        others = []
+        produce = committing._StagedCommitter._produce
+
+        def overtaken(committer: Any, batch: pa.RecordBatch) -> None:
+            produce(committer, batch)
+            committer._producer.producer.flush(60)
+            other = TransactionalProducer(made.settings, epoch.id)
+            other.initialise()
+            other.begin()
+            other.producer.produce(topic, b"0-0")
+            other.producer.flush(60)
+            others.append(other)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(committing._StagedCommitter, "_produce", overtaken)
+            with pytest.raises(JobError, match="another process has taken over"):
+                await committed(writer, committables, 1)
+        assert len(others) == 1
+        assert await visible(broker, topic) == []
+        last = await opened(made, committables, attempt=2, restored_checkpoint=1)
+        await committed(last, committables, 1)
+        assert len(await visible(broker, topic)) == 3
+        last.close()
 
     run(scenario())
 
