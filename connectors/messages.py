@@ -9,9 +9,10 @@ from typing import Any, Self, TypeAlias
 import pyarrow as pa
 
 from ..errors import PlanError, UsageError
+from ..operators.sink import stream_columns
 from ..operators.source import Record_co, Source
 from ..operators.suggestions import suggest
-from .formats.format import Format
+from .formats.format import Format, planning
 
 MetadataTypes: TypeAlias = Mapping[str, pa.DataType]
 """The parts of a message beside its data, and the types of their columns."""
@@ -113,11 +114,7 @@ def check_message_columns(
     Raises:
         PlanError: they cannot.
     """
-    if schema is None:
-        raise PlanError(
-            f"{messages} are made of columns, and this stream is of Python objects",
-            fix="add into=<a Struct class or schema> to the map before it",
-        )
+    schema = stream_columns(schema, messages)
     for argument, column in texts.items():
         if column not in schema.names:
             raise PlanError(
@@ -129,10 +126,8 @@ def check_message_columns(
                 f"a column has the wrong type {argument}=`{column}`",
                 fix="it must be a string; cast it with select",
             )
-    try:
+    with planning():
         format.check_output(pa.schema([field for field in schema if field.name not in apart]))
-    except UsageError as error:
-        raise PlanError(error.message, fix=error.fix) from error
 
 
 def with_metadata(
