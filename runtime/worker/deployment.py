@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
@@ -65,6 +65,7 @@ from .watch import StepWatch
 
 REPORT_S = 0.5
 """Reports on the progress of a restore are at least this far apart, but for the last."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +458,7 @@ class RunningRegions:
         self._hub = hub
         self._watch = watch
         self._deployments: dict[int, Deployment] = {}
-        self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
+        self._tasks: dict[asyncio.Task[Any], frozenset[int]] = {}
         self._leaving: dict[asyncio.Task[None], frozenset[int]] = {}
 
     def __iter__(self) -> Iterator[Deployment]:
@@ -472,11 +473,14 @@ class RunningRegions:
         self._deployments[deployment.region] = deployment
         self._watch.begin(deployment.region, deployment.subtasks)
 
-    def spawn(self, regions: Collection[int], work: Coroutine[None, None, None], name: str) -> None:
+    def spawn(
+        self, regions: Collection[int], work: Coroutine[Any, Any, T], name: str
+    ) -> asyncio.Task[T]:
         """Run work for some regions beside the messages; it is cancelled with any of them."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = frozenset(regions)
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
 
     async def stop(self, regions: Collection[int]) -> None:
         """Cancel what was spawned for some regions, and wait for its end."""

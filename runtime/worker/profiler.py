@@ -59,18 +59,28 @@ class Profiler:
         else:
             self._busy = True
             region = found[0][0].region
-            self._regions.spawn([region], self._profile(asked, task), "profile")
+            taken = self._regions.spawn([region], _profile(asked, task), "profile")
+            # A task that is cancelled before it begins runs no line of its coroutine.
+            taken.add_done_callback(partial(self._end, asked.query))
 
-    async def _profile(self, asked: TakeProfile, task: asyncio.Task[Any]) -> None:
-        sampler = Sampler(asyncio.get_running_loop(), threading.get_ident(), task)
-        call = partial(sampler.sample, asked.query, asked.milliseconds / 1000, asked.hertz)
-        answer = ProfileAnswer(query=asked.query, outcome=StateOutcome.ELSEWHERE)
+    def _end(self, query: int, taken: asyncio.Task[ProfileAnswer]) -> None:
+        """Answer, also if the region of the subtask was stopped meanwhile."""
+        self._busy = False
+        answer = ProfileAnswer(query=query, outcome=StateOutcome.ELSEWHERE)
         try:
-            answer = await asyncio.to_thread(call)
+            if not taken.cancelled():
+                answer = taken.result()
         finally:
-            sampler.stop()
-            self._busy = False
             self._send(answer)
+
+
+async def _profile(asked: TakeProfile, task: asyncio.Task[Any]) -> ProfileAnswer:
+    sampler = Sampler(asyncio.get_running_loop(), threading.get_ident(), task)
+    call = partial(sampler.sample, asked.query, asked.milliseconds / 1000, asked.hertz)
+    try:
+        return await asyncio.to_thread(call)
+    finally:
+        sampler.stop()
 
 
 class Sampler:

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import threading
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, numbers
 from headgate.errors import JobNotReady, UsageError
-from headgate.runtime.control.messages import ProfileAnswer
+from headgate.runtime.control.messages import ProfileAnswer, StateOutcome, TakeProfile
 from headgate.runtime.rest.routes import ROUTES
 from headgate.runtime.worker import profiler
+from headgate.runtime.worker.deployment import RunningRegions
 from headgate.tests.rest.conftest import serving
 from headgate.tests.rest.test_server import valid
 
@@ -120,6 +122,40 @@ def test_a_sampler_ends_with_its_task_and_when_it_is_stopped() -> None:
         task.cancel()
 
     asyncio.run(run())
+
+
+def test_a_profile_whose_region_stops_at_once_is_answered() -> None:
+    """A worker that was asked, and told to stop the region in the same step, takes profiles later."""
+
+    async def run() -> list[Any]:
+        sent: list[Any] = []
+        answered = asyncio.Event()
+
+        def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 2:
+                answered.set()
+
+        waiter = asyncio.create_task(waits_for(asyncio.Event()))
+        nothing = SimpleNamespace(begin=lambda *given: None)
+        regions = RunningRegions(cast(Any, nothing), cast(Any, nothing))
+        env = SimpleNamespace(vertex=SimpleNamespace(id=1), index=0)
+        subtask = SimpleNamespace(env=env, awaits=waiter)
+        regions.add(cast(Any, SimpleNamespace(region=0, attempt=1, subtasks=[subtask])))
+        profiles = profiler.Profiler(regions, send)
+        for query in (1, 2):
+            profiles.take(
+                TakeProfile(attempt=1, query=query, vertex=1, index=0, milliseconds=20, hertz=100)
+            )
+            if query == 1:
+                await regions.stop([0])
+        await answered.wait()
+        waiter.cancel()
+        return sent
+
+    first, second = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (first.query, first.outcome) == (1, StateOutcome.ELSEWHERE)
+    assert (second.query, second.outcome) == (2, StateOutcome.READ)
 
 
 def heavy(record: Any) -> bool:
