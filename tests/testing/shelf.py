@@ -28,8 +28,19 @@ MEMORY: dict[str, list[Any]] = {}
 """The data that the planted sink keeps in its process instead of in its directory."""
 
 
+LOOKS_MAX = 6_000
+
+
+def is_down(directory: Path) -> bool:
+    """Look whether the server is away. That of a sink starts again when its thread has looked."""
+    down = (directory / "down").exists()
+    if down:
+        (directory / ".looked").touch()
+    return down
+
+
 def check_up(directory: Path) -> None:
-    if (directory / "down").exists():
+    if is_down(directory):
         raise StorageError(f"{directory} does not answer")
 
 
@@ -108,7 +119,7 @@ class ShelfReader(SourceReader):
         return self.at >= self.end
 
     def poll(self) -> Batch | None:
-        if self.bug == "ends when the server is away" and (self.source.directory / "down").exists():
+        if self.bug == "ends when the server is away" and is_down(self.source.directory):
             self.end = self.at
             return None
         check_up(self.source.directory)
@@ -219,7 +230,7 @@ class ShelfWriter(SinkWriter):
 
         def draft() -> list[bytes]:
             if self.bug == "does not see that the server is away":
-                if (self.directory / "down").exists():
+                if is_down(self.directory):
                     return []
             else:
                 check_up(self.directory)
@@ -268,13 +279,20 @@ class ShelfWriter(SinkWriter):
 class Switch:
     """The server of a shelf, which is up as long as there is no file `down`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seen: bool) -> None:
+        """Make a server that is up; `seen`: it starts again when somebody has seen that it was away."""
         self.directory = Path()
+        self.seen = seen
 
     def start(self) -> None:
+        for _ in range(LOOKS_MAX if self.seen else 0):
+            if (self.directory / ".looked").exists():
+                break
+            time.sleep(0.01)
         (self.directory / "down").unlink(missing_ok=True)
 
     def kill(self) -> None:
+        (self.directory / ".looked").unlink(missing_ok=True)
         (self.directory / "down").touch()
 
 
@@ -283,7 +301,7 @@ class _Shelf:
 
     def __init__(self, bug: str = "") -> None:
         self.bug = bug
-        self.server = Switch()
+        self.server = Switch(seen=isinstance(self, SinkCase))
 
     @contextmanager
     def place(self) -> Iterator[Path]:
