@@ -78,8 +78,12 @@ def print_connections(job: Job, timeout_s: float) -> bool:
 
 
 def _placed(error: HeadgateError, where: str) -> str:
-    """Return the text of an error with the place of the step, unless the error names another place."""
-    return str(HeadgateError(error.message, where=error.where or where, fix=error.fix))
+    """Return the text of an error with the place of the step, unless the error names another place.
+
+    A place may be followed by the text of the line, which may have a password in it.
+    """
+    own = error.where.partition("  ")[0]
+    return str(HeadgateError(error.message, where=own or where, fix=error.fix))
 
 
 def _ask(connector: Source | Sink, options: dict[str, str], answer: _Answer) -> None:
