@@ -32,7 +32,7 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 
 from ...errors import StorageError
-from ..tables.compaction import Merge, due_merges
+from ..tables.compaction import MERGED_BYTES_MAX, Merge, due_merges
 from ..tables.writer import COPIED_BYTES
 from .table import existing
 
@@ -89,7 +89,22 @@ def compact(catalog: Catalog, name: str, prefix: str, files: int, limit: int) ->
 def _groups(
     tasks: dict[Any, list[FileScanTask]], due: Sequence[Merge[Any]]
 ) -> Iterator[list[FileScanTask]]:
-    """Yield the files that are merged into one: several, and together not larger than is wanted."""
+    """Yield the files that are merged into one: several, and together not larger than is wanted.
+
+    What would be more than `MERGED_BYTES_MAX` waits for a later commit, but for the first ones.
+    """
+    merged_bytes = 0
+    for size, group in _all_groups(tasks, due):
+        merged_bytes += size
+        if size < merged_bytes > MERGED_BYTES_MAX:
+            return
+        yield group
+
+
+def _all_groups(
+    tasks: dict[Any, list[FileScanTask]], due: Sequence[Merge[Any]]
+) -> Iterator[tuple[int, list[FileScanTask]]]:
+    """Yield the files that are merged into one, with their size."""
     for merge in due:
         group: list[FileScanTask] = []
         size = 0
@@ -98,12 +113,12 @@ def _groups(
             if more >= merge.target_bytes / 2:
                 continue
             if size + more > merge.target_bytes:
-                yield group
+                yield size, group
                 group, size = [], 0
             group.append(task)
             size += more
         if len(group) > 1:
-            yield group
+            yield size, group
 
 
 def _replace(

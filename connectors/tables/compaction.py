@@ -19,7 +19,10 @@ from typing import Final, Generic, TypeVar
 from ...operators.clock import Clock, SystemClock
 
 MERGED_BYTES_MAX: Final = 512 << 20
-"""The most bytes that are merged after one commit, as the next checkpoint waits meanwhile."""
+"""The most bytes that are merged after one commit, as the next checkpoint waits meanwhile.
+
+The partition with the most small files is due even if they are more.
+"""
 PAUSE_S: Final = 600.0
 """The time after a failure for which nothing is merged."""
 _log = logging.getLogger("headgate.connectors")

@@ -27,6 +27,7 @@ from headgate.connectors.iceberg import compaction
 from headgate.connectors.iceberg.catalog import IcebergCatalog
 from headgate.connectors.iceberg.sink import IcebergSink
 from headgate.connectors.iceberg.table import IcebergVersion, Part, iceberg_type
+from headgate.connectors.tables.compaction import Merge
 from headgate.errors import HeadgateError, JobError, PlanError, StorageError, UsageError
 from headgate.operators.clock import Clock, SystemClock
 from headgate.operators.elements import ColumnBatch
@@ -578,6 +579,26 @@ def test_small_files_are_merged_after_commits(
     assert found.scan(row_filter="n == 7").to_arrow().to_pylist() == [{"n": 7}]
     commit_several(tmp_path, 1, 5)  # the marks are still there
     assert numbers_of(catalog) == list(range(31))
+
+
+def test_what_is_merged_after_one_commit_is_bounded(
+    tmp_path: Path, catalog: Catalog, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(tmp_path)
+    for id_ in range(1, 13):
+        commit(sink, part_of(sink, tmp_path, [id_], attempt=id_), checkpoint=id_)
+    small = max(catalog.load_table(NAME).inspect.files().column("file_size_in_bytes").to_pylist())
+    monkeypatch.setattr(compaction, "MERGED_BYTES_MAX", 7 * small)
+    monkeypatch.setattr(
+        compaction, "due_merges", lambda found, *given: [Merge(found[0][0], 3 * small, 0)]
+    )
+    counts = []
+    for _ in range(3):
+        compaction.compact(catalog, NAME, "part", 2, 128 << 20)
+        counts.append(len(catalog.load_table(NAME).inspect.files()))
+    assert counts[0] == 13 - 6 + 2
+    assert counts[-1] < counts[0]
+    assert numbers_of(catalog) == list(range(13))
 
 
 def test_rows_that_are_deleted_during_a_compaction_do_not_come_back(
