@@ -149,9 +149,15 @@ def _s3_client(service: S3Service) -> Any:
     session = get_session()
     region = service.region or _REGION
     if service.role is not None:
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise UsageError(
+                f"there are no credentials with which to assume a role role=`{service.role.arn}`",
+                fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the pod a role",
+            )
         fetcher = AssumeRoleCredentialFetcher(
             partial(session.create_client, region_name=region),
-            session.get_credentials(),
+            credentials,
             service.role.arn,
             extra_args=service.role.arguments(),
         )

@@ -126,9 +126,12 @@ async def _connected(service: S3Service) -> AsyncIterator[Any]:
     session = get_session()
     region = service.region or None
     if service.role is not None:
+        credentials = await session.get_credentials()
+        if credentials is None:
+            raise NoCredentialsError
         fetcher = AioAssumeRoleCredentialFetcher(
             partial(session.create_client, region_name=region),
-            await session.get_credentials(),
+            credentials,
             service.role.arn,
             extra_args=service.role.arguments(),
         )

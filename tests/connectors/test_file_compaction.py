@@ -20,6 +20,7 @@ from headgate.connectors.files.sink import FileSink, PartName
 from headgate.errors import CorruptError, StorageError, UsageError
 from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.sink import GuaranteeLike, SinkOperator
+from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import make_context
 from headgate.testing.connectors.context import open_sink, pre_commit
 from headgate.testing.connectors.sink_checks import CrashPoint, _SinkJob, commit
@@ -412,6 +413,27 @@ def test_jobs_leave_few_files(tmp_path: Path) -> None:
     assert len(files) == 2
     found = pa.concat_tables([pq.read_table(file) for file in files]).column("n").to_pylist()
     assert sorted(found) == list(range(3000))
+
+
+def test_a_manifest_makes_the_same_sink(tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(f"""
+apiVersion: headgate.io/v1alpha1
+kind: StreamJob
+metadata: {{name: numbers}}
+spec:
+  checkpoint: {{every: 20 ms, storage: {tmp_path / "checkpoints"}}}
+  sources:
+    numbers: {{generator: {{fields: {{id: sequence}}, rows: 2000, rate: 10000}}}}
+  sinks:
+    out:
+      from: numbers
+      json: {{path: {tmp_path / "out"}, compactEvery: 1000, compactBytes: 1 mb}}
+      guarantee: exactly_once
+""")
+    load_job(manifest).run()
+    assert len(list((tmp_path / "out").glob("part-*"))) == 1
+    assert sorted(ids_in(tmp_path / "out")) == list(range(2000))
 
 
 @pytest.mark.parametrize(

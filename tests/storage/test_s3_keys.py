@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -13,7 +14,7 @@ from headgate.connectors import generator, parquet_sink, sequence
 from headgate.connectors.delta.table import object_store_options
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.s3_config import s3_service
-from headgate.errors import MissingFileError, OptionError
+from headgate.errors import MissingFileError, OptionError, StorageError, UsageError
 from headgate.runtime.options.registry import Options
 from headgate.runtime.storage import s3
 from headgate.runtime.storage.base import CheckpointStore
@@ -222,6 +223,22 @@ def test_the_words_of_flink_and_of_s3_are_understood() -> None:
         assert Options({"s3.sse.type": word}).effective()["s3.sse.type"] == "sse-s3"
     service = s3_service({"s3.sse.type": "aws:kms", "s3.sse.kms.key-id": "k"})
     assert service.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}
+
+
+def test_a_role_without_credentials_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    options = {"s3.assume-role.arn": "arn:aws:iam::1:role/nobody", "s3.region": "us-east-1"}
+    with pytest.raises(StorageError, match="NoCredentialsError") as refused:
+        asyncio.run(open_store("s3://bucket/x", "job", options).open())
+    assert "set AWS_ACCESS_KEY_ID" in str(refused.value)
+    with pytest.raises(UsageError, match="no credentials with which to assume a role"):
+        s3_client(options)
 
 
 def test_tables_do_not_ignore_a_role() -> None:
