@@ -49,6 +49,8 @@ _PIECE_BYTES: Final = 4_000_000
 _SIZE_PROPERTY: Final = "message.max.bytes"
 _SIZE_MAX: Final = 1_000_000
 """The default of the property in librdkafka, and about that of topics."""
+_MESSAGE_BYTES: Final = 100
+"""More than a message has beside its key, value and headers."""
 
 
 class TransactionalWriter(CommittingWriter):
@@ -238,13 +240,17 @@ class StagedWriter(CommittingWriter):
 
     def _check_sizes(self, staged: pa.RecordBatch) -> None:
         """Raise if a message is too large, as it could not be written once a checkpoint has it."""
-        sizes = [pc.max(pc.binary_length(staged.column(0))).as_py() or 0]
+        sizes = pc.fill_null(pc.binary_length(staged.column("value")), 0)
         if "key" in staged.schema.names:
-            sizes.append(pc.max(pc.binary_length(staged.column("key"))).as_py() or 0)
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(staged.column("key")), 0))
+        if "headers" in staged.schema.names:
+            headers = staged.column("headers").to_pylist()
+            sizes = pc.add(sizes, pa.array(map(_headers_bytes, headers), pa.int64()))
+        largest = pc.max(sizes).as_py() + _MESSAGE_BYTES
         limit = int(self._settings.properties.get(_SIZE_PROPERTY, _SIZE_MAX))
-        if max(sizes) > limit:
+        if largest > limit:
             raise JobError(
-                f"a record is too large topic=`{self._settings.topic}` size_bytes=`{max(sizes)}` "
+                f"a record is too large topic=`{self._settings.topic}` size_bytes=`{largest}` "
                 f"{_SIZE_PROPERTY}=`{limit}`",
                 fix=f'properties={{"{_SIZE_PROPERTY}": "..."}}, and max.message.bytes of the topic',
             )
@@ -285,6 +291,13 @@ class StagedWriter(CommittingWriter):
         if self._client is not None:
             with suppress(RuntimeError):
                 self.context.run_in_thread(self._client.close).add_done_callback(_look_at)
+
+
+def _headers_bytes(headers: list[dict[str, Any]] | None) -> int:
+    """Return about how many bytes headers take in a message, and not fewer."""
+    return sum(
+        len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in headers or ()
+    )
 
 
 def _encoded_piece(batches: list[pa.RecordBatch]) -> bytes:

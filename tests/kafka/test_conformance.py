@@ -16,8 +16,11 @@ from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource, S
 
 SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
 """These take half a minute and more. `test_exactly_once.py` kills the broker in each run, too."""
-SLOW_STAGED = (*SLOW, "once_after_any_crash", "a_process_may_be_killed")
-"""At these points a staging sink asks nothing of Kafka. `test_staged.py` has the rest."""
+SLOW_STAGED = (
+    *(*SLOW, "once_after_any_crash", "a_process_may_be_killed"),
+    "nothing_is_left_open",
+)
+"""At most of these points a staging sink asks nothing of Kafka. `test_staged.py` has the rest."""
 SECONDS_MAX = 1200 if os.environ.get("HEADGATE_THOROUGH") else 240
 pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
 

@@ -270,7 +270,7 @@ def test_what_could_not_be_written_later_is_refused_at_once(
     async def scenario() -> None:
         topic = new_topic()
         writer = await opened(sink(broker, topic, transactions="staged"))
-        large = ColumnBatch(pa.record_batch({"value": [b"x" * 1_000_001]}))
+        large = ColumnBatch(pa.record_batch({"value": [None, b"x" * 999_950]}))
         with pytest.raises(JobError, match="too large") as raised:
             writer.write(large)
         assert "message.max.bytes" in raised.value.fix
