@@ -78,6 +78,7 @@ FAST_ONE_IN: dict[str, int] = {
     "panes": 7,
     "postgres": 0,
     "process/test_jobs.py": 7,
+    "process/test_timers.py::test_timers_on_disk_fire_as_a_naive_model_says": 0,
     "properties": 10,
     "properties/test_cut_at_different_times.py": 2,
     "properties/test_lives.py": 0,

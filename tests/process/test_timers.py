@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -151,7 +154,30 @@ STEPS = st.one_of(
 @given(steps=st.lists(STEPS, max_size=30), parallelism=st.integers(1, 3))
 def test_timers_fire_as_a_naive_model_says(world: Any, steps: list[Any], parallelism: int) -> None:
     """Whatever the batches, watermarks, restarts and the parallelism; the order counts within a key."""
-    step = step_of(world, Scripted(), parallelism)
+    check_against_model(step_of(world, Scripted(), parallelism), steps)
+
+
+@settings(
+    deadline=None,
+    max_examples=60 if os.environ.get("HEADGATE_THOROUGH") else 10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it has no state
+)
+@given(steps=st.lists(STEPS, max_size=30), parallelism=st.integers(1, 3))
+def test_timers_on_disk_fire_as_a_naive_model_says(
+    world: Any, steps: list[Any], parallelism: int
+) -> None:
+    """A subtask with more than one timer has them on disk, and others have theirs in memory."""
+    (stream,) = world.sources()
+    options = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "1kb"}
+    output = stream.key_with(key_of).process(Scripted(), name="p")
+    with TemporaryDirectory() as directory:
+        step = world.step(output, parallelism, options, Path(directory))
+        check_against_model(step, steps)
+        for operator in step.operators:
+            operator.close()
+
+
+def check_against_model(step: Any, steps: list[Any]) -> None:
     model, watermark = Model(step.clock.ms), 0
     for what, argument in steps:
         if what == "records":

@@ -219,8 +219,8 @@ class Step:
         """Return the state of one new subtask: its rows and items, and files that may have its rows."""
         ours = key_group_range(index, self.parallelism, MAX_PARALLELISM)
         state = RestoredState()
-        for name in stored[0][0]:
-            table = pa.concat_tables([tables[name] for tables, _, _ in stored])
+        for name in {name: None for tables, _, _ in stored for name in tables}:
+            table = pa.concat_tables([part[0][name] for part in stored if name in part[0]])
             state.tables |= rows_of(ours, {name: table})
         for name, (_, mode) in stored[0][1].items():
             lists = [items[name][0] for _, items, _ in stored]
@@ -229,10 +229,9 @@ class Step:
                 lists[index % len(lists)] if mode == "broadcast"
                 else every if mode == "union" else every[index :: self.parallelism]
             )  # fmt: skip
-        for name in stored[0][2]:
+        for name in {name: None for _, _, files in stored for name in files}:
             state.files[name] = []
-            for _, _, files in stored:
-                meta, paths, theirs = files[name]
+            for meta, paths, theirs in (part[2][name] for part in stored if name in part[2]):
                 copies = {}
                 for id_, path in paths.items():
                     self._number += 1
