@@ -20,6 +20,11 @@ from headgate.runtime.options.registry import OPTIONS, find_option
 ROOT = Path(headgate.__file__).parent
 
 
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(manifest.schema())
+
+
 def test_the_schema_is_current() -> None:
     """If not: python -m headgate.runtime.manifest > docs/streamjob.schema.json"""
     written = (ROOT / "docs" / "streamjob.schema.json").read_text()
@@ -50,13 +55,17 @@ def test_definitions_say_the_same_as_the_parts_that_they_stand_for() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name
 )
-def test_manifests_of_examples_are_valid(path: Path) -> None:
+def test_manifests_of_examples_are_valid(
+    path: Path, validator: jsonschema.Draft202012Validator
+) -> None:
     for found in yaml.safe_load_all(path.read_text()):
         if isinstance(found, dict) and found.get("kind") == "StreamJob":
-            jsonschema.Draft202012Validator(manifest.schema()).validate(found)
+            validator.validate(found)
 
 
-def test_mistakes_below_a_definition_are_found() -> None:
+def test_mistakes_below_a_definition_are_found(
+    validator: jsonschema.Draft202012Validator,
+) -> None:
     def problems(source: dict[str, Any]) -> list[str]:
         job = {
             "apiVersion": "headgate.io/v1alpha1",
@@ -64,7 +73,6 @@ def test_mistakes_below_a_definition_are_found() -> None:
             "metadata": {"name": "a"},
             "spec": {"sources": {"a": source}, "sinks": {"b": {"from": "a", "print": {}}}},
         }
-        validator = jsonschema.Draft202012Validator(manifest.schema())
         return [error.message for error in validator.iter_errors(job)]
 
     kafka = {"topics": "a", "bootstrap": "b:9092"}
