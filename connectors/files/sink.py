@@ -197,7 +197,8 @@ class _File:
         self._encoder: Encoder = ENCODERS[format](draft.stream, schema)
         self._header_bytes = draft.stream.tell()
         self._lock = threading.Lock()
-        self._encoded = False
+        self._encoded_bytes: int | None = None
+        """The size of the file, once the end of the format is written."""
         self._broken: Exception | None = None
         self._committable: Committable | None = None
         self._held: Committable | None = None
@@ -215,13 +216,14 @@ class _File:
         """Write the end of the format, such as the footer. If that failed once, it fails each time."""
         if self._broken is not None:
             raise self._broken
-        if not self._encoded:
+        if self._encoded_bytes is None:
             try:
                 self._encoder.close()
             except Exception as error:
                 self._broken = error
                 raise
-            self._encoded = True
+            # A draft whose end has failed has a closed stream.
+            self._encoded_bytes = self.draft.stream.tell()
 
     def finish(self) -> Committable:
         """Make the file durable; blocks. It may be repeated, also from several threads."""
@@ -245,7 +247,8 @@ class _File:
         with self._lock:
             if self._held is None and self._committable is None:
                 self.encode_rest()
-                if self.draft.stream.tell() < limit and (held := self.draft.hold()) is not None:
+                assert self._encoded_bytes is not None
+                if self._encoded_bytes < limit and (held := self.draft.hold()) is not None:
                     self._held = msgspec.structs.replace(held, header_bytes=self._header_bytes)
             return self._held
 

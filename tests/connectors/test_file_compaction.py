@@ -14,6 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import files_sink, generator, json_sink, parquet_sink, s3_config, sequence
+from headgate.connectors.files import drafts
 from headgate.connectors.files.drafts import LocalTarget
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.files.sink import FileSink, PartName
@@ -297,6 +298,20 @@ def test_a_merge_that_fails_is_repeated(
     assert ids_in(tmp_path) == [1, 2, 3]
     writer.write()
     assert ids_in(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_file_that_could_not_be_made_durable_stays_an_error(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Any) -> None:
+        raise OSError("the disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts, "_sync_directory", fail)
+        with pytest.raises(StorageError, match="the disk is broken"):
+            writer.prepare(1)
+    with pytest.raises(StorageError, match="the disk is broken"):
+        writer.prepare(2)
 
 
 def test_two_writers_become_one(tmp_path: Path) -> None:
