@@ -37,26 +37,43 @@ class Positions:
         split: the name that the reader reports, such as the path of a file.
     """
 
-    __slots__ = ("_offsets", "source", "split")
+    __slots__ = ("_offsets", "_rows", "source", "split")
 
-    def __init__(self, source: str, split: str, offsets: range | npt.NDArray[np.int64]) -> None:
-        """Create the positions. A range becomes an array only if the offsets are read."""
+    def __init__(
+        self,
+        source: str,
+        split: str,
+        offsets: range | npt.NDArray[np.int64],
+        rows: npt.NDArray[Any] | pa.BooleanArray | None = None,
+    ) -> None:
+        """Create the positions of some of the records at these offsets; `rows`: see `of`.
+
+        The offsets are only computed when they are read, which is seldom.
+        """
         self.source = source
         self.split = split
         self._offsets = offsets
+        self._rows = rows
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each record in the split; the unit is the source's."""
-        if isinstance(self._offsets, range):
-            numbers = self._offsets
-            self._offsets = np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
-        return self._offsets
+        found, rows = self._offsets, self._rows
+        if isinstance(found, range):
+            found = np.arange(found.start, found.stop, found.step, dtype=np.int64)
+        if rows is not None:
+            if isinstance(rows, pa.Array):
+                rows = rows.to_numpy(zero_copy_only=False)
+            found = found[rows]
+        self._offsets, self._rows = found, None
+        return found
 
-    def of(self, rows: slice | npt.NDArray[Any]) -> Positions:
-        """Return those of some of the records: a slice, their places, or a mask."""
-        offsets = self._offsets[rows] if isinstance(rows, slice) else self.offsets[rows]
-        return Positions(self.source, self.split, offsets)
+    def of(self, rows: slice | npt.NDArray[Any] | pa.BooleanArray) -> Positions:
+        """Return those of some of the records: a slice, their places, or a mask without nulls."""
+        offsets = self._offsets if self._rows is None else self.offsets
+        if isinstance(rows, slice):
+            return Positions(self.source, self.split, offsets[rows])
+        return Positions(self.source, self.split, offsets, rows)
 
 
 @final

@@ -201,9 +201,10 @@ class _Filter:
             return False
         if work.times is not None or work.positions is not None:
             plain = mask.fill_null(False) if mask.null_count else mask
-            rows = plain.to_numpy(zero_copy_only=False)
-            work.times = None if work.times is None else work.times[rows]
-            work.positions = None if work.positions is None else work.positions.of(rows)
+            if work.times is not None:
+                work.times = work.times[plain.to_numpy(zero_copy_only=False)]
+            if work.positions is not None:
+                work.positions = work.positions.of(plain)
         arrays = work.arrays
         if self._keep is not None:
             arrays = {name: array for name, array in arrays.items() if name in self._keep}
