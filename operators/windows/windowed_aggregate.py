@@ -220,8 +220,10 @@ class WindowedAggregate(SpillingOperator):
             self._send(held)
 
     def _send(self, fired: Sequence[Fired]) -> None:
-        starts = np.concatenate([result.starts for result in fired])
-        ends = np.concatenate([result.ends for result in fired])
+        starts, ends = fired[0].starts, fired[0].ends
+        if len(fired) > 1:
+            starts = np.concatenate([result.starts for result in fired])
+            ends = np.concatenate([result.ends for result in fired])
         edges = [
             pa.array(edge).view(field.type)
             for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
