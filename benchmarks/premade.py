@@ -99,7 +99,8 @@ class PremadeSource(RowSource):
             if self._columns is not None:
                 batches = [ColumnBatch(batch.data.select(self._columns)) for batch in batches]
             self._batches = batches
-        return self._batches[first // self._plan.batch_rows]
+        block, offset = divmod(first, self._plan.batch_rows)
+        return self._batches[block].slice(offset, count)
 
     def describe(self) -> str:
         return "premade()"

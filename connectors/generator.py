@@ -21,7 +21,7 @@ from ..operators.durations import parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
 from ..operators.origin import capture_origin
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ..operators.source import Record, Record_co
+from ..operators.source import BATCH_ROWS, Record, Record_co
 from . import draws
 from .rows import DEFAULT_SPLITS, RowSource
 
@@ -326,7 +326,7 @@ def generator(
     function: Callable[[int], Any] | None = None,
     rows: int | None = None,
     rate: float | None = None,
-    batch_rows: int = 8192,
+    batch_rows: int = BATCH_ROWS,
     splits: int = DEFAULT_SPLITS,
     seed: int = 0,
 ) -> RowSource:
@@ -339,7 +339,8 @@ def generator(
         function: takes the place of `fields` and makes record i, a Python object. It must be pure.
         rows: the number of rows; None for an unbounded source.
         rate: rows per second over all subtasks; None for no limit.
-        batch_rows: rows per batch.
+        batch_rows: the most rows of a batch. With a rate, batches are small enough that rows wait for
+            20 ms at most; objects come in batches of 1,024.
         splits: the number of parts to which the rows are dealt, which is the highest useful parallelism.
         seed: the data depend on it.
 

@@ -433,7 +433,7 @@ def nexmark(
         events: the rows of this stream; None for an unbounded one.
         rate: rows per second of real time; None for no limit.
         events_per_second: events of all three kinds per second of *event* time; of 50, 46 are bids.
-        batch_rows: rows per batch.
+        batch_rows: the most rows of a batch.
         splits: the number of parts to which the rows are dealt, which is the highest useful parallelism.
         seed: the data depend on it.
 

@@ -84,7 +84,7 @@ from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .throttle import stop_after_idle, throttle
 
-_BATCH_ROWS = Field(IntegerKind(1), "rows per batch")
+_BATCH_ROWS = Field(IntegerKind(1), "the most rows of a batch")
 _STORAGE_OPTIONS = Field(Items(AnyText()), "`s3.*` options, if they differ from the job's")
 _GENERATED = {
     "rate": Field(NumberKind(), "rows per second over all subtasks; absent: no limit"),

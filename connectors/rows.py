@@ -18,6 +18,8 @@ from ..operators.source import Record_co, Source, SourceReader
 
 DEFAULT_SPLITS = 8
 _PACE_HZ = 50  # a rate-limited source makes about this many batches a second, not one per row
+_FAST_PACE_HZ = 125  # at least this many, if the batches have more than `_SMALL_ROWS` rows
+_SMALL_ROWS = 8_192
 _CLOCK_GRAIN_S = 1e-6  # a sleep may end slightly early by the clock
 MakeRows = Callable[[int, int], Batch]
 """Makes `count` rows from row number `first` on."""
@@ -81,7 +83,7 @@ class RowSource(Source[Record_co]):
     Args:
         rows: the number of rows; None: without end.
         rate: rows per second over the whole source; None: as fast as possible.
-        batch_rows: rows per batch, and per block.
+        batch_rows: the most rows of a batch.
         splits: the number of splits to which the rows are dealt, which is the highest useful parallelism.
     """
 
@@ -109,8 +111,13 @@ class RowSource(Source[Record_co]):
         """Return the splits, which are the same at any parallelism."""
         block = self.batch_rows
         if self.rate:
-            # Blocks must be small, or slow sources would pass on their turn only after minutes.
-            block = max(1, min(block, int(self.rate / _PACE_HZ)))
+            # Blocks must be small: a batch waits for its last row, and slow sources would pass on their
+            # turn only after minutes.
+            paced = max(min(self.rate / _PACE_HZ, _SMALL_ROWS), self.rate / _FAST_PACE_HZ)
+            block = max(1, min(block, int(paced)))
+        elif self.rows is not None:
+            # All splits get some of few rows.
+            block = min(block, max(-(-self.rows // self.split_count), _SMALL_ROWS))
         return [
             msgspec.msgpack.encode(_Split(index, self.split_count, block))
             for index in range(self.split_count)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -38,6 +38,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 REJECTED = "rejected"
 """The side output of records that could not be read."""
+BATCH_ROWS: Final = 32_768
+"""The most rows of a batch by default, of sources that need not wait for rows."""
 
 
 class SplitsLeftOutError(SourceError):
@@ -80,7 +82,8 @@ class SourceReader:
         can_pause_splits: it has `pause_splits`. Other readers wait as a whole where sources are
             aligned.
         rows_wanted: set before `poll` to keep little in flight: more rows than this are of no use
-            now. A reader that cannot make its batches smaller, with exact positions, may ignore it.
+            now; None: there is no limit. A reader that cannot make its batches smaller, with exact
+            positions, may ignore it.
         held_back: True if the last `poll` returned None although there may be records, so that the
             source does not count as idle.
     """

@@ -23,6 +23,8 @@ from .locations import version_of
 from .verified import open_row_group
 
 BLOCK_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 24
+"""The size of the columns of a batch of Parquet rows."""
 _SEEK_BYTES = 1 << 16
 RECORD_MAX_BYTES = 16 << 20
 """A longer line is unreadable: it would have to be held in memory whole."""
@@ -236,10 +238,13 @@ class ParquetReader:
         self._end = split.end or 0
         try:
             self._file = _opened(store, split)
+            group = self._file.metadata.row_group(split.row_group)
             self._batches: Iterator[Any] = self._file.iter_batches(
-                batch_size=batch_rows, row_groups=[split.row_group], columns=schema.names,
+                batch_size=_rows_within(group, schema.names, batch_rows),
+                row_groups=[split.row_group],
+                columns=schema.names,
                 use_threads=False,
-            )  # fmt: skip
+            )
         except (OSError, pa.ArrowException) as error:
             raise storage_error(self._path, error) from error
 
@@ -274,6 +279,18 @@ class ParquetReader:
 
     def close(self) -> None:
         self._file.close(force=True)
+
+
+def _rows_within(group: Any, columns: Sequence[str], most: int) -> int:
+    """Return how many rows of a row group take about `_BATCH_BYTES`, but no more than `most`."""
+    size = 0
+    for number in range(group.num_columns):
+        part = group.column(number)
+        path = part.path_in_schema
+        if any(path == name or path.startswith(f"{name}.") for name in columns):
+            size += part.total_uncompressed_size
+    rows: int = _BATCH_BYTES * group.num_rows // max(1, size)
+    return max(1, min(most, rows))
 
 
 def _opened(store: pafs.FileSystem, split: FileSplit) -> pq.ParquetFile:

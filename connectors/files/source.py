@@ -30,6 +30,7 @@ from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import (
+    BATCH_ROWS,
     Record,
     Record_co,
     Source,
@@ -79,7 +80,6 @@ REJECTED_SCHEMA = pa.schema(
 _BLOCKS_AHEAD = 2
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """The first bytes of texts in UTF-16."""
-BATCH_ROWS: Final = 8192
 SPLIT_BYTES: Final = "64mb"
 
 
@@ -585,7 +585,8 @@ def files_source(
             never ends. None: only the files that are there at the start are read.
         on_bad_record: the treatment of unreadable records: `fail`, `drop` (counted in
             `headgate_source_record_errors_total`), or `side_output` (`rejected`).
-        batch_rows: rows per batch.
+        batch_rows: the most rows of a batch. Batches of long rows have fewer: about 1 MiB of text, or
+            16 MiB of the columns of a Parquet file.
         split_bytes: the size of the parts into which a text file is cut.
         delimiter: the delimiter of CSV.
         header: whether CSV files begin with a line of column names. Otherwise their columns are in the

@@ -73,7 +73,7 @@ _REPEATS: Final = {
     "longestPause": Field(duration(), "the longest pause before that; 30s"),
 }
 _READ: Final = {
-    "batchRows": Field(IntegerKind(1), "rows per batch"),
+    "batchRows": Field(IntegerKind(1), "the most rows of a batch"),
     "ca": _CA,
     "rate": Field(NumberKind(), "rows per second; absent: no limit"),
 }

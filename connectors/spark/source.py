@@ -18,7 +18,14 @@ from ...errors import SourceError, UsageError
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.source import Record, Record_co, Source, SourceReader, SourceRun
+from ...operators.source import (
+    BATCH_ROWS,
+    Record,
+    Record_co,
+    Source,
+    SourceReader,
+    SourceRun,
+)
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..files.scan import latest_in_files
 from ..files.source import FileSource
@@ -131,7 +138,7 @@ def spark_source(
     conf: Mapping[str, Any] | None = None,
     keep_result: bool = False,
     on_bad_record: BadRecordPolicy = "fail",
-    batch_rows: int = 8192,
+    batch_rows: int = BATCH_ROWS,
     analysis_timeout: Duration = "5m",
 ) -> SparkSource:
     """Return a bounded source of the result of a Spark query. Needs the extra `headgate[spark]`.
@@ -156,7 +163,7 @@ def spark_source(
             savepoints that were taken while it was read.
         on_bad_record: the treatment of a row that does not fit the schema: `fail`, `drop` (counted in
             `headgate_source_record_errors_total`), or `side_output` (`rejected`).
-        batch_rows: rows per batch.
+        batch_rows: the most rows of a batch. Batches of long rows have fewer, of about 16 MiB.
         analysis_timeout: how long Spark may take to start and to analyse the query, without a `schema`.
 
     Raises:

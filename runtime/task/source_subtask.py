@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ from .subtask import Subtask
 
 SPLITS = "splits"
 """The name of the operator state with the positions."""
+_ROWS_IN_ANY_CASE: Final = 8_192
 
 
 class SourceSubtask(Subtask):
@@ -162,8 +164,7 @@ class SourceSubtask(Subtask):
             self._quiet_since_s = None
             return False
         self.time.switch(Activity.BUSY)
-        if self.debloater is not None:
-            self._reader.rows_wanted = self.debloater.rows_at_once()
+        self._reader.rows_wanted = self._rows_wanted()
         batch = with_context(self.chain.head, self._reader.poll)
         self._note_quiet(batch)
         if batch is not None:
@@ -183,6 +184,16 @@ class SourceSubtask(Subtask):
             return self._set_without_splits(True)
         await self.finish()
         return True
+
+    def _rows_wanted(self) -> int:
+        """Return the most rows to read at once, which the source need not have.
+
+        A barrier waits until all records that were read at once have left the chain. So no more are
+        read than one slice takes, except that 8,192 are read in any case.
+        """
+        wanted = None if self.debloater is None else self.debloater.rows_at_once()
+        most = max(self._slices.rows, _ROWS_IN_ANY_CASE)
+        return most if wanted is None else min(wanted, most)
 
     def _set_without_splits(self, none: bool) -> bool:
         """Note whether there is a split to read, as event time must not wait for a subtask without one.

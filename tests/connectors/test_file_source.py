@@ -582,3 +582,21 @@ def test_clients_of_other_stores_send_no_checksums_unasked() -> None:
     assert config.request_checksum_calculation == "when_required"
     assert config.response_checksum_validation == "when_required"
     assert config.s3["addressing_style"] == "path"
+
+
+def test_batches_of_long_parquet_rows_have_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_BATCH_BYTES", 1 << 16)
+    texts = [random.randbytes(512).hex() for _ in range(300)]
+    table = pa.table({"id": range(300), "text": texts, "more": [{"text": text} for text in texts]})
+    pq.write_table(table, tmp_path / "long.parquet", use_dictionary=False, compression="none")
+
+    def sizes(columns: list[str]) -> list[int]:
+        source = parquet_source(str(tmp_path / "long.parquet")).with_columns(columns)
+        reader = open_reader(source, source.splits(1))
+        return [len(batch) for batch in asyncio.run(read_batches(reader))]
+
+    assert sizes(["id"]) == [300]
+    assert 50 < max(sizes(["id", "text"])) < 65
+    assert 50 < max(sizes(["more"])) < 65

@@ -336,3 +336,36 @@ def test_after_a_restore_the_pace_starts_anew(clock: FakeClock) -> None:
         assert clock.now_s - start == pytest.approx(1.0, abs=0.03)
 
     asyncio.run(run())
+
+
+def batch_sizes(source: Any, most: int = 1_000_000) -> list[list[int]]:
+    """Return the rows of the batches of each split, of about `most` rows in all."""
+    sizes = []
+    for split in source.splits(1):
+        reader = open_reader(source, [split])
+        found: list[int] = []
+        while sum(found) < most // source.split_count and (batch := reader.poll()) is not None:
+            found.append(len(batch))
+        sizes.append(found)
+    return sizes
+
+
+def test_batches_are_large_unless_there_are_few_rows_for_the_splits() -> None:
+    fields = {"n": sequence()}
+    assert batch_sizes(generator(fields, rows=None)) == [[32_768] * 4] * 8
+    few = batch_sizes(generator(fields, rows=100_000))
+    assert all(few), "a split has no rows"
+    assert max(map(max, few)) == 12_500
+    assert max(map(sum, batch_sizes(generator(fields, rows=20_000)))) == 8_192
+    assert batch_sizes(generator(fields, rows=20, batch_rows=20, splits=2)) == [[20], []]
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows"), [(10, 1), (50_000, 1_000), (1_000_000, 8_192), (3e6, 24_000), (1e7, 32_768)]
+)
+def test_a_row_of_a_paced_source_does_not_wait_long_for_its_batch(rate: float, rows: int) -> None:
+    blocks = [
+        msgspec.msgpack.decode(split)["block"]
+        for split in generator({"n": sequence()}, rate=rate).splits(1)
+    ]
+    assert blocks == [rows] * 8
