@@ -35,7 +35,8 @@ class WatermarkGenerator:
         """Return the current watermark, or None if it has not changed.
 
         Called every `pipeline.auto-watermark-interval`, after a number of records at full speed,
-        and when the split has ended.
+        at checkpoints, and when the split has ended. With windows in later steps it is also called up
+        to ten times per interval, to find out whether one has ended. So it must not count its calls.
         """
         return None
 
