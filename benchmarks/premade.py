@@ -100,7 +100,8 @@ class PremadeSource(RowSource):
                 batches = [ColumnBatch(batch.data.select(self._columns)) for batch in batches]
             self._batches = batches
         block, offset = divmod(first, self._plan.batch_rows)
-        return self._batches[block].slice(offset, count)
+        batch = self._batches[block]
+        return batch if count == len(batch) else batch.slice(offset, count)
 
     def describe(self) -> str:
         return "premade()"
