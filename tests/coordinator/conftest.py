@@ -103,7 +103,7 @@ class DrivenJob:
         self.driver = CheckpointDriver(
             CheckpointCoordinator(self.settings), env, self, GlobalCommitter(env)
         )
-        self.driver.start(1, self.plan, used=0, base=0)
+        self.driver.start(1, self.plan, used=0, base=0, committed=0)
         return self.driver
 
     def broadcast(self, message: Messages) -> None:
