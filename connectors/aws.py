@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -130,6 +131,20 @@ def code_of(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """Return the text of the service or of the client, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def answered_ms(answer: Mapping[str, Any], otherwise_ms: int) -> int:
+    """Return the second in which a service has answered, by its own clock, in ms since 1970.
+
+    Args:
+        answer: of the service.
+        otherwise_ms: if the answer does not tell.
+    """
+    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return int(parsedate_to_datetime(told).timestamp() * 1000)
+    except ValueError:
+        return otherwise_ms
 
 
 def is_throttled(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, StateError
-from ..aws import AWAY_S, PAUSE_S, code_of, is_away, is_throttled, reason_of
+from ..aws import AWAY_S, PAUSE_S, answered_ms, code_of, is_away, is_throttled, reason_of
 from ..fetched_splits import LoopedReader, Piece
 from ..formats.format import UndecodableError
 from ..messages import with_metadata
@@ -272,7 +272,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         """
         records, behind_ms = answer["Records"], int(answer.get("MillisBehindLatest") or 0)
         kept = [each for each in records if at.stop_ms is None or _arrived(each) < at.stop_ms]
-        passed = at.stop_ms is not None and asked_ms > at.stop_ms
+        passed = at.stop_ms is not None and answered_ms(answer, asked_ms) >= at.stop_ms
         at.ended = closed or len(kept) < len(records)
         at.ended = at.ended or (passed and not records and not behind_ms)
         self._behind_ms[at.name] = behind_ms

@@ -22,7 +22,7 @@ from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
-from ..aws import AwsService
+from ..aws import AwsService, answered_ms
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
@@ -72,10 +72,11 @@ class KinesisSource(MessageSource[Record_co]):
     def splits(self, parallelism: int) -> list[bytes]:
         """Return the shards that are there, without the children of others if those are discovered."""
         settings, now_ms = self.settings, SystemClock().now_ms()
-        shards = _shards(settings)
+        shards, asked_ms = _shards(settings)
         there = {each["ShardId"] for each in shards}
         latest = settings.start == "latest"
-        stop_ms = now_ms if settings.stop == "latest" else None
+        # What has arrived has done so before the end of the second in which the service answered.
+        stop_ms = asked_ms + 1_000 if settings.stop == "latest" else None
         if isinstance(settings.stop, datetime):
             stop_ms = _ms(settings.stop)
         found = []
@@ -102,7 +103,7 @@ class KinesisSource(MessageSource[Record_co]):
                     settings.stream, shard["ShardId"], since_ms=since_ms, parents=_parents(shard)
                 )
             )
-            for shard in _shards(settings)
+            for shard in _shards(settings)[0]
         ]
 
     def split_key(self, split: bytes) -> str:
@@ -118,7 +119,7 @@ class KinesisSource(MessageSource[Record_co]):
 
     def check_connection(self, options: Mapping[str, str]) -> str:
         self.settings.format.check_connection()
-        return counted(len(_shards(self.settings)), "shard")
+        return counted(len(_shards(self.settings)[0]), "shard")
 
     def reader(self) -> SourceReader:
         return KinesisReader(self.settings, self.values, self.schema)
@@ -136,27 +137,29 @@ def _parents(shard: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(each for each in found if each)
 
 
-def _shards(settings: KinesisSettings) -> list[dict[str, Any]]:
-    """Return all shards whose records have not expired."""
+def _shards(settings: KinesisSettings) -> tuple[list[dict[str, Any]], int]:
+    """Return all shards whose records have not expired, and the time of the service, in ms since 1970."""
     return in_thread(lambda: _list_shards(settings))
 
 
-async def _list_shards(settings: KinesisSettings) -> list[dict[str, Any]]:
+async def _list_shards(settings: KinesisSettings) -> tuple[list[dict[str, Any]], int]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     found: list[dict[str, Any]] = []
+    asked_ms = SystemClock().now_ms()
     async with settings.service.client() as client:
         page: dict[str, Any] = {"StreamName": settings.stream}
         try:
             while page:
                 answer = await client.list_shards(**page)
                 found += answer["Shards"]
+                asked_ms = answered_ms(answer, asked_ms)
                 page = {"NextToken": token} if (token := answer.get("NextToken")) else {}
         except ClientError as error:
             raise cannot_read(settings.stream, error) from error
         except (BotoCoreError, OSError) as error:
             raise settings.service.cannot_use(error) from error
-    return found
+    return found, asked_ms
 
 
 class KinesisOptions(TypedDict, total=False):
