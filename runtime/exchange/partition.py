@@ -255,7 +255,7 @@ class ResultPartition:
     def flush_due(self, now: float) -> bool:
         """True if a partly filled buffer has waited for the buffer timeout."""
         due = self.next_flush()
-        return due is not None and now >= due
+        return due is not None and now >= due - CLOCK_GRAIN_S
 
     def flush_early(self, now: float, load: float) -> None:
         """Send partly filled buffers to receivers that wait for records. Call it when nothing is to do.

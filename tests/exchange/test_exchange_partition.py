@@ -1,6 +1,7 @@
 """Result partitions: order under any slicing, buffer sizes, timeouts, backpressure."""
 
 import asyncio
+import math
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +66,9 @@ def test_small_batches_wait_for_the_timeout_and_travel_as_one(wire_up, make, dra
     assert partition.next_flush() == pytest.approx(5.1)
     assert not partition.flush_due(5.09)
     assert partition.flush_due(5.11)
+    due = partition.next_flush()
+    assert due is not None
+    assert partition.flush_due(math.nextafter(due, 0)), "a sleep may end slightly early"
     partition.flush()
     ((_, batch),) = drain(gate)
     assert values(batch) == list(range(20))
