@@ -101,9 +101,12 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(cluster: Cluster, definitions: str) -> Iterator[Installed]:
-    """An operator for one namespace, for all tests of a file."""
-    with cluster.namespace("installed") as namespace, operating(cluster, namespace, [namespace]):
+def installed(
+    cluster: Cluster, definitions: str, request: pytest.FixtureRequest
+) -> Iterator[Installed]:
+    """An operator for one namespace, for all tests of a file; the next file has another namespace."""
+    name = request.module.__name__.rpartition(".")[2].replace("_", "-")
+    with cluster.namespace(name) as namespace, operating(cluster, namespace, [namespace]):
         yield Installed(cluster, namespace)
 
 
