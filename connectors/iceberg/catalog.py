@@ -24,7 +24,7 @@ KINDS: Final = ("rest", "sql")
 _SECRET: Final = re.compile(
     r"passw|pwd|secret|token|credential|authorization|key|connection-string", re.I
 )
-_SQLITE: Final = re.compile(r"sqlite:///(.+\.\w+)")
+_SQLITE: Final = re.compile(r"sqlite:///([^?]+\.\w+)")
 """A catalog that is a file on this machine."""
 _WITHOUT_REFERENCES: Final = ("warehouse",)
 """Properties whose values are addresses, which may begin with `file:`."""

@@ -11,6 +11,7 @@ that is late adds its files once more. So it is not allowed to repeat any.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -306,6 +307,7 @@ class IcebergVersion:
     ) -> bool:
         """See `TableVersion`."""
         from pyiceberg.exceptions import CommitFailedException
+        from sqlalchemy.exc import OperationalError
 
         marked = {mark: str(id_) for mark, id_ in marks.items()}
         transaction = self._table.transaction()
@@ -318,15 +320,26 @@ class IcebergVersion:
         # Without its producers the library neither repeats the commit nor deletes their manifests. A
         # commit of which a proxy says that it has failed may be in the table, and needs them.
         producers, transaction._snapshot_producers = transaction._snapshot_producers, []
+        locked = False
         try:
             transaction.commit_transaction()
+            return True
         except CommitFailedException:
-            newest = existing(self._catalog, self._name)
-            if newest.metadata.snapshot_by_id(append.snapshot_id) is None:
-                for producer in producers:
-                    producer._clean_all_uncommitted()
-            return False
-        return True
+            pass
+        except OperationalError as error:
+            if not (locked := "database is locked" in str(error.orig)):
+                raise
+        if locked:
+            # The connection whose commit has failed is in the pool with its lock of the file. A cursor of
+            # this process that is in a circle of references, as with a traceback, keeps its lock as well,
+            # until the collector runs.
+            self._catalog.close()
+            gc.collect()
+        newest = existing(self._catalog, self._name)
+        if newest.metadata.snapshot_by_id(append.snapshot_id) is None:
+            for producer in producers:
+                producer._clean_all_uncommitted()
+        return False
 
     def _data_file(self, part: Part) -> DataFile:
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat

@@ -87,7 +87,7 @@ class TableVersion(Protocol[Q]):
             properties: tell the users of the table where the change comes from.
 
         Returns:
-            False if another writer was faster, and nothing was added.
+            False if another writer was faster or had locked the table, and nothing was added.
 
         Raises:
             StorageError: the table cannot be reached, and perhaps has the files.
@@ -149,7 +149,7 @@ def commit_parts(
         if version.add(files, newest, {"headgate.job": job, "headgate.sink": sink}):
             return
     raise StorageError(
-        f"other writers of the table were faster {COMMITS_MAX} times table=`{table}`"
+        f"other writers of the table were faster, or had locked it, {COMMITS_MAX} times table=`{table}`"
     )
 
 

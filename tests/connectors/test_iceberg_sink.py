@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import gc
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -757,3 +759,29 @@ def test_arguments_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=problem):
         iceberg_sink(table, catalog=given)
+
+
+def test_a_cursor_that_only_the_collector_finds_does_not_lock_the_catalog_for_ever(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+            self.connection = sqlite3.connect(tmp_path / "catalog.db", check_same_thread=False)
+            self.cursor = self.connection.execute("SELECT 1 FROM iceberg_tables")
+
+    schema = pa.schema({"n": pa.int64()})
+    for name in (NAME, "shop.others"):
+        catalog.create_table(name, schema)
+    uri = f"{catalog_of(tmp_path)['uri']}?timeout=0.05"
+    with load_catalog("default", **{**catalog_of(tmp_path), "uri": uri}) as impatient:
+        version = IcebergVersion(impatient, NAME, schema, {})
+        gc.disable()
+        try:
+            Garbage()
+            assert not version.add([], {"mark": 1}, {})
+            version = IcebergVersion(impatient, NAME, schema, {})
+            assert version.add([], {"mark": 1}, {})
+        finally:
+            gc.enable()
+    assert catalog.load_table(NAME).properties["mark"] == "1"
