@@ -2,7 +2,8 @@
 
 Hash partitioning goes key -> stable hash -> key group -> owner. The split is one stable sort of small
 integers, one take, and slices: it costs the same for any number of receivers and keeps the order of
-records between two subtasks.
+records between two subtasks. For two receivers the places of both parts are read off a mask instead,
+which is cheaper than the sort; for three it is not.
 
 `KeyGroupSampler` finds the key group that most of a sender's records are in. Of each second the first
 batches are counted, by one `bincount` each: whether a sender sends thousands of batches per second or, held
@@ -46,6 +47,11 @@ BATCHES_MAX: Final = 16
 """The number of batches that are counted per window."""
 RECORDS_MAX: Final = 32_768
 """After this number of records no further batch of the window is counted."""
+ONE_TAKE_ROWS_MAX: Final = 16_384
+"""A column batch of up to this number of rows is split in two by one take and two slices.
+
+The fixed price of a second take matters there. In larger batches the copy of all places costs more.
+"""
 KEPT: Final = 0.9
 """The factor by which older counts lose weight with each window in which anything was counted."""
 
@@ -167,6 +173,8 @@ class _RoundRobin:
 
 def split(batch: Batch, targets: npt.NDArray[Any], channels: int) -> list[tuple[int, Batch]]:
     """Split by `targets`, the channel of each record; the order within a part is kept."""
+    if channels == 2:
+        return _split_in_two(batch, targets.astype(np.bool_, copy=False))
     counts = np.bincount(targets, minlength=channels)
     used = np.flatnonzero(counts).tolist()
     if len(used) == 1:
@@ -175,6 +183,18 @@ def split(batch: Batch, targets: npt.NDArray[Any], channels: int) -> list[tuple[
     taken = batch.take(np.argsort(targets, kind="stable"))
     ends = np.cumsum(counts)
     return [(i, taken.slice(int(ends[i] - counts[i]), int(counts[i]))) for i in used]
+
+
+def _split_in_two(batch: Batch, is_second: npt.NDArray[np.bool_]) -> list[tuple[int, Batch]]:
+    """Split into the records of channel 0 and those of channel 1, which `is_second` names."""
+    second = np.flatnonzero(is_second)
+    if len(second) in (0, len(is_second)):
+        return [(1 if len(second) else 0, batch)]
+    first = np.flatnonzero(~is_second)
+    if isinstance(batch, ObjectBatch) or len(batch) > ONE_TAKE_ROWS_MAX:
+        return [(0, batch.take(first)), (1, batch.take(second))]
+    taken = batch.take(np.concatenate((first, second)))
+    return [(0, taken.slice(0, len(first))), (1, taken.slice(len(first), len(second)))]
 
 
 def _owner_table(channels: int, max_parallelism: int) -> npt.NDArray[Any]:
@@ -192,6 +212,8 @@ class _ByKeyGroup:
         self._channels = channels
         self._max_parallelism = max_parallelism
         self._owners = _owner_table(channels, max_parallelism)
+        self._second_from = int(np.searchsorted(self._owners, 1))
+        """The first key group of channel 1: each channel owns a range of them."""
         self._sampler = sampler
 
     def split(self, batch: Batch, hashes: Hashes) -> list[tuple[int, Batch]]:
@@ -199,6 +221,8 @@ class _ByKeyGroup:
         groups = key_groups_of(hashes, self._max_parallelism)
         if self._sampler is not None:
             self._sampler.count(groups)
+        if self._channels == 2:
+            return _split_in_two(batch, groups >= self._second_from)
         return split(batch, self._owners[groups], self._channels)
 
 

@@ -42,7 +42,7 @@ KEYS = st.lists(st.text(max_size=15) | st.none(), max_size=60)
 
 
 @settings(max_examples=100, deadline=None)
-@given(KEYS, st.integers(2, 300), st.integers(0, 3))
+@given(KEYS, st.just(2) | st.integers(2, 300), st.integers(0, 3))
 def test_hash_split_equals_the_scalar_reference(keys, targets, offset):
     """Each row goes to the owner of its key group, in order, with its timestamp and all columns; also
     for slices of a larger batch. The object form sends equal keys to the same place."""
@@ -65,6 +65,32 @@ def test_hash_split_equals_the_scalar_reference(keys, targets, offset):
     assert got == expected
     if rows:
         assert {i: part.records for i, part in by_function(ObjectBatch(rows))} == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1_000, partitioners.ONE_TAKE_ROWS_MAX + 1])
+@pytest.mark.parametrize("channels", [2, 3])
+def test_a_split_keeps_order_columns_nulls_and_times(rows, channels):
+    """Parts of one channel, of all channels, of a slice, of columns and of objects."""
+    rng = np.random.default_rng(rows)
+    numbers = np.arange(rows + 5)
+    data = pa.record_batch(
+        {"n": numbers, "odd": pa.array(numbers, mask=numbers % 2 == 0), "s": numbers.astype(str)}
+    )
+    columns = ColumnBatch(data, numbers * 3).slice(5, rows)
+    objects = ObjectBatch(numbers[5:].tolist(), numbers[5:] * 3)
+    mixed = rng.integers(0, channels, rows, np.uint8)
+    only_last = np.full(rows, channels - 1, np.uint8)
+    for targets in (mixed, np.zeros(rows, np.uint8), only_last):
+        for batch in (columns, objects):
+            parts = partitioners.split(batch, targets, channels)
+            assert [index for index, _ in parts] == sorted(set(targets.tolist()))
+            for index, part in parts:
+                wanted = (np.flatnonzero(targets == index) + 5).tolist()
+                assert part.timestamps.tolist() == [n * 3 for n in wanted]
+                if isinstance(part, ObjectBatch):
+                    assert part.records == wanted
+                else:
+                    assert part.data.to_pydict() == data.take(pa.array(wanted)).to_pydict()
 
 
 def test_two_key_columns_go_where_the_tuple_goes():
