@@ -16,6 +16,7 @@ from ..errors import HeadgateError, JobError, JobNotFound, UsageError
 from .cluster.launch import launch
 from .control.job_client import (
     BEGUN,
+    ENDED,
     FENCED,
     Connect,
     ConnectListener,
@@ -44,7 +45,6 @@ BEGIN_MAX_S = 60.0
 """A job that does not run by then is still asked, and refuses."""
 STARTING = frozenset({"INITIALIZING", "RECONCILING"})
 LAST_ANSWER_S = 1.0
-ENDED = "the job has ended"
 
 
 class _Job(Protocol):
@@ -215,6 +215,9 @@ class JobHandle:
             # It may have ended meanwhile, and its process died before it could say so.
             if run_blocking(self._job.outcome()) is None:
                 raise
+        except JobError as error:
+            if error.message != ENDED:
+                raise  # it refuses; else it was ending already, and `wait` knows how
 
     def _ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
         return run_blocking(self._request(verb, arguments))

@@ -9,7 +9,9 @@ they have connected, and so they still get in while a stranger holds idle connec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -44,6 +46,40 @@ OpenServer = Callable[[str, int], Awaitable[asyncio.AbstractServer]]
 GREETING_BYTES_MAX = 16 * 1024
 """The longest first message, or HTTP request, that is read from a stranger."""
 _log = logging.getLogger("headgate.listener")
+
+
+_socket_numbers = itertools.count()
+
+
+class UnixSocket:
+    """A Unix socket that only this user can reach, at a path that a newer one may take.
+
+    A job may start again, in the same process too, while the coordinator before it still closes. So a
+    socket takes its path in one step, when it listens already, and a socket that closes leaves the path
+    alone if it belongs to another one by then.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Nothing is open yet."""
+        self.path = path
+        self._inode = 0
+
+    async def open(
+        self, listen: Callable[[str], Awaitable[asyncio.AbstractServer]]
+    ) -> asyncio.AbstractServer:
+        """Return the server that `listen` has opened at the path that it is given."""
+        first = f"{self.path}.{next(_socket_numbers)}"
+        server = await listen(first)
+        os.chmod(first, 0o600)
+        self._inode = os.stat(first).st_ino
+        os.replace(first, self.path)
+        return server
+
+    def remove(self) -> None:
+        """Remove the socket's path, if it is still its own."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,8 @@ async def _rest_api(
     rest: RestServer, coordinator: JobCoordinator, options: Options, place: CoordinatorPlace
 ) -> AsyncIterator[None]:
     """Open the REST API for the time of the block; a task that tries to open its port ends with it."""
-    await rest.listen_unix(registry.rest_socket_path(coordinator.spec.name, os.getpid()))
+    name, token = coordinator.spec.name, coordinator.server.token
+    await rest.listen_unix(registry.rest_socket_path(name, os.getpid(), token))
     coordinator.rest_addresses = rest.addresses
     opening: asyncio.Task[None] | None = None
     if needs_port(options, place.host):
@@ -207,25 +208,27 @@ async def _serve(
         registry.forget(before)
     elif before is not None and spec.take_over:
         coordinator.on_lead = partial(_dismiss, before)
-    await coordinator.server.listen(registry.socket_path(spec.name, pid), place.host)
+    token = coordinator.server.token
+    await coordinator.server.listen(registry.socket_path(spec.name, pid, token), place.host)
+    record: registry.JobRecord | None = None
     try:
         async with _rest_api(rest, coordinator, options, place):
-            registry.register(
-                registry.JobRecord(
-                    name=spec.name,
-                    addresses=list(coordinator.rest_addresses),
-                    token=coordinator.server.token,
-                    pid=pid,
-                    started_ms=place.clock.now_ms(),
-                    cluster=place.cluster_name,
-                )
+            record = registry.JobRecord(
+                name=spec.name,
+                addresses=list(coordinator.rest_addresses),
+                token=token,
+                pid=pid,
+                started_ms=place.clock.now_ms(),
+                cluster=place.cluster_name,
             )
+            registry.register(record)
             if on_listening is not None:
                 on_listening(coordinator)
             return await coordinator.run()
     finally:
         registry.leave_failures(spec.name, coordinator.failures)
-        registry.unregister(spec.name, pid)
+        if record is not None:
+            registry.unregister(record)
         if before is not None and not same_run and registry.is_alive(before):
             registry.register(before)  # this run was refused, and the other one goes on
         await asyncio.shield(coordinator.close())

@@ -21,6 +21,8 @@ BEGUN: Final = frozenset({"start", "status"})
 """The kinds of events that a coordinator publishes only once it leads."""
 WARNINGS: Final = frozenset({"failure", "dropped", "waiting"})
 """Kinds of events that are logged as warnings."""
+ENDED: Final = "the job has ended"
+"""The error of a request that comes while a coordinator ends, or later."""
 FENCED: Final = "fenced"
 """The reason in the last event of a coordinator that another one has replaced."""
 

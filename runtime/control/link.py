@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
 import select
 import socket
 import struct
@@ -22,7 +21,14 @@ from typing import Protocol
 
 import msgspec
 
-from ..listening import GREETING_BYTES_MAX, LOOPBACK, Admission, Listener, ListenerLimits
+from ..listening import (
+    GREETING_BYTES_MAX,
+    LOOPBACK,
+    Admission,
+    Listener,
+    ListenerLimits,
+    UnixSocket,
+)
 from ..options.network import MESSAGE_SIZE_MAX, UNSENT_SIZE_MAX
 from .messages import Hello, Messages, decode, encode
 
@@ -294,6 +300,7 @@ class ControlServer:
         self._admission = Admission(limits or ListenerLimits(), "control port")
         self._on_hello = on_hello
         self._servers: list[asyncio.AbstractServer] = []
+        self._unix: UnixSocket | None = None
         self._addresses: list[str] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._links: set[ControlLink] = set()
@@ -324,14 +331,10 @@ class ControlServer:
         self._servers.append(server)
         self._addresses.append(f"tcp:{host}:{port}")
         if unix_path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unix_path)
-            self._servers.append(
-                await asyncio.start_unix_server(
-                    self._connected, unix_path, limit=GREETING_BYTES_MAX
-                )
-            )
-            os.chmod(unix_path, 0o600)
+            own = UnixSocket(unix_path)
+            start = partial(asyncio.start_unix_server, limit=GREETING_BYTES_MAX)
+            self._servers.append(await own.open(partial(start, self._connected)))
+            self._unix = own
             self._addresses.insert(0, f"unix:{unix_path}")
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -385,7 +388,5 @@ class ControlServer:
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        for address in self._addresses:
-            if address.startswith("unix:"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(address.removeprefix("unix:"))
+        if self._unix is not None:
+            self._unix.remove()

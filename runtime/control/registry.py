@@ -73,18 +73,19 @@ def run_dir() -> Path:
         ) from error
 
 
-def socket_path(name: str, pid: int) -> str:
+def socket_path(name: str, pid: int, token: str) -> str:
     """Return the path of a Unix socket for workers; it is short whatever the name of the job."""
-    return _socket(name, pid, "sock")
+    return _socket(name, pid, token, "sock")
 
 
-def rest_socket_path(name: str, pid: int) -> str:
+def rest_socket_path(name: str, pid: int, token: str) -> str:
     """Return the path of a Unix socket for the REST API of a coordinator."""
-    return _socket(name, pid, "rest")
+    return _socket(name, pid, token, "rest")
 
 
-def _socket(name: str, pid: int, suffix: str) -> str:
-    digest = hashlib.blake2s(f"{name}/{pid}".encode(), digest_size=6).hexdigest()
+def _socket(name: str, pid: int, token: str, suffix: str) -> str:
+    # Two coordinators of one process, one of which will be refused, have different tokens.
+    digest = hashlib.blake2s(f"{name}/{pid}/{token}".encode(), digest_size=6).hexdigest()
     return str(run_dir() / f"{digest}.{suffix}")
 
 
@@ -131,23 +132,28 @@ def _ended(name: str) -> Path:
     return run_dir() / f"ended-{digest}.json"
 
 
-def unregister(name: str, pid: int) -> None:
-    """Remove the record of a job, if it is still that of process `pid`; one that cannot be read stays."""
+def unregister(record: JobRecord) -> None:
+    """Remove the record of a job, unless it is another one by now; one that cannot be read stays."""
     try:
-        record = find(name)
+        found = find(record.name)
     except HeadgateError as error:
         _log.warning("%s", error)
         return
-    if record is not None and record.pid == pid:
+    if found == record:
         with contextlib.suppress(FileNotFoundError):
-            _file(name).unlink()
+            _file(record.name).unlink()
 
 
 def forget(record: JobRecord) -> None:
     """Remove the record and the Unix sockets of a coordinator that was killed."""
-    unregister(record.name, record.pid)
-    for path in (socket_path(record.name, record.pid), rest_socket_path(record.name, record.pid)):
+    unregister(record)
+    for path in _sockets_of(record):
         Path(path).unlink(missing_ok=True)
+
+
+def _sockets_of(record: JobRecord) -> tuple[str, str]:
+    key = (record.name, record.pid, record.token)
+    return socket_path(*key), rest_socket_path(*key)
 
 
 def is_alive(record: JobRecord) -> bool:
@@ -165,8 +171,7 @@ def is_alive(record: JobRecord) -> bool:
     sockets = [a.removeprefix("unix:") for a in record.addresses if a.startswith("unix:")]
     # Records of older versions have no checksum, so an address may be wrong: `forget` must not remove the
     # sockets of a coordinator that lives.
-    own = [socket_path(record.name, record.pid), rest_socket_path(record.name, record.pid)]
-    return not sockets or any(Path(path).exists() for path in (*sockets, *own))
+    return not sockets or any(Path(path).exists() for path in (*sockets, *_sockets_of(record)))
 
 
 def find(name: str) -> JobRecord | None:

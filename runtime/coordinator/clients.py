@@ -16,7 +16,15 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from ...errors import HeadgateError, JobError
-from ..control.job_client import Connect, EventQueue, HungUp, JobClient, PublishedEvent, Subscriber
+from ..control.job_client import (
+    ENDED,
+    Connect,
+    EventQueue,
+    HungUp,
+    JobClient,
+    PublishedEvent,
+    Subscriber,
+)
 from ..options.network import REST_EVENTS
 from ..protocol.job_result import JobFailure
 from .events import HAND_OVER, ClientCommand, PutEvent
@@ -27,7 +35,6 @@ VERBS = frozenset({"stop", "cancel", "checkpoint", "savepoint", "rescale", HAND_
 """The verbs that the states of a job carry out."""
 ANSWER_S: Final = 5.0
 """The time in which requests of this process are still answered once the job has ended."""
-ENDED = "the job has ended"
 T = TypeVar("T")
 Arguments: TypeAlias = Mapping[str, Any]
 View: TypeAlias = Callable[[Arguments], dict[str, Any]]

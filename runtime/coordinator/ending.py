@@ -8,6 +8,7 @@ import logging
 from typing import final
 
 from ...errors import FencedError, HeadgateError, JobError
+from ..control.job_client import ENDED
 from ..control.messages import CheckpointAcked
 from ..options.state import CHECKPOINT_RETENTION
 from ..protocol.failures import FailureKind
@@ -86,7 +87,7 @@ class Ended:
                     if job.attempt.executions.is_current(late):
                         job.checkpoints.acked(late)  # no checkpoint will need its files
                 case ClientCommand() as command:
-                    command.refuse(JobError("the job has ended"))
+                    command.refuse(JobError(ENDED))
 
     async def _replace_output(self) -> EndOfJob:
         """Delete the output of earlier runs that this run has replaced; if that fails, the job failed."""

@@ -16,6 +16,7 @@ from ...operators.suggestions import suggest
 from ...state.hashing import hash_key, key_group_of
 from ...state.keyed.keys import encode_key
 from ...state.keygroups import owner_of
+from ..control.job_client import ENDED
 from ..control.messages import AskState, StateAnswer, StateOutcome
 from ..options.network import OLD_VALUES, QUERY_ANSWER_MAX, QUERY_TIMEOUT, QUERY_WAITING_MAX
 from ..plan import PhysicalPlan, Vertex
@@ -295,7 +296,7 @@ def check_running(job: JobContext, verb: str) -> None:
     """Raise if nothing can be asked of the job's subtasks now; `verb` says what cannot be done."""
     lifecycle = job.lifecycle
     if lifecycle.end is not None or lifecycle.ended_ms:
-        raise JobError("the job has ended", fix="read its savepoints and checkpoints instead")
+        raise JobError(ENDED, fix="read its savepoints and checkpoints instead")
     if not job.works:
         raise JobNotReady(f"the job is {lifecycle.status}, and cannot be {verb}", fix=_LATER)
 

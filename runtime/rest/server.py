@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -19,7 +18,7 @@ from aiohttp import web
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..control.job_client import EventQueue, Subscriber
-from ..listening import LOOPBACK, Admission, Listener, ListenerLimits
+from ..listening import LOOPBACK, Admission, Listener, ListenerLimits, UnixSocket
 from ..options.network import (
     PORT_PATIENCE,
     REST_ADDRESS,
@@ -127,17 +126,18 @@ class RestListener:
         self.admission = Admission(limits, name)
         self.connections: dict[asyncio.BaseTransport, Connection] = {}
         self._servers: list[asyncio.AbstractServer] = []
-        self._unix_path = ""
+        self._unix: UnixSocket | None = None
 
     async def listen_unix(self, make_http: Callable[[], asyncio.Protocol], path: str) -> None:
         """Open a Unix socket that this user only can reach."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: Connection(make_http(), self), path)
-        os.chmod(path, 0o600)
-        self._servers.append(server)
-        self._unix_path = path
+        socket = UnixSocket(path)
+
+        def listen(path: str) -> Awaitable[asyncio.AbstractServer]:
+            return loop.create_unix_server(lambda: Connection(make_http(), self), path)
+
+        self._servers.append(await socket.open(listen))
+        self._unix = socket
 
     async def listen(
         self, make_http: Callable[[], asyncio.Protocol], options: Options, node_host: str
@@ -182,9 +182,8 @@ class RestListener:
         """Take no further connections; open ones go on."""
         for server in self._servers:
             server.close()
-        if self._unix_path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._unix_path)
+        if self._unix is not None:
+            self._unix.remove()
 
 
 class Coordinator(Protocol):

@@ -14,7 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list, generator, json_sink
-from headgate.errors import FencedError, HeadgateError, JobNotFound, UsageError
+from headgate.errors import FencedError, HeadgateError, JobError, JobNotFound, UsageError
 from headgate.runtime.control.job_client import HungUp
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.runtime.storage.joblog_store import JobLog
@@ -118,6 +118,36 @@ def test_the_status_of_a_job_that_ends_while_it_is_asked_is_its_end() -> None:
         "FAILED",
         "ValueError: no",
     )
+
+
+class RefusesAsItEnds:
+    """A job whose coordinator has just ended it, which the handle does not know yet."""
+
+    def __init__(self) -> None:
+        self.refused = False
+
+    async def connect(self) -> Any:
+        return self
+
+    async def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        self.refused = True
+        raise JobError("the job has ended")
+
+    async def close(self) -> None:
+        pass
+
+    async def outcome(self) -> JobOutcome | None:
+        return JobOutcome("FAILED", "ValueError: no") if self.refused else None
+
+    async def over(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("verb", ["stop", "cancel"])
+def test_a_job_that_ends_before_it_is_stopped_tells_how(verb: str) -> None:
+    handle = hg.JobHandle("brief", "run-1", RefusesAsItEnds())
+    with pytest.raises(JobError, match="the job failed: ValueError: no"):
+        getattr(handle, verb)()
 
 
 def use_until_it_fails(job: hg.Job, error: Exception | None = None) -> None:

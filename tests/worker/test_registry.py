@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import stat
 import subprocess
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, numbers
-from headgate.errors import CorruptError, StateError, StorageError
+from headgate.errors import CorruptError, StateError, StorageError, UsageError
 from headgate.runtime.control import registry
+from headgate.runtime.listening import UnixSocket
 
 LIVES = registry.JobRecord(
     name="lives",
@@ -70,7 +73,7 @@ def test_a_record_that_cannot_be_read_is_named(record: Path) -> None:
 def test_a_changed_address_of_a_coordinator_that_lives_does_not_make_it_dead(record: Path) -> None:
     changed = msgspec.structs.replace(LIVES, addresses=["unix:/run/changed.rest"])
     assert not registry.is_alive(changed)
-    Path(registry.rest_socket_path("lives", LIVES.pid)).touch()
+    Path(registry.rest_socket_path("lives", LIVES.pid, LIVES.token)).touch()
     assert registry.is_alive(changed)
 
 
@@ -91,8 +94,8 @@ def test_the_sockets_of_a_killed_coordinator_go_when_its_job_runs_again(
     monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left = registry.rest_socket_path("again", dead.pid)
-    for path in (left, registry.socket_path("again", dead.pid)):
+    left = registry.rest_socket_path("again", dead.pid, "secret")
+    for path in (left, registry.socket_path("again", dead.pid, "secret")):
         Path(path).touch()
     registry.register(
         registry.JobRecord(
@@ -108,3 +111,47 @@ def test_the_sockets_of_a_killed_coordinator_go_when_its_job_runs_again(
     job.read(numbers(10), name="numbers").write(blackhole(), name="out")
     assert job.run().status == "FINISHED"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_that_closes_late_leaves_the_path_to_a_newer_one(tmp_path: Path) -> None:
+    asyncio.run(closes_late(tmp_path))
+
+
+async def closes_late(tmp_path: Path) -> None:
+    path = tmp_path / "job.rest"
+
+    async def listen(path: str) -> asyncio.AbstractServer:
+        return await asyncio.start_unix_server(lambda _reader, writer: writer.close(), path)
+
+    older, newer = UnixSocket(str(path)), UnixSocket(str(path))
+    servers = [await older.open(listen), await newer.open(listen)]
+    older.remove()
+    assert list(tmp_path.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    assert await reader.read() == b""
+    writer.close()
+    newer.remove()
+    newer.remove()
+    assert not path.exists()
+    for server in servers:
+        server.close()
+
+
+def test_a_start_that_is_refused_leaves_the_job_that_runs_reachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_RUN_DIR", str(tmp_path / "run"))
+
+    def endless() -> hg.Job:
+        job = hg.Job("twice", parallelism=1)
+        job.checkpoint(every="1h", storage=tmp_path / "checkpoints")
+        job.read(numbers(rate=100), name="numbers").write(blackhole(), name="out")
+        return job
+
+    with endless().start() as handle:
+        with pytest.raises(UsageError, match="the job runs already"):
+            endless().start()
+        found = hg.attach("twice")
+        assert found.run_id == handle.run_id
+        assert found.status()["name"] == "twice"
