@@ -1,5 +1,9 @@
 """The output of a subtask: batches go to the channels that the partitioner names, in buffers of good size.
 
+Small column batches are gathered before they are split (`gather_rows`), because each piece of a batch has a
+price that does not depend on its rows: about ten microseconds. What is gathered leaves by the same rules as
+a partly filled buffer.
+
 Emission never blocks. A channel without credit queues, the partition is then `backlogged`, and the
 subtask takes no further input until it is not: backpressure is only this.
 
@@ -57,6 +61,12 @@ EARLY_PAUSE_S = 0.002
 A partition sends at most 500 small buffers per second in this way, whatever its parallelism, and a
 receiver gets as many on average: each of them has a price that does not depend on its rows.
 """
+GATHERED_SHARE = 16
+"""What is gathered is split when it fills this part of a buffer for each channel, by rows or bytes."""
+GATHERED_ROW_BYTES_MAX = 8_192
+"""Batches of larger rows are not gathered: one more copy of them costs more than a split."""
+GATHERED_BYTES_MAX = 64 << 20
+"""What is gathered is split from this size on, whatever the number of channels."""
 CLOCK_GRAIN_S = 0.000_001
 """A sleep may end slightly early by the clock."""
 IDLE_LEAST = 0.01
@@ -83,6 +93,7 @@ class ResultPartition:
         settings: ExchangeSettings,
         clock: Clock,
         addresses: Sequence[ChannelAddress] | None = None,
+        gather_rows: int = 0,
     ) -> None:
         """Nothing is sent yet.
 
@@ -92,6 +103,8 @@ class ResultPartition:
             settings: the limits.
             clock: for the buffer timeout.
             addresses: of the channels, if barriers may overtake records here.
+            gather_rows: column batches are gathered until they have this number of rows, and then split;
+                0: each is split when it is emitted.
         """
         check(channels, "a result partition needs a channel")
         self._channels = list(channels)
@@ -103,6 +116,12 @@ class ResultPartition:
         self._coalescers = [Coalescer() for _ in channels]
         # When each partly filled buffer got its first record; the oldest is the first.
         self._buffered_since: dict[int, float] = {}
+        # Without a timeout that has to pass, gathering would only copy.
+        rows_max = len(channels) * settings.rows_per_buffer_target // GATHERED_SHARE
+        self._gather_rows = 0 if timeout_ms == 0 else min(gather_rows, rows_max)
+        self._gathered = Coalescer()
+        self._gathered_since = 0.0
+        """The time at which the first of the gathered records was emitted."""
         self._early_from = 0.0
         """The earliest time of the next early flush."""
         self._awaits_credit = False
@@ -146,8 +165,12 @@ class ResultPartition:
         target = self._rows_target(batch)
         passes_through = rows >= target and len(self._channels) == 1 and not self.debloated_bytes
         size = 0 if passes_through else self._sizer.nbytes(batch)
-        for index, piece in self._partitioner(batch):
-            self._add(index, piece, target, size, rows)
+        small = rows < self._gather_rows and size <= rows * GATHERED_ROW_BYTES_MAX
+        if small and isinstance(batch, ColumnBatch):
+            self._gather(batch, size)
+        else:
+            self._split_gathered()
+            self._split(batch, target, size, None)
         if self._timeout_s == 0:
             self.flush()
         self._raise_if_failed()
@@ -189,16 +212,50 @@ class ResultPartition:
 
     def flush(self) -> None:
         """Send all partly filled buffers now."""
+        self._split_gathered()
         for index in list(self._buffered_since):
             self._flush_channel(index)
+
+    def _gather(self, batch: Batch, size: int) -> None:
+        """Take a batch of `size` bytes; split what is gathered if it is enough."""
+        gathered = self._gathered
+        if not gathered.accepts(batch):
+            self._split_gathered()
+        if not gathered.pieces:
+            self._gathered_since = self._clock.monotonic()
+        gathered.add(batch, size, size)
+        self.emitted_bytes += size
+        enough = gathered.rows >= self._gather_rows
+        if enough or gathered.bytes_most >= self._gathered_bytes_max:
+            self._split_gathered()
+
+    def _split_gathered(self) -> None:
+        gathered = self._gathered
+        if not gathered.pieces:
+            return
+        emitted_bytes, size = self.emitted_bytes, gathered.bytes_most
+        batch = gathered.take()
+        self._split(batch, self._rows_target(batch), size, self._gathered_since)
+        self.emitted_bytes = emitted_bytes  # they were counted when they were emitted
+
+    def _split(self, batch: Batch, target: int, size: int, since: float | None) -> None:
+        """Split a batch of `size` bytes, emitted at the time `since`; None: now."""
+        rows = len(batch)
+        for index, piece in self._partitioner(batch):
+            self._add(index, piece, target, size, rows, since)
 
     def _rows_target(self, batch: Batch) -> int:
         if isinstance(batch, ObjectBatch):
             return self._settings.object_rows_per_buffer
         return self._settings.rows_per_buffer_target
 
-    def _add(self, index: int, piece: Batch, target: int, size: int, emitted: int) -> None:
-        """Take a piece of what was emitted: `emitted` rows of `size` bytes; 0: that was not measured."""
+    def _add(
+        self, index: int, piece: Batch, target: int, size: int, emitted: int, since: float | None
+    ) -> None:
+        """Take a piece of what was emitted at the time `since`, or now.
+
+        That was `emitted` rows of `size` bytes; 0: that was not measured.
+        """
         row_bytes = size / emitted
         coalescer, size_max = self._coalescers[index], self._sizes_max[index]
         rows = len(piece)
@@ -211,7 +268,7 @@ class ResultPartition:
             self._send(index, piece, rows * row_bytes, size)
             return
         if not coalescer.pieces:
-            self._buffered_since[index] = self._clock.monotonic()
+            self._buffered_since[index] = self._clock.monotonic() if since is None else since
         coalescer.add(piece, rows * row_bytes, size)
         if coalescer.size_bytes >= size_max or coalescer.rows >= target:
             self._flush_channel(index)
@@ -247,7 +304,9 @@ class ResultPartition:
 
     def next_flush(self) -> float | None:
         """Monotonic time at which `flush` is due; None: nothing to flush, or no timeout."""
-        oldest = next(iter(self._buffered_since.values()), None)
+        # What is gathered is younger than any buffer: all that was emitted before it has been split.
+        gathered_since = self._gathered_since if self._gathered.pieces else None
+        oldest = next(iter(self._buffered_since.values()), gathered_since)
         if oldest is None or self._timeout_s is None:
             return None
         return oldest + self._timeout_s
@@ -269,6 +328,7 @@ class ResultPartition:
         self._awaits_credit = False
         if self._timeout_s is None or now < self._early_from - CLOCK_GRAIN_S:
             return
+        self._split_gathered()
         pause_s = len(self._channels) * EARLY_PAUSE_S / max(IDLE_LEAST, 1.0 - load)
         for index in list(self._buffered_since):
             if self._channels[index].receiver_waits:
@@ -279,7 +339,8 @@ class ResultPartition:
 
     def next_early(self) -> float | None:
         """Monotonic time from which `flush_early` may send something; None: not before credit comes."""
-        if not self._buffered_since or self._timeout_s is None or self._awaits_credit:
+        nothing = not self._buffered_since and not self._gathered.pieces
+        if nothing or self._timeout_s is None or self._awaits_credit:
             return None
         return self._early_from
 
@@ -318,6 +379,8 @@ class ResultPartition:
         self._sizes_max = [
             min(each.buffer_size_bytes or largest, largest) for each in self._channels
         ]
+        share = sum(self._sizes_max) // GATHERED_SHARE
+        self._gathered_bytes_max = min(GATHERED_BYTES_MAX, share)
         smallest = min(self._sizes_max)
         self.debloated_bytes = smallest * len(self._channels) if smallest < largest else None
 

@@ -47,6 +47,8 @@ BATCHES_MAX: Final = 16
 """The number of batches that are counted per window."""
 RECORDS_MAX: Final = 32_768
 """After this number of records no further batch of the window is counted."""
+GATHERED_ROWS: Final = 512
+"""Batches by key columns are gathered until each channel gets this number of rows, on average."""
 ONE_TAKE_ROWS_MAX: Final = 16_384
 """A column batch of up to this number of rows is split in two by one take and two slices.
 
@@ -154,6 +156,15 @@ def make_partitioner(
         case _:
             check(False, "forward has one channel", targets=targets)
             raise AssertionError
+
+
+def gather_rows(partitioning: Partitioning, targets: int) -> int:
+    """Return the rows that are worth a split over `targets` channels; 0: batches are not gathered.
+
+    They are not gathered where functions of the user choose the channel, so that an error of such a
+    function is that of the step that has emitted the record, at once.
+    """
+    return GATHERED_ROWS * targets if isinstance(partitioning, HashColumns) and targets > 1 else 0
 
 
 def _to_first(batch: Batch) -> list[tuple[int, Batch]]:

@@ -24,7 +24,13 @@ from ..exchange.channel_state import decode
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.partition import ResultPartition
-from ..exchange.partitioners import Connections, KeyGroupSampler, Partitioner, make_partitioner
+from ..exchange.partitioners import (
+    Connections,
+    KeyGroupSampler,
+    Partitioner,
+    gather_rows,
+    make_partitioner,
+)
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
@@ -153,7 +159,12 @@ class ChannelMap:
                 address = self._plan.addresses(edge)
                 addresses = [address(index, receiver) for receiver in receivers]
             partition = ResultPartition(
-                channels, partitioner, self._settings, self._clock, addresses
+                channels,
+                partitioner,
+                self._settings,
+                self._clock,
+                addresses,
+                gather_rows(edge.partitioning, len(channels)),
             )
             leaving: NodePartition[OutputPartition] = NodePartition(edge.side, partition, edge.id)
             outputs.setdefault(edge.source_node, []).append(leaving)
