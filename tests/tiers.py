@@ -89,6 +89,7 @@ FAST_ONE_IN: dict[str, int] = {
     "protocol/test_checkpoints_exhaustive.py": 5,
     "query/test_committed.py": 6,
     "query/test_jobs.py::test_committed_answers_are_those_of_one_checkpoint": 3,
+    "rabbitmq": 0,
     "redis": 0,
     "rest/test_profiles.py::test_profiles_over_http": 0,
     "rest/test_server.py::test_every_answer_is_as_documented": 0,
