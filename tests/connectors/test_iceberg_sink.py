@@ -8,6 +8,7 @@ import datetime
 import gc
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from headgate.operators.sink import EpochOutput, GlobalCommit, GuaranteeLike, Si
 from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
-from headgate.tests.support.connector_cases import IcebergSinkCase
+from headgate.tests.support.connector_cases import IcebergSinkCase, let_readers_be
 from headgate.tests.support.iceberg_rest import rest_catalog
 from headgate.tests.support.operators import operator_context
 from headgate.tests.support.skips import thorough_only
@@ -78,6 +79,7 @@ def test_compaction_keeps_the_promises_of_the_kit(check: Check[SinkCase]) -> Non
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    let_readers_be(tmp_path / "catalog.db")
     with load_catalog("default", **catalog_of(tmp_path)) as found:
         found.create_namespace("shop")
         yield found
@@ -770,6 +772,9 @@ def test_a_cursor_that_only_the_collector_finds_does_not_lock_the_catalog_for_ev
             self.connection = sqlite3.connect(tmp_path / "catalog.db", check_same_thread=False)
             self.cursor = self.connection.execute("SELECT 1 FROM iceberg_tables")
 
+    catalog.close()
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
     schema = pa.schema({"n": pa.int64()})
     for name in (NAME, "shop.others"):
         catalog.create_table(name, schema)

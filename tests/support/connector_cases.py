@@ -7,11 +7,12 @@ import csv
 import itertools
 import json
 import os
+import sqlite3
 import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -815,11 +816,26 @@ class DeltaSinkCase(Rows, Directory, SinkCase):
         return {"another type": (delta_sink(place / "other"), "another type column=`id`")}
 
 
+def let_readers_be(catalog: Path) -> None:
+    """Create a SQLite database in which cursors that are still open do not hold up commits.
+
+    Otherwise a cursor of the Iceberg library holds its lock until it is freed, which is seldom at once.
+    """
+    with closing(sqlite3.connect(catalog)) as connection:
+        assert connection.execute("PRAGMA journal_mode=WAL").fetchall() == [("wal",)]
+
+
 class IcebergSinkCase(Rows, Directory, SinkCase):
     """Appends to an Iceberg table whose catalog is a SQLite database."""
 
     features = frozenset({Feature.EXACTLY_ONCE, Feature.MISTAKES, Feature.CONNECTS})
     secrets = (PASSWORD,)
+
+    @contextmanager
+    def place(self) -> Iterator[Path]:
+        with super().place() as place:
+            let_readers_be(place / "catalog.db")
+            yield place
 
     def catalog(self, place: Path) -> dict[str, str]:
         uri = f"sqlite:///{place}/catalog.db"
