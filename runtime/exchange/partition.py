@@ -411,6 +411,7 @@ class ResultPartition:
         for channel in self._channels:
             channel.release()
         self._coalescers = [Coalescer() for _ in self._channels]
+        self._gathered = Coalescer()
         self._buffered_since.clear()
         if self._error is None:
             self.channel_failed(ExchangeError("the result partition is closed"))

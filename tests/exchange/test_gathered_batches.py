@@ -225,3 +225,11 @@ def test_only_batches_by_key_columns_are_gathered(partitioning):
     assert gather_rows(partitioning, 8) == 0
     assert gather_rows(HashColumns(("k",)), 8) > 0
     assert gather_rows(HashColumns(("k",)), 1) == 0
+
+
+def test_a_partition_that_is_closed_has_nothing_to_send(wire_up, make):
+    _, partition, _ = wire_up(1000)
+    partition.emit(make.ints(0, 10))
+    assert partition.next_flush() is not None
+    partition.close()
+    assert (partition.next_flush(), partition.next_early()) == (None, None)
