@@ -8,7 +8,6 @@ if its coordinator died.
 from __future__ import annotations
 
 import enum
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from .cluster.launch import IN_PROCESS, LOCAL, is_shared, unknown_cluster
 from .cluster.spawned import default_log_file, spawn
 from .coordinator.former import Reach, ask_leader
 from .finding import Where, stored_job
+from .observe.logs import printed_level
 from .plan import JobSpec
 from .task.concurrency import run_blocking
 
@@ -90,7 +90,7 @@ async def _submit(spec: JobSpec, cluster: str, log_file: Path | None) -> Submitt
         await submit_to_ray(spec, cluster)
         return Submitted(Begun.NOW, where)
     path = (log_file or default_log_file(spec.name, spec.run)).expanduser().absolute()
-    level = logging.getLogger("headgate").getEffectiveLevel()
+    level = printed_level()
     pid = await spawn(spec, cluster, path, log_level=level)
     return Submitted(Begun.NOW, where, pid=pid, log_file=str(path))
 

@@ -263,9 +263,12 @@ def configure_logging(level: int) -> None:
     """Show the engine's own log from `level` on."""
     from ..observe.logs import configure_logging as configure
 
-    configure(level)
+    configure(level, kept=logging.INFO)
     # What happens to the job is shown as events already.
-    logging.getLogger("headgate.job").addFilter(lambda record: not hasattr(record, "job"))
+    for handler in logging.getLogger("headgate").handlers:
+        handler.addFilter(
+            lambda record: record.name != "headgate.job" or not hasattr(record, "job")
+        )
 
 
 async def _run(

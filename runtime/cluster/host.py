@@ -19,6 +19,7 @@ from ..control.job_client import ask_once
 from ..coordinator.job import JobCoordinator
 from ..listening import ListenerLimits
 from ..observe.endpoint import open_endpoint
+from ..observe.logs import tapped
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.registry import Options
@@ -106,10 +107,11 @@ async def host_coordinator(
         query_token=query_token,
     )
     try:
-        outcome = await _serve(coordinator, rest, options, place, on_listening)
-        if on_ended is not None:
-            await on_ended(outcome)
-        return outcome
+        with tapped(coordinator.keep_line):
+            outcome = await _serve(coordinator, rest, options, place, on_listening)
+            if on_ended is not None:
+                await on_ended(outcome)
+            return outcome
     finally:
         await asyncio.shield(rest.close())
         if endpoint is not None:

@@ -31,8 +31,9 @@ from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..listening import Listener, ListenerLimits, worker_metrics_port
 from ..observe.endpoint import open_endpoint
-from ..observe.logs import configure_logging
+from ..observe.logs import configure_logging, process_tapped
 from ..observe.metrics import MetricsRegistry
+from ..observe.recent_logs import UnsentLogs
 from ..options.monitoring import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from ..options.registry import Options
 from ..plan import JobSpec
@@ -59,6 +60,8 @@ WAIT_S = 20.0
 """The longest time that one call waits for a worker's end, since it holds a thread."""
 ANSWER_S = 5.0
 """The longest time that one coordinator's process waits for an answer of the other."""
+LOG_LINES_MAX = 500
+"""Lines of its log that a worker keeps until it sends them, which is about once a second."""
 LEAVE_S = 30.0
 """A worker's process ends this long after its worker, if it is not killed before."""
 
@@ -132,8 +135,12 @@ class WorkerActor:
         routine = setup.log_level > logging.DEBUG
         configure_logging(max(setup.log_level, logging.WARNING) if routine else logging.DEBUG)
         try:
-            with own_directory(Path(setup.unix_dir), "hg-worker-") as directory:
-                arguments = (worker_id, addresses, token, setup, str(directory))
+            logs = UnsentLogs(LOG_LINES_MAX)
+            with (
+                process_tapped(logs.add),
+                own_directory(Path(setup.unix_dir), "hg-worker-") as directory,
+            ):
+                arguments = (worker_id, addresses, token, setup, str(directory), logs)
                 uvloop.run(_run_worker(self._hosted, *arguments))
         finally:
             self._hosted.over.set()
@@ -205,6 +212,7 @@ async def _run_worker(
     token: str,
     setup: ProcessSetup,
     directory: str,
+    logs: UnsentLogs,
 ) -> None:
     hub = ExchangeHub(worker_id, token, limits=setup.limits, listener=setup.data)
     metrics = MetricsRegistry()
@@ -223,6 +231,7 @@ async def _run_worker(
         open_store=open_store,
         metrics=metrics,
         heartbeats=HeartbeatThreads(addresses, token, worker_id, clock),
+        logs=logs,
     )
     worker.metrics_url = endpoint.url if endpoint is not None else ""
     hub.on_failure = worker.exchange_failed
@@ -417,7 +426,7 @@ class CoordinatorActor:
     ) -> None:
         die_of_sigterm()  # whatever is under way, a successor settles as after a crash
         setup.enter()
-        configure_logging(setup.log_level)
+        configure_logging(setup.log_level, kept=logging.INFO)
         self._setup = setup
         self._run_id = run
         self._token = token

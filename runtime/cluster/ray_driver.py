@@ -32,6 +32,7 @@ from ..coordinator.clients import connect_locally
 from ..coordinator.ending import outcome_of_end
 from ..coordinator.job import JobCoordinator
 from ..listening import LOOPBACK, Listener, ListenerLimits
+from ..observe.logs import printed_level
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.recovery import (
     CLUSTER_CONNECT_TIMEOUT,
@@ -235,7 +236,7 @@ def _setup(spec: JobSpec, address: str | None, stem: str | None) -> ProcessSetup
         python_path=tuple(path for path in sys.path if path),
         unix_dir=os.environ.get("TMPDIR", "/tmp"),
         host=LOOPBACK if local else "",
-        log_level=logging.getLogger("headgate").getEffectiveLevel(),
+        log_level=printed_level(),
         metrics_port=options.get(METRICS_PORT),
         metrics_host=options.get(METRICS_HOST),
         cluster_name="local" if local else str(address),

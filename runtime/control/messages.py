@@ -15,6 +15,7 @@ import msgspec
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import History
 from ...state.snapshot import OperatorSnapshot, StateHandle
+from ..observe.recent_logs import LogLine
 from ..protocol.adoption import WorkerReport
 from ..protocol.backpressure import HotGroup, WaitsFor
 from ..protocol.drops import Dropped
@@ -135,6 +136,8 @@ class Welcome(Message, frozen=True):
     watching: Watching = Watching()
     generation: int = 0
     """The coordinator's generation; 0: it keeps no job log. A worker that obeys it obeys no older one."""
+    takes_logs: bool = False
+    """Whether the coordinator keeps lines of the worker's log."""
 
 
 class BusyStep(msgspec.Struct, frozen=True):
@@ -572,6 +575,14 @@ class Statistics(Message, frozen=True):
     subtasks: tuple[SubtaskStatistics, ...]
 
 
+class LogLines(Message, frozen=True):
+    """Lines that the log of the worker's process has got since the last ones were sent."""
+
+    lines: tuple[LogLine, ...]
+    skipped: int = 0
+    """The number of further lines, which came faster than they are sent."""
+
+
 Messages: TypeAlias = (
     Hello
     | Welcome
@@ -611,6 +622,7 @@ Messages: TypeAlias = (
     | SubtaskTerminated
     | WatermarkReached
     | Statistics
+    | LogLines
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Messages)

@@ -26,8 +26,9 @@ from ..control.messages import Hello, StepStuck
 from ..listening import Listener, ListenerLimits
 from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsRegistry
+from ..observe.recent_logs import LogLine, RecentLogs
 from ..observe.spans import open_spans
-from ..options.network import CONTROL_TOKEN_IN_STORAGE
+from ..options.network import CONTROL_TOKEN_IN_STORAGE, REST_LOG_LINES
 from ..options.recovery import (
     FORMER_WATCH,
     HISTORY_RUNS,
@@ -87,6 +88,7 @@ from .views import (
     checkpoint_directory,
     describe_checkpoints,
     describe_config,
+    describe_logs,
     describe_metrics,
     describe_plan,
     describe_subtasks,
@@ -94,6 +96,8 @@ from .views import (
 from .watchdog import Watchdog, publish_stuck
 from .workers import PoolSettings, WorkerPool
 
+COORDINATOR = "coordinator"
+"""The name of the process of the coordinator among those whose lines are kept."""
 PROGRESS_S = 1.0
 
 
@@ -158,6 +162,7 @@ class JobCoordinator:
         self.metrics_url = ""
         """The Prometheus endpoint of this process, if it has one."""
         self._spans = open_spans(self._options, spec.name)
+        self._logs = RecentLogs(self._options.get(REST_LOG_LINES))
         self._takes_over = takes_over
         self._former = ""
         """A text about the end of the former run; empty: there was none."""
@@ -191,8 +196,14 @@ class JobCoordinator:
             ),
             self._events.put_nowait,
             on_stuck=self._on_stuck,
+            logs=self._logs,
             leadership=self._leadership,
         )
+
+    def keep_line(self, line: LogLine) -> None:
+        """Keep a line of this process's log, unless it is of another job. Any thread may call."""
+        if line.fields.get("job", self.spec.name) == self.spec.name:
+            self._logs.add(line.fields.get("worker", COORDINATOR), (line,))
 
     def _clients(self) -> Clients:
         """Return the clients, with the views and requests that are the same in every state."""
@@ -205,6 +216,7 @@ class JobCoordinator:
                 "config": lambda _: describe_config(self._begun().env),
                 "curves": lambda given: describe_curves(self._begun(), given["since_ms"]),
                 "plan": lambda _: describe_plan(self.spec, self._begun().attempt),
+                "logs": lambda given: describe_logs(self._logs, **given),
                 "states": lambda _: describe_states(self._begun().attempt.plan),
                 "metrics": lambda _: describe_metrics(
                     self._registry, self._describe().get("metrics", [])

@@ -17,6 +17,7 @@ from ...operators.elements import WATERMARK_MIN
 from ..control.messages import SubtaskStatistics
 from ..explain import describe_partitioning, explain_plan
 from ..observe.metrics import MetricsRegistry
+from ..observe.recent_logs import RecentLogs
 from ..plan import JobSpec, PhysicalPlan, Vertex
 from ..protocol import names
 from ..protocol.checkpoints.statistics import (
@@ -167,6 +168,30 @@ def describe_metrics(registry: MetricsRegistry, endpoints: list[dict[str, str]])
         for sample in family.samples
     ]
     return {"endpoints": endpoints, "samples": samples}
+
+
+def describe_logs(logs: RecentLogs, after: int, level: str) -> dict[str, Any]:
+    """Return the lines behind the number `after`, of this level and more severe ones.
+
+    Credentials in addresses are masked.
+    """
+    return {
+        "lines": [
+            {
+                "number": number,
+                "process": process,
+                "at_ms": line.at_ms,
+                "level": line.level,
+                "logger": line.logger,
+                "message": masked("", line.message),
+                "fields": line.fields,
+                "detail": masked("", line.detail),
+            }
+            for number, process, line in logs.since(after, level)
+        ],
+        "skipped": logs.skipped,
+        "kept": logs.lines_max,
+    }
 
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}

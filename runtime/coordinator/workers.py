@@ -28,6 +28,7 @@ from ..control.messages import (
     Heartbeat,
     Hello,
     Leaving,
+    LogLines,
     Messages,
     ProfileAnswer,
     Shutdown,
@@ -39,6 +40,7 @@ from ..control.messages import (
     Welcome,
 )
 from ..exchange.hub import WorkerAddress, this_host
+from ..observe.recent_logs import RecentLogs
 from ..options.monitoring import (
     CANCELLATION_INTERVAL,
     CANCELLATION_TIMEOUT,
@@ -274,9 +276,11 @@ class WorkerPool:
         put_event: PutEvent,
         *,
         on_stuck: OnStuck = lambda worker_id, stuck: None,
+        logs: RecentLogs | None = None,
         leadership: Leadership | None = None,
     ) -> None:
         self._settings = settings
+        self._logs = logs or RecentLogs(0)
         self._leadership = leadership or Leadership()
         self._killing: dict[asyncio.Task[None], Callable[[], None]] = {}
         self._cluster = cluster
@@ -288,6 +292,7 @@ class WorkerPool:
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
             watching=settings.watching,
+            takes_logs=self._logs.lines_max > 0,
         )
         self._on_stuck = on_stuck
         self.queries = PendingQueries()
@@ -497,6 +502,8 @@ class WorkerPool:
                 self._leadership.superseded(hello.worker_id, message.generation)
             elif isinstance(message, StateAnswer | ProfileAnswer):
                 self.queries.answered(message)
+            elif isinstance(message, LogLines):
+                self._logs.add(hello.worker_id, message.lines, message.skipped)
             elif not isinstance(message, Heartbeat):
                 if isinstance(message, Leaving):
                     self.leaving.add(hello.worker_id)

@@ -167,6 +167,14 @@ REST_WATCHERS = Option[int](
     32,
     "How many clients of the REST API may follow the events of the job at once; more are refused (503).",
 )
+REST_LOG_LINES = Option[int](
+    "headgate.rest.log-lines",
+    Integer(at_most=100_000, unit="lines"),
+    500,
+    "How many lines of the log the coordinator keeps in memory for the web UI and `/v1/job/logs`, for each "
+    "of the levels DEBUG, INFO, WARNING and ERROR. A line has at most 2,000 characters, and its traceback "
+    "8,000. 0: none, and workers send none.",
+)
 REST_CURVES = Option[int](
     "headgate.rest.curves-span",
     Duration(),

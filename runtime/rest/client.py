@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import HungUp, PublishedEvent, Silent
-from . import answers
+from . import answers, evidence
 from .answers import Command, OperationAnswer, OperationStatus, Problem, decode_event, error_of
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
@@ -152,6 +152,11 @@ class RestClient:
         """Return the figures of the last minutes, as far as they are later than `since_ms`."""
         return await self._get("curves", answers.CurvesAnswer, query={"since_ms": since_ms})
 
+    async def logs(self, after: int = 0, level: str = "DEBUG") -> evidence.LogsAnswer:
+        """Return the last lines of the log behind this number, of this level and more severe ones."""
+        query, texts = {"after": after}, {"level": level}
+        return await self._get("logs", evidence.LogsAnswer, query=query, texts=texts)
+
     async def backpressure(self) -> list[answers.Cause]:
         """Return the tasks that make the job slow."""
         return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure
@@ -244,6 +249,9 @@ class RestClient:
         if verb == "query":
             texts = {"key": str(arguments["key"]), "level": str(arguments.get("level") or "live")}
             return await self._get(verb, Json, texts=texts, state=arguments["state"])
+        if verb == "logs":
+            query, texts = {"after": int(arguments["after"])}, {"level": str(arguments["level"])}
+            return await self._get(verb, Json, query=query, texts=texts)
         return await self._get(verb, Json, **arguments)
 
     async def events(self) -> AsyncIterator[PublishedEvent]:

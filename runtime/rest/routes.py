@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from . import answers
+from . import answers, evidence
 from .answers import Answer, Command
 
 
@@ -98,6 +98,9 @@ def _operation(verb: str, body: type[Command]) -> Route:
     )
 
 
+_LOG_LEVEL: Final = (
+    "Only lines of this level and of more severe ones: `INFO`, `WARNING` or `ERROR`."
+)
 _KEY: Final = (
     "The key: the text of a single column, or a JSON object with a member for each column. "
     "A JSON value if its type is not declared."
@@ -231,6 +234,16 @@ ROUTES: Final = (
         "Rates and time use of all vertices over the last minutes.",
         problems=(400, 409),
         query=(("since_ms", "Only points that are later than this, in ms since the epoch."),),
+    ),
+    Route(
+        "GET",
+        "/v1/job/logs",
+        "logs",
+        evidence.LogsAnswer,
+        "The last lines of the log of the coordinator and of the workers.",
+        problems=(400,),
+        query=(("after", "Only lines whose number is larger than this."),),
+        optional=(("level", _LOG_LEVEL),),
     ),
     Route(
         "GET",

@@ -19,6 +19,7 @@ from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ..control.job_client import EventQueue, Subscriber
 from ..listening import LOOPBACK, Admission, Listener, ListenerLimits, UnixSocket
+from ..observe.recent_logs import LEVELS
 from ..options.network import (
     PORT_PATIENCE,
     REST_ADDRESS,
@@ -408,6 +409,14 @@ class RestServer:
         since_ms = _in_query(request, "since_ms", SINCE_MS_MAX)
         found = self._coordinator.view("curves", since_ms=since_ms)
         return json_reply(msgspec.convert(found, _route("curves").answer))
+
+    async def _get_logs(self, request: web.Request) -> web.StreamResponse:
+        level = request.query.get("level", LEVELS[0])
+        if level not in LEVELS:
+            raise RequestProblem(400, f"level is one of {', '.join(LEVELS)} level=`{level}`")
+        after = _in_query(request, "after", SINCE_MS_MAX)
+        found = self._coordinator.view("logs", after=after, level=level)
+        return json_reply(msgspec.convert(found, _route("logs").answer))
 
     async def _get_profile(self, request: web.Request) -> web.StreamResponse:
         vertex = _number(request, "vertex")

@@ -42,6 +42,7 @@ from ..control.messages import (
     HistoryOver,
     Inventory,
     Leaving,
+    LogLines,
     LoopRoundOver,
     Messages,
     Shutdown,
@@ -64,6 +65,7 @@ from ..control.messages import (
 from ..exchange.hub import ExchangeHub
 from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsGroup, MetricsRegistry
+from ..observe.recent_logs import UnsentLogs
 from ..options.registry import Options
 from ..options.state import STATE_BACKEND, TRANSFERS_MAX
 from ..protocol.adoption import IN_PARTS, Subtask, WorkerReport
@@ -106,11 +108,13 @@ class Worker:
         metrics: MetricsRegistry,
         heartbeats: HeartbeatThreads | None = None,
         load: LoopLoad | None = None,
+        logs: UnsentLogs | None = None,
     ) -> None:
         """
         Args:
             heartbeats: the threads of a process of its own; None: the event loop beats, and looks.
             load: of the event loop, if several workers share it.
+            logs: the lines of this process's log; None: the coordinator has the same process.
         """
         self.worker_id = worker_id
         self._leader = LeaderLink(link, self._hello, clock)
@@ -119,6 +123,7 @@ class Worker:
         self._token = token
         self._clock = clock
         self._load = load or LoopLoad()
+        self._logs = logs
         self._storage = StorageFigures()
         self._storage_metrics: MetricsGroup | None = None
         self._open_store = counted(open_store, self._storage)
@@ -216,7 +221,7 @@ class Worker:
         self._watch.configure(welcome.job_name, welcome.watching)
         self._begin_heartbeats(welcome, link)
         beat = asyncio.get_running_loop().create_task(
-            self._beat(welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms),
+            self._beat(welcome),
             name="heartbeat",
         )
         try:
@@ -251,13 +256,15 @@ class Worker:
         await asyncio.to_thread(partial(self.backups.close, forget=self._dismissed))
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _beat(self, interval_ms: int, timeout_ms: int) -> None:
+    async def _beat(self, welcome: Welcome) -> None:
         """Heartbeats out; and if none comes in, the coordinator hangs: give it up."""
+        interval_ms, timeout_ms = welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms
         while True:
             await asyncio.sleep(min(interval_ms / 1000, STATISTICS_S))
             steps = self._watch.steps() if self._heartbeats is None else ()
             self._leader.send(Heartbeat(steps=steps))
             self._send_statistics()
+            self._send_logs(welcome.takes_logs)
             if self._heartbeats is None:
                 for stuck in self._watch.look():
                     self._leader.send(stuck)
@@ -284,6 +291,13 @@ class Worker:
                 attempts.setdefault(deployment.attempt, []).extend(deployment.statistics())
         for attempt, subtasks in attempts.items():
             self._leader.send(Statistics(attempt=attempt, subtasks=tuple(subtasks)))
+
+    def _send_logs(self, wanted: bool) -> None:
+        if self._logs is None:
+            return
+        lines, skipped = self._logs.take()
+        if wanted and (lines or skipped):
+            self._leader.send(LogLines(lines=lines, skipped=skipped))
 
     # -- messages -----------------------------------------------------------------------------------
 

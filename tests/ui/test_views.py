@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from playwright.async_api import Page, expect
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import JobNotReady
+from headgate.runtime.observe.logs import tapped
 from headgate.runtime.rest.answers import CheckpointCommand
 from headgate.tests.rest.conftest import serving, windows_job
 from headgate.tests.ui.conftest import opened
@@ -134,6 +136,41 @@ def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
     beside(windows_job(lab), script, batches=2)
 
 
+def test_the_log_is_followed_and_searched(lab: Any, beside: Any) -> None:
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+        log = logging.getLogger("headgate.test")
+        with tapped(api.job.coordinator.keep_line):
+            log.warning("the disk is slow", extra={"worker": "w7", "subtask": 3})
+            await show(page, "Logs", "Logs")
+            first = page.locator(".lines-of-log > li").first
+            await expect(first).to_contain_text("the disk is slow")
+            await expect(first).to_contain_text("w7 headgate.test subtask 3", use_inner_text=True)
+            try:
+                raise ValueError("the end of it")
+            except ValueError:
+                log.exception("it is broken")
+            await expect(first).to_contain_text("it is broken")  # without a click
+        await first.get_by_text("Traceback", exact=True).click()
+        await expect(first.locator("pre")).to_contain_text("ValueError: the end of it")
+        assert await watched.accessible() == []
+        await page.get_by_label("At least").select_option("ERROR")
+        lines = page.locator(".lines-of-log > li")
+        await expect(lines).to_have_count(1)
+        await page.get_by_label("At least").select_option("WARNING")
+        await page.get_by_label("Contains").fill("W7")
+        await expect(lines).to_have_count(1)
+        await expect(lines).to_contain_text("the disk is slow")
+        join = """both => import('./logs.js').then(logs => logs.followed(...both))"""
+        old, new = ({"kept": 1, "lines": [{"number": n, "level": "INFO"}]} for n in (1, 2))
+        assert await page.evaluate(join, [old, new]) == new
+        both = {"kept": 2, "lines": [*old["lines"], *new["lines"]]}
+        assert await page.evaluate(join, [old, {**new, "kept": 2}]) == both
+
+    beside(windows_job(lab), script, batches=2)
+
+
 def test_curves_go_on_from_what_the_page_has(lab: Any, beside: Any) -> None:
     def answer(at_ms: list[int], vertex: int = 0) -> dict[str, Any]:
         flow = [float(at) for at in at_ms]
@@ -235,7 +272,7 @@ def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> N
                 await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
                 # At 200 % a window of 1280 pixels has room for 640: only tables may be wider.
                 await page.set_viewport_size({"width": 640, "height": 400})
-                for view in ("", "vertex/1", "checkpoints", "state", "settings", "actions"):
+                for view in ("", "vertex/1", "checkpoints", "logs", "state", "settings", "actions"):
                     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
                     await expect(page.get_by_role("heading", level=2)).to_be_visible()
                     over = "() => document.documentElement.scrollWidth - innerWidth"

@@ -7,6 +7,7 @@ import { duration } from "./format.js";
 import { ThemeSwitch, useToken } from "./frame.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { useJob } from "./live.js";
+import { Logs } from "./logs.js";
 import { Lost } from "./lost.js";
 import { Overview } from "./overview.js";
 import { Status } from "./parts.js";
@@ -19,6 +20,7 @@ const VIEWS = [
   ["checkpoints", "Checkpoints", Checkpoints],
   ["failures", "Failures", Failures],
   ["lost", "Lost records", Lost],
+  ["logs", "Logs", Logs],
   ["state", "State", Queries],
   ["settings", "Settings", Settings],
   ["actions", "Actions", Actions],
