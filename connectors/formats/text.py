@@ -127,15 +127,15 @@ class _LinesDecoder:
         if data.count(b"\n") != max(0, len(texts) - 1) and self._line_breaks:
             texts = [text.replace(b"\n", b" ") for text in texts]
             data = b"\n".join(texts)
-        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        ends = np.cumsum(lengths + 1)
         starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
         lines = Lines(data + b"\n", starts, ends)
 
         def convert(start: int, stop: int) -> pa.RecordBatch:
-            if any(payload is None for payload in payloads[start:stop]):
-                raise Unreadable(NO_VALUE)
-            if not all(texts[start:stop]):
-                raise Unreadable("it is empty")
+            if not lengths[start:stop].all():
+                nothing = any(payload is None for payload in payloads[start:stop])
+                raise Unreadable(NO_VALUE if nothing else "it is empty")
             return self._convert(lines.part(start, stop))
 
         return decode(len(payloads), convert)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -378,14 +379,17 @@ class KafkaReader(SourceReader):
         """Make pieces of messages, and hand them to the mailbox."""
         groups: dict[str, list[Any]] = {}
         pieces = []
-        for message in messages:
-            name = f"{message.topic()}/{message.partition()}"
-            if name in self._ended:
+        for (topic, partition, failed), run in groupby(messages, _place_of):
+            name = f"{topic}/{partition}"
+            if not failed:
+                if name not in self._ended:
+                    groups.setdefault(name, []).extend(run)
                 continue
-            if message.error() is None:
-                groups.setdefault(name, []).append(message)
-            elif (end := self._take_error(name, message)) is not None:
-                pieces.append(end)
+            for message in run:
+                if name in self._ended:
+                    break
+                if (end := self._take_error(name, message)) is not None:
+                    pieces.append(end)
         made = [self._piece(name, group) for name, group in groups.items()]
         # The last record of a partition and the event of its end may come together.
         ended = {piece.name for piece in made if piece.ended}
@@ -399,6 +403,7 @@ class KafkaReader(SourceReader):
 
     def _piece(self, name: str, group: list[Any]) -> _Piece:
         """Decode messages of one partition."""
+        value_of, offset_of = type(group[0]).value, type(group[0]).offset
         position = group[-1].offset() + 1
         stop = self._stops.get(name)
         ended = stop is not None and position >= stop
@@ -406,7 +411,7 @@ class KafkaReader(SourceReader):
             group = [message for message in group if message.offset() < stop]
             position = stop
             self._end(name)
-        values = [message.value() for message in group]
+        values = list(map(value_of, group))
         try:
             decoded = self._decode(values)
         except UndecodableError as error:
@@ -420,7 +425,7 @@ class KafkaReader(SourceReader):
         return _Piece(
             name,
             None if batch is None else self._with_metadata(batch, group),
-            np.fromiter((message.offset() for message in group), np.int64, len(group)),
+            np.fromiter(map(offset_of, group), np.int64, len(group)),
             bad,
             position,
             _size_of(batch, bad),
@@ -523,6 +528,11 @@ class KafkaReader(SourceReader):
             RuntimeError
         ):  # the loop is closed, and there is no one left to wake
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+def _place_of(message: Any) -> tuple[str, int, bool]:
+    """Return the topic and the partition of a message, and True if it is an event instead of a record."""
+    return message.topic(), message.partition(), message.error() is not None
 
 
 def _places(partitions: Iterable[PartitionSplit]) -> list[Any]:
