@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Host, Run
-from peers.pools import build_jar, write_pools
+from peers.jar import build_jar
 from queries import QUERIES, write_parquet
 
 HERE = Path(__file__).parent
@@ -101,11 +101,10 @@ class FlinkHome:
 
     python: str
     jars: tuple[str, ...]
-    pools: str
     parquet: bool
 
 
-def find_flink(results: Path, events: int) -> FlinkHome | None:
+def find_flink(results: Path) -> FlinkHome | None:
     """Flink as installed for this interpreter, or for `HEADGATE_BENCH_FLINK_PYTHON`; None if not."""
     python = os.environ.get("HEADGATE_BENCH_FLINK_PYTHON", sys.executable)
     if not all(shutil.which(tool) for tool in ("java", "javac", "jar")):
@@ -119,12 +118,11 @@ def find_flink(results: Path, events: int) -> FlinkHome | None:
     if asked.returncode:
         return None
     home = Path(asked.stdout.strip())
-    jar, pools = results / "bids.jar", results / "pools.bin"
+    jar = results / "peers.jar"
     build_jar(jar, home)
-    write_pools(pools, events)
     found = os.environ.get("HEADGATE_BENCH_FLINK_PARQUET_JAR")
     extra = [found] if found else [str(path) for path in home.glob("lib/flink-sql-parquet-*.jar")]
-    return FlinkHome(python, (str(jar), *extra), str(pools), bool(extra))
+    return FlinkHome(python, (str(jar), *extra), bool(extra))
 
 
 class Flink:
@@ -157,6 +155,7 @@ class Flink:
             cpu_seconds=max(whole.cpu_seconds - empty.cpu_seconds, 0.0),
             peak_bytes=whole.peak_bytes,
             answer=whole.answer,
+            foreign_cores=whole.foreign_cores,
         )
 
     def check(self, query: str, source: str) -> tuple[int, float]:
@@ -176,7 +175,6 @@ class Flink:
             "checkpoint": case.checkpoint,
             "events": events,
             "data": str(self._data.file(events)) if case.source == "parquet" else "",
-            "pools": self._home.pools,
             "jars": self._home.jars,
             "sums": False,
             "event_time": query.event_time,

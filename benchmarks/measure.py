@@ -24,7 +24,7 @@ class HostError(Exception):
 
 
 class Sampler:
-    """CPU time and memory of a process and all its descendants, over time.
+    """CPU time and memory of a process and all its descendants, and CPU time of the machine, over time.
 
     Memory is PSS, so that pages shared by several processes count once. Processes that ended keep what
     CPU time they had at their last sample.
@@ -35,6 +35,7 @@ class Sampler:
         self._cpu_of: dict[int, float] = {}
         self._times: list[float] = []
         self._cpu: list[float] = []
+        self._machine: list[float] = []
         self._memory: list[tuple[float, int]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,6 +54,10 @@ class Sampler:
                 self._cpu_of[process.pid] = used.user + used.system
         self._times.append(time.monotonic())
         self._cpu.append(sum(self._cpu_of.values()))
+        whole = psutil.cpu_times()
+        self._machine.append(
+            sum(whole) - whole.idle - whole.iowait - whole.guest - whole.guest_nice
+        )
         if not self._memory or self._times[-1] - self._memory[-1][0] >= MEMORY_EVERY_S:
             total = 0
             for process in processes:
@@ -62,10 +67,15 @@ class Sampler:
 
     def cpu_seconds(self, began: float, ended: float) -> float:
         """CPU seconds between two moments, interpolated between samples."""
-        return self._cpu_at(ended) - self._cpu_at(began)
+        return self._at(self._cpu, ended) - self._at(self._cpu, began)
 
-    def _cpu_at(self, at: float) -> float:
-        times, cpu = self._times, self._cpu
+    def foreign_cores(self, began: float, ended: float) -> float:
+        """How many cores all other processes had between two moments."""
+        whole = self._at(self._machine, ended) - self._at(self._machine, began)
+        return max(0.0, whole - self.cpu_seconds(began, ended)) / (ended - began)
+
+    def _at(self, cpu: list[float], at: float) -> float:
+        times = self._times
         right = bisect_left(times, at)
         if right in (0, len(times)):
             return cpu[min(right, len(cpu) - 1)] if cpu else 0.0
@@ -96,6 +106,8 @@ class Run:
     cpu_seconds: float
     peak_bytes: int
     answer: dict[str, Any]
+    foreign_cores: float = 0.0
+    """What other processes took of the machine meanwhile."""
 
 
 class Host:
@@ -159,6 +171,7 @@ class Host:
             cpu_seconds=self._sampler.cpu_seconds(began, ended),
             peak_bytes=self._sampler.peak_bytes(began, ended),
             answer=answer,
+            foreign_cores=self._sampler.foreign_cores(began, ended),
         )
 
     @property

@@ -250,7 +250,7 @@ def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="hg-nexmark-") as directory:
         files = Files(Path(options.data or directory).resolve())
-        bench = Bench(options, files, find_flink(Path(directory), 1))
+        bench = Bench(options, files, find_flink(Path(directory)))
         bench.run()
     if options.json:
         figures = [

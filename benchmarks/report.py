@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -18,8 +18,10 @@ from queries import QUERIES
 import headgate
 
 HEADER = (
-    "query", "source", "p", "ckpt", "engine", "M rec/s", "x Flink SQL", "CPU s/M", "peak MB", "runs",
+    "query", "source", "p", "ckpt", "engine", "M rec/s", "x Flink SQL by the clock", "CPU s/M",
+    "x Flink SQL by CPU", "peak MB", "others", "runs",
 )  # fmt: skip
+FLINK = "Flink SQL"
 
 
 @dataclass(slots=True)
@@ -27,50 +29,48 @@ class Results:
     """All runs, by engine and case; and what else is to be said."""
 
     runs: dict[tuple[str, Case], list[Run]] = field(default_factory=lambda: defaultdict(list))
+    alone: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """CPU seconds per million rows of making the columns of a query without an engine, by query."""
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def rate(self, engine: str, case: Case) -> float | None:
-        """Median records a second; None without runs."""
-        found = self.runs.get((engine, case))
-        return median(run.events / run.seconds for run in found) if found else None
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The lines of the table, engines of a case below each other."""
         cases = list(dict.fromkeys(case for _, case in self.runs))
         order = {name: number for number, name in enumerate(QUERIES)}
         cases.sort(key=lambda c: (order[c.query], c.source, c.parallelism, c.checkpoint))
+        query = ""
         for case in cases:
+            if case.query != query:
+                query = case.query
+                yield from self._alone(query)
             for engine in dict.fromkeys(engine for engine, _ in self.runs):
                 runs = self.runs.get((engine, case))
                 if runs:
                     yield self._row(engine, case, runs)
 
+    def _alone(self, query: str) -> Iterator[tuple[str, ...]]:
+        found = self.alone.get(query)
+        if found:
+            cells = {"query": query, "engine": "rows alone", "CPU s/M": f"{median(found):.3f}"}
+            yield tuple({**cells, "runs": str(len(found))}.get(name, "-") for name in HEADER)
+
     def _row(self, engine: str, case: Case, runs: list[Run]) -> tuple[str, ...]:
-        rate = self.rate(engine, case) or 0.0
-        flink = self.rate("Flink SQL", case)
-        cpu = median(run.cpu_seconds / run.events * 1e6 for run in runs)
-        peak = median(run.peak_bytes for run in runs) / 1e6
-        ratio = f"{rate / flink:.2f}" if flink else "-"
+        clock, cpu = (
+            spread(self._ratios(engine, case, measure)) for measure in (_seconds, _cpu_seconds)
+        )
         return (
             case.query, case.source, str(case.parallelism), "1 s" if case.checkpoint else "-",
-            engine, f"{rate / 1e6:.3f}", ratio, f"{cpu:.3f}", f"{peak:,.0f}", str(len(runs)),
+            engine, f"{median(1 / _seconds(run) for run in runs):.2f}", clock,
+            f"{median(map(_cpu_seconds, runs)):.3f}", cpu,
+            f"{median(run.peak_bytes for run in runs) / 1e6:,.0f}",
+            f"{max(run.foreign_cores for run in runs):.2f}", str(len(runs)),
         )  # fmt: skip
 
-    def goals(self) -> Iterator[str]:
-        """Return the distance of the queries from the goals of the project, which hold for parallelism
-        1.
-        """
-        for name, query in QUERIES.items():
-            case = Case(name, "generator", 1, False)
-            for engine in ("headgate", "headgate in-process"):
-                rate = self.rate(engine, case)
-                if rate is not None:
-                    share = rate / 1e6 / query.goal
-                    yield (
-                        f"{name} ({query.title}): {engine} {rate / 1e6:.2f} of {query.goal:g} "
-                        f"million records/s, {share:.0%}"
-                    )
+    def _ratios(self, engine: str, case: Case, measure: Callable[[Run], float]) -> list[float]:
+        """Return how many times as much Flink SQL takes, in each round."""
+        pairs = zip(self.runs[engine, case], self.runs.get((FLINK, case), []), strict=False)
+        return [measure(theirs) / measure(ours) for ours, theirs in pairs if engine != FLINK]
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for files."""
@@ -80,13 +80,29 @@ class Results:
             "python": platform.python_version(),
             "checks": self.checks,
             "notes": self.notes,
-            "goals": list(self.goals()),
+            "alone": self.alone,
             "runs": [
                 {"engine": engine, **asdict(case), **asdict(run)}
                 for (engine, case), runs in self.runs.items()
                 for run in runs
             ],
         }
+
+
+def _seconds(run: Run) -> float:
+    """Seconds by the clock per million records."""
+    return run.seconds / run.events * 1e6
+
+
+def _cpu_seconds(run: Run) -> float:
+    return run.cpu_seconds / run.events * 1e6
+
+
+def spread(values: list[float]) -> str:
+    """Return the median with the least and the most, as `2.1 (1.9..2.4)`."""
+    if not values:
+        return "-"
+    return f"{median(values):.1f} ({min(values):.1f}..{max(values):.1f})"
 
 
 def machine() -> str:
@@ -115,28 +131,3 @@ def text_table(rows: list[tuple[str, ...]]) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def markdown(results: Results, how: str) -> str:
-    """docs/benchmarks.md."""
-    lines = [
-        "# Benchmarks",
-        "",
-        how,
-        "",
-        f"Measured on {machine()}, headgate {headgate.__version__},",
-    ]
-    lines += [
-        f"Python {platform.python_version()}. Compare the ratios, not the absolute numbers.",
-        "",
-    ]
-    lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
-    lines += ["| " + " | ".join(row) + " |" for row in results.rows()]
-    for title, texts in (
-        ("Against the goals", list(results.goals())),
-        ("Results compared", results.checks),
-        ("Notes", results.notes),
-    ):
-        if texts:
-            lines += ["", f"## {title}", "", *(f"* {text}" for text in texts)]
-    return "\n".join(lines) + "\n"

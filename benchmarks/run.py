@@ -1,17 +1,21 @@
 """The benchmarks: `make bench`, or `python benchmarks/run.py --help`.
 
-Nexmark-style queries in headgate, and beside each in Flink SQL and PyFlink where they are installed.
+Queries over bids like Nexmark's in headgate, and beside each in Flink SQL (and PyFlink) if it is installed.
 
 How it is measured
-- headgate runs as its users run it: coordinator and workers as processes on a local Ray, records from
-  the generator or from Parquet, into a sink that counts them. Of each job the first quarter of the
-  records is warm-up; the clock runs from there until the sink has everything (metering.py).
-- `headgate in-process` is the same job in one process, without Ray.
-- Flink runs in a mini cluster in one JVM, warmed by a job of the same query. Its time is the runtime of
-  the job minus that of an empty job. Its bids are the same rows, from a Java source that reads the pools
-  of headgate's generator, or from the same Parquet file. Sinks are `blackhole`.
-- CPU seconds are of all processes of the engine, Ray's included. Peak memory is their PSS.
-- Every round measures all cases; medians are over rounds. Rounds stop when the time is up.
+- The bids are computed one by one from their numbers, by numpy here and by a source in Java for Flink, the
+  same rows; nothing is made before and handed out again. "rows alone" is numpy making the columns of the
+  query, without an engine. `--sources parquet` reads the same rows from Parquet.
+- headgate has its default batches and no option set, and a sink that counts. At parallelism 1 it runs in
+  one process that is warm, above that with its coordinator and workers as processes on a local Ray. Of
+  each job the first quarter of the records is left out, as the workers are new; the clock runs from there
+  until the sink has everything (metering.py).
+- Flink runs in a mini cluster in one JVM per query, warmed by a job of the same query. Its time is the
+  runtime of the job less that of an empty job. Sinks are `blackhole`.
+- The engines take turns: each round runs every case of a query once. Ratios are of the runs of one round:
+  their median, and the least and the most.
+- CPU seconds are of all processes of the engine, Ray's included. Peak memory is their PSS. "others" is how
+  many cores other processes had meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +34,6 @@ from pathlib import Path
 from statistics import median
 
 from engines import (
-    CHECK_ROWS,
     LAMBDA_EVENTS,
     NOT_INSTALLED,
     PARQUET_ROWS,
@@ -42,15 +45,19 @@ from engines import (
     find_flink,
 )
 from measure import HostError, Run
-from queries import QUERIES, bare_loop
-from report import Results, markdown, text_table
+from queries import QUERIES, bare_loop, bare_source
+from report import Results, text_table
+
+from headgate.runtime.cluster.process import tune_process
 
 Engine = Headgate | Flink
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PEERS = ("flink-sql", "pyflink")
 BARE_EVENTS = 500_000
-HEADGATE, IN_PROCESS, FLINK, PYFLINK = "headgate", "headgate in-process", "Flink SQL", "PyFlink"
+BARE_SOURCE_EVENTS = 2_000_000
+HEADGATE, IN_PROCESS = "headgate on Ray", "headgate in-process"
+FLINK, PYFLINK = "Flink SQL", "PyFlink"
 
 
 class Bench:
@@ -62,8 +69,6 @@ class Bench:
         self._data = data
         self._log = log
         self._began = time.monotonic()
-        self._deadline = self._began + options.minutes * 60
-        self._ours: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept: dict[str, Engine] = {}
         self._hosts = contextlib.ExitStack()
         self._home = self._find_flink()
@@ -71,7 +76,7 @@ class Bench:
     def _find_flink(self) -> FlinkHome | None:
         if not self.options.peers:
             return None
-        home = find_flink(RESULTS, max(CHECK_ROWS, *self._flink_events().values()))
+        home = find_flink(RESULTS)
         if home is None:
             self._note(f"Flink SQL and PyFlink are {NOT_INSTALLED}")
         elif not home.parquet and "parquet" in self.options.sources:
@@ -87,30 +92,49 @@ class Bench:
     def _events(self, usual: dict[str, int]) -> dict[str, int]:
         if self.options.events:
             return dict.fromkeys(usual, self.options.events)
-        share = 2 if self.options.quick else 1
-        return {name: events // share for name, events in usual.items()}
+        return {name: round(events * self.options.scale) for name, events in usual.items()}
 
     def _note(self, text: str) -> None:
         print(text, flush=True)
         self.results.notes.append(text)
 
     def run(self) -> None:
-        """All rounds, as many as asked for and as fit into the time."""
+        """Run all rounds of each query."""
         with self._hosts:
-            for number in range(self.options.runs):
-                if number and time.monotonic() > self._deadline:
-                    self._note(f"the time was up after {number} of {self.options.runs} rounds")
-                    return
-                for query in self.options.queries:
-                    self._round(query, first=number == 0)
+            for query in self.options.queries:
+                self._query(query)
 
-    def _round(self, query: str, first: bool) -> None:
-        for case in self._cases(query):
-            with self._engine(HEADGATE) as headgate:
-                self._record(HEADGATE, case, headgate)
-        self._in_process(query, first)
-        if self._home is not None:
-            self._peers(self._home, query, first)
+    def _query(self, query: str) -> None:
+        with contextlib.ExitStack() as stack:
+            in_process = stack.enter_context(self._engine(IN_PROCESS))
+            if any(parallelism > 1 for parallelism in self.options.parallelism):
+                headgate = stack.enter_context(self._engine(HEADGATE))
+            flink = None
+            if self._home is not None and "flink-sql" in self.options.peers:
+                flink = stack.enter_context(self._engine(FLINK))
+            self._check(query, in_process, flink)  # warms up, too
+            for _ in range(self.options.runs):
+                alone = bare_source(query, BARE_SOURCE_EVENTS)
+                self.results.alone[query].append(alone)
+                for case in self._cases(query):
+                    if case.parallelism == 1:
+                        self._record(IN_PROCESS, case, in_process)
+                    else:
+                        self._record(HEADGATE, case, headgate)
+                    if flink is not None and (case.source != "parquet" or self._reads_parquet):
+                        self._record(FLINK, case, flink)
+        if query == "w":
+            rate = median(bare_loop(BARE_EVENTS) for _ in range(3))
+            self._note(
+                f"W's lambdas in a bare Python loop, no engine: {rate / 1e6:.2f} million records/s"
+            )
+        if self._home is not None and "pyflink" in self.options.peers and query in LAMBDA_EVENTS:
+            with self._engine(PYFLINK) as pyflink:
+                self._record(PYFLINK, Case(query, "computed", 1, False), pyflink)
+
+    @property
+    def _reads_parquet(self) -> bool:
+        return self._home is not None and self._home.parquet
 
     @contextlib.contextmanager
     def _engine(self, name: str) -> Iterator[Engine]:
@@ -147,41 +171,15 @@ class Bench:
         ):
             yield Case(query, source, p, bool(checkpoint))
 
-    def _in_process(self, query: str, first: bool) -> None:
-        if query == "w" and first:
-            rate = median(bare_loop(BARE_EVENTS) for _ in range(3))
-            self._note(
-                f"W's lambdas in a bare Python loop, no engine: {rate / 1e6:.2f} million records/s"
-            )
-        with self._engine(IN_PROCESS) as engine:
-            for source in self.options.sources:
-                try:
-                    self._ours[query, source] = engine.check(query, source)  # warms up, too
-                except HostError as error:
-                    self._note(f"{IN_PROCESS}, {query} from {source}: {error}")
-                    continue
-                self._record(IN_PROCESS, Case(query, source, 1, False), engine)
-
-    def _peers(self, home: FlinkHome, query: str, first: bool) -> None:
-        if "flink-sql" in self.options.peers:
-            with self._engine(FLINK) as flink:
-                for case in self._cases(query):
-                    if case.source != "parquet" or home.parquet:
-                        self._record(FLINK, case, flink)
-                if first:
-                    self._compare(home, flink, query)
-        if first and "pyflink" in self.options.peers and query in LAMBDA_EVENTS:
-            with self._engine(PYFLINK) as pyflink:
-                self._record(PYFLINK, Case(query, "generator", 1, False), pyflink)
-
-    def _compare(self, home: FlinkHome, flink: Engine, query: str) -> None:
-        """Check that Flink computes the same from the same rows."""
+    def _check(self, query: str, in_process: Engine, flink: Engine | None) -> None:
+        """Check that both compute the same from the same rows."""
         for source in self.options.sources:
-            if source == "parquet" and not home.parquet:
-                continue
             try:
-                ours, theirs = self._ours[query, source], flink.check(query, source)
-            except (HostError, KeyError) as error:
+                ours = in_process.check(query, source)
+                if flink is None or (source == "parquet" and not self._reads_parquet):
+                    continue
+                theirs = flink.check(query, source)
+            except HostError as error:
                 self._note(f"{query} from {source} was not compared: {error!r}")
                 continue
             same = ours[0] == theirs[0] and math.isclose(ours[1], theirs[1], rel_tol=1e-12)
@@ -205,7 +203,8 @@ def _line(name: str, case: Case, run: Run) -> str:
     setting = f"{case.query} {case.source} p={case.parallelism}" + " ckpt" * case.checkpoint
     return (
         f"{setting:<24} {name:<20} {run.events / run.seconds / 1e6:8.3f} M records/s over "
-        f"{run.seconds:.1f} s"
+        f"{run.seconds:4.1f} s, {run.cpu_seconds / run.events * 1e6:.3f} CPU s/M, "
+        f"others {run.foreign_cores:.2f}"
     )
 
 
@@ -230,29 +229,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--queries", type=_list_of(list(QUERIES)), default=list(QUERIES), help="q0,q1,q2,q5,q7,w")
-    add("--sources", type=_list_of(("generator", "parquet")), default=["generator", "parquet"])
+    add("--queries", type=_list_of(list(QUERIES)), default=list(QUERIES), help=",".join(QUERIES))
+    add("--sources", type=_list_of(("computed", "parquet")), default=["computed"])
     add("--parallelism", type=_numbers, default=[1, 2])
-    add("--checkpoint", type=_numbers, default=[0, 1], help="0: none, 1: one a second")
+    add("--checkpoint", type=_numbers, default=[0], help="0: none, 1: one a second")
     add("--events", type=int, help="records per run, for every engine; default: by query")
+    add("--scale", type=float, default=1.0, help="this share of the usual records")
     add("--runs", type=int, default=3, help="rounds, of which medians are taken")
-    add("--minutes", type=float, default=7.0, help="no round starts after this long")
-    add("--peers", type=_list_of(PEERS), default=list(PEERS), help="flink-sql,pyflink or none")
-    add(
-        "--quick", action="store_true", help="generator, p=1, no checkpoints, no PyFlink, one round"
-    )
-    add("--write-docs", action="store_true", help="write docs/benchmarks.md")
+    add("--peers", type=_list_of(PEERS), default=["flink-sql"], help="flink-sql,pyflink or none")
+    add("--quick", action="store_true", help="a third of the records, p=1, one JVM for all")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.sources, options.parallelism, options.checkpoint = ["generator"], [1], [0]
-        options.runs = 1
-        options.peers = [peer for peer in options.peers if peer != "pyflink"]  # slow to start
+        options.parallelism, options.scale = [1], options.scale / 3
     return options
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
     RESULTS.mkdir(exist_ok=True)
+    tune_process()  # so that rows alone cost what they do in a worker
     with tempfile.TemporaryDirectory(prefix="hg-bench-data-") as directory:
         data = Data(Path(directory), PARQUET_ROWS)
         bench = Bench(options, data, RESULTS / "log.txt")
@@ -262,13 +257,10 @@ def main() -> None:
             print("stopped; this is what there is so far")
     results = bench.results
     print("\n" + text_table(list(results.rows())) + "\n")
-    for line in (*results.goals(), *results.checks, *results.notes):
+    for line in (*results.checks, *results.notes):
         print(line)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     (RESULTS / f"{stamp}.json").write_text(json.dumps(results.to_json(), indent=1))
-    if options.write_docs:
-        how = (__doc__ or "").split("How it is measured\n")[1].strip().replace("- ", "* ")
-        (HERE.parent / "docs" / "benchmarks.md").write_text(markdown(results, how))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pyflink.table import EnvironmentSettings, StreamTableEnvironment, TableEnvi
 from pyflink.table.udf import udf
 
 PARQUET_LAG = "INTERVAL '1' HOUR"
-GENERATOR_LAG = "INTERVAL '1' SECOND"
+COMPUTED_LAG = "INTERVAL '1' SECOND"
 _COLUMNS = "auction BIGINT, bidder BIGINT, price BIGINT, date_time TIMESTAMP(3), extra STRING"
 
 
@@ -61,14 +61,10 @@ def _create_tables(tables: TableEnvironment, request: dict[str, Any]) -> None:
 
 
 def _create_bids(tables: TableEnvironment, request: dict[str, Any]) -> None:
-    lag = GENERATOR_LAG if request["source"] == "generator" else PARQUET_LAG
+    lag = COMPUTED_LAG if request["source"] == "computed" else PARQUET_LAG
     watermark = f", WATERMARK FOR date_time AS date_time - {lag}" if request["event_time"] else ""
-    if request["source"] == "generator":
-        options = {
-            "connector": "nexmark-bids",
-            "pools": request["pools"],
-            "rows": str(request["events"]),
-        }
+    if request["source"] == "computed":
+        options = {"connector": "computed-bids", "rows": str(request["events"])}
     else:
         options = {"connector": "filesystem", "path": request["data"], "format": "parquet"}
     settings = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())

@@ -1,12 +1,8 @@
-import java.io.DataInputStream;
-import java.io.FileInputStream;
-import java.io.IOException;
-import java.nio.ByteBuffer;
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.VarHandle;
 import java.nio.ByteOrder;
-import java.nio.LongBuffer;
 import java.util.HashSet;
 import java.util.Set;
-import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.configuration.ConfigOption;
 import org.apache.flink.configuration.ConfigOptions;
 import org.apache.flink.configuration.ReadableConfig;
@@ -25,23 +21,20 @@ import org.apache.flink.table.factories.FactoryUtil;
 import org.apache.flink.table.types.DataType;
 
 /**
- * The bids of headgate's Nexmark generator, row for row, as a Flink table source: fields auction,
- * bidder, price, date_time, extra. Random draws come from the pools that headgate wrote to a file, so
- * a row costs a few array reads. Makes only the fields a query uses, as headgate's does.
+ * The bids of computed.py, row for row, as a Flink table source: fields auction, bidder, price,
+ * date_time, extra. Every row is computed from its number; only the fields a query uses are made.
  */
 public class Bids implements DynamicTableSourceFactory {
-    static final ConfigOption<String> POOLS =
-            ConfigOptions.key("pools").stringType().noDefaultValue();
     static final ConfigOption<Long> ROWS = ConfigOptions.key("rows").longType().noDefaultValue();
 
     @Override
     public String factoryIdentifier() {
-        return "nexmark-bids";
+        return "computed-bids";
     }
 
     @Override
     public Set<ConfigOption<?>> requiredOptions() {
-        return new HashSet<>(Set.of(POOLS, ROWS));
+        return new HashSet<>(Set.of(ROWS));
     }
 
     @Override
@@ -55,16 +48,14 @@ public class Bids implements DynamicTableSourceFactory {
         helper.validate();
         ReadableConfig options = helper.getOptions();
         int[] fields = {0, 1, 2, 3, 4};
-        return new Table(options.get(POOLS), options.get(ROWS), fields);
+        return new Table(options.get(ROWS), fields);
     }
 
     static class Table implements ScanTableSource, SupportsProjectionPushDown {
-        private final String pools;
         private final long rows;
         private int[] fields;
 
-        Table(String pools, long rows, int[] fields) {
-            this.pools = pools;
+        Table(long rows, int[] fields) {
             this.rows = rows;
             this.fields = fields;
         }
@@ -76,7 +67,7 @@ public class Bids implements DynamicTableSourceFactory {
 
         @Override
         public ScanRuntimeProvider getScanRuntimeProvider(ScanContext context) {
-            return SourceFunctionProvider.of(new Rows(pools, rows, fields), true);
+            return SourceFunctionProvider.of(new Rows(rows, fields), true);
         }
 
         @Override
@@ -94,53 +85,31 @@ public class Bids implements DynamicTableSourceFactory {
 
         @Override
         public DynamicTableSource copy() {
-            return new Table(pools, rows, fields);
+            return new Table(rows, fields);
         }
 
         @Override
         public String asSummaryString() {
-            return "nexmark-bids";
+            return "computed-bids";
         }
     }
 
     static class Rows extends RichParallelSourceFunction<RowData> {
-        private static final int BLOCK = 1 << 16;
-        private static final int EXTRA = 60;
+        private static final int BLOCK = 1 << 15;
         private static final int CHUNK = 1024;
         private static final long BASE = 1436918400000L;
-        private final String path;
+        private static final int WORDS = 7;
+        private static final long FIRST = 0x9E3779B97F4A7C15L;
+        private static final long SECOND = 0xBF58476D1CE4E5B9L;
+        private static final VarHandle LONGS =
+                MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
         private final long rows;
         private final int[] fields;
         private volatile boolean running = true;
-        private transient long[] auctionDraws, auctionHot, bidderDraws, bidderHot, prices, starts;
-        private transient byte[] extras;
 
-        Rows(String path, long rows, int[] fields) {
-            this.path = path;
+        Rows(long rows, int[] fields) {
             this.rows = rows;
             this.fields = fields;
-        }
-
-        @Override
-        public void open(OpenContext context) throws IOException {
-            try (DataInputStream in = new DataInputStream(new FileInputStream(path))) {
-                auctionDraws = longs(in);
-                auctionHot = longs(in);
-                bidderDraws = longs(in);
-                bidderHot = longs(in);
-                prices = longs(in);
-                starts = longs(in);
-                extras = in.readAllBytes();
-            }
-        }
-
-        private static long[] longs(DataInputStream in) throws IOException {
-            int count = (int) Long.reverseBytes(in.readLong());
-            byte[] bytes = in.readNBytes(count * 8);
-            LongBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN).asLongBuffer();
-            long[] values = new long[count];
-            buffer.get(values);
-            return values;
         }
 
         @Override
@@ -149,49 +118,63 @@ public class Bids implements DynamicTableSourceFactory {
             int own = getRuntimeContext().getTaskInfo().getIndexOfThisSubtask();
             long blocks = (rows + BLOCK - 1) / BLOCK;
             for (long block = own; block < blocks && running; block += all) {
-                int shift = (int) starts[(int) block];
                 long end = Math.min(rows, (block + 1) * BLOCK);
                 for (long first = block * BLOCK; first < end && running; first += CHUNK) {
                     synchronized (context.getCheckpointLock()) {
                         long last = Math.min(end, first + CHUNK);
                         for (long row = first; row < last; row++) {
-                            context.collect(make(row, shift + (int) (row - block * BLOCK)));
+                            context.collect(make(row));
                         }
                     }
                 }
             }
         }
 
-        private RowData make(long row, int at) {
+        private RowData make(long row) {
             GenericRowData made = new GenericRowData(fields.length);
             long epoch = row / 46;
+            long draw = row * FIRST;
+            draw ^= draw >>> 32;
+            draw *= SECOND;
+            draw ^= draw >>> 29;
             for (int i = 0; i < fields.length; i++) {
-                made.setField(i, field(fields[i], epoch, row - epoch * 46, at));
+                made.setField(i, field(fields[i], epoch, row - epoch * 46, draw));
             }
             return made;
         }
 
-        private Object field(int field, long epoch, long inEpoch, int at) {
+        private static Object field(int field, long epoch, long inEpoch, long draw) {
             switch (field) {
                 case 0:
-                    return recent(epoch * 3 + 2, auctionDraws[at], auctionHot[at], 100, 0);
+                    long newest = epoch * 3 + 2;
+                    return (draw & 1) != 0
+                            ? newest / 100 * 100 + 1000
+                            : recent(newest, draw >>> 1 & 0xFFFF, 100);
                 case 1:
-                    return recent(epoch, bidderDraws[at], bidderHot[at], 1000, 1);
+                    return (draw >>> 17 & 3) != 0
+                            ? epoch / 100 * 100 + 1001
+                            : recent(epoch, draw >>> 19 & 0xFFFF, 1000);
                 case 2:
-                    return prices[at];
+                    return ((draw >>> 35 & 127) + 1) * 100 << ((draw >>> 42 & 1023) * 13 >> 10);
                 case 3:
                     return TimestampData.fromEpochMillis(BASE + epoch * 5 + (inEpoch + 4) / 10);
                 default:
-                    return StringData.fromBytes(extras, at * EXTRA, EXTRA);
+                    return extra(draw);
             }
         }
 
-        private static long recent(long newest, long draw, long hot, long window, long plus) {
-            if (hot != 0) {
-                return newest / 100 * 100 + plus + 1000;
-            }
+        private static long recent(long newest, long draw, long window) {
             long oldest = Math.max(newest - window, 0);
-            return oldest + draw % (newest - oldest + 11) + 1000;
+            return oldest + (draw * (newest - oldest + 11) >> 16) + 1000;
+        }
+
+        private static StringData extra(long draw) {
+            byte[] letters = new byte[WORDS * 8];
+            for (int i = 0; i < WORDS; i++) {
+                long word = draw * (FIRST + 2 * i) >>> 4;
+                LONGS.set(letters, i * 8, (word & 0x0F0F0F0F0F0F0F0FL) + 0x6161616161616161L);
+            }
+            return StringData.fromBytes(letters);
         }
 
         @Override
