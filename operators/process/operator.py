@@ -93,6 +93,11 @@ class ProcessOperator(AtTheEnd):
         self.emits_at_end = type(step.function).finish is not ProcessFunction.finish
 
     @property
+    def pending_timers(self) -> int | None:
+        """The number of timers that wait; None: the function sets none. Any thread may ask."""
+        return None if self._timers is None else self._timers.pending
+
+    @property
     def _watermark_table(self) -> str:
         """The table of the snapshot with the watermark, if results may depend on it after a
         restore; or empty."""

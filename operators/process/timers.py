@@ -60,6 +60,11 @@ class FunctionTimers:
         self._armed_for: int | None = None
         self._disarm: Callable[[], None] | None = None
 
+    @property
+    def pending(self) -> int:
+        """The number of timers that wait, on both clocks."""
+        return len(self.event) + len(self.processing)
+
     def due_event(self, until: int) -> Iterator[tuple[int, Any, Any]]:
         """Pop the event-time timers due at or before `until` (ms)."""
         return self._counted(self.event.pop_due(until))

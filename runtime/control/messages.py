@@ -71,7 +71,9 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     queued: int = 0
     """The number of buffers that wait in front of it."""
     hot_groups: tuple[HotGroup, ...] = ()
-    """The key groups that get most of its records, by exchange; only while it is backpressured."""
+    """The key groups that get most of its records, by exchange: those that get many, and while it is
+    backpressured any.
+    """
     history: History = History.NONE
     """The phase of its reader: history, or live data."""
     dropped: tuple[Dropped, ...] = ()
@@ -86,6 +88,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """For how long its source has had nothing to read; `QUIET_FOR_GOOD` when it has ended."""
     ended_splits: tuple[str, ...] = ()
     """The keys of the awaited splits (`SplitsOffered`) that have ended for good."""
+    timers: dict[str, int] = {}
+    """The number of timers that wait, by step; steps that set none are left out."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", kw_only=True):

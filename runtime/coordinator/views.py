@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from ...errors import UsageError
@@ -20,6 +20,7 @@ from ..observe.metrics import MetricsRegistry
 from ..observe.recent_logs import RecentLogs
 from ..plan import JobSpec, PhysicalPlan, Vertex
 from ..protocol import names
+from ..protocol.backpressure import HotKeyGroup, hot_key_groups
 from ..protocol.checkpoints.statistics import (
     CheckpointHistory,
     CheckpointRecord,
@@ -31,6 +32,8 @@ from ..storage.open_store import join_address
 from .attempt import Attempt
 from .environment import JobEnvironment
 
+HOT_SHOWN_MAX: Final = 10
+"""The hot key groups of a vertex that are shown."""
 MASKED: Final = "******"
 _SECRET_KEY = re.compile(
     r"password|secret|(?<!-)token$|access-?key|api-?key|account\.key|credential"
@@ -52,7 +55,15 @@ def describe_subtasks(attempt: Attempt, vertex_id: int) -> dict[str, Any]:
         "vertex": vertex.id,
         "name": vertex.name,
         "subtasks": [_subtask(attempt, vertex, index) for index in range(vertex.parallelism)],
+        "hot_key_groups": [asdict(each) for each in _hot_key_groups(attempt, vertex)],
     }
+
+
+def _hot_key_groups(attempt: Attempt, vertex: Vertex) -> list[HotKeyGroup]:
+    inputs = {edge.id for edge in attempt.plan.edges if edge.target == vertex.id}
+    told = (hot for said in attempt.statistics.values() for hot in said.hot_groups)
+    samples = (hot for hot in told if hot.edge in inputs)
+    return hot_key_groups(samples, vertex.parallelism, attempt.plan.max_parallelism)[:HOT_SHOWN_MAX]
 
 
 def _subtask(attempt: Attempt, vertex: Vertex, index: int) -> dict[str, Any]:
@@ -78,6 +89,7 @@ def _figures(said: SubtaskStatistics) -> dict[str, Any]:
         "full": said.full_ms_per_second,
         "watermark": None if said.watermark == WATERMARK_MIN else said.watermark,
         "queued": said.queued,
+        "timers": said.timers,
     }
 
 

@@ -360,15 +360,15 @@ class KeyGroupSampler:
         """A second is over. What was counted before counts less once there is something new."""
         self._batches = self._records = 0
 
-    def hottest(self) -> HotGroup | None:
-        """The key group with the most records; None: there were none."""
+    def hottest(self, *, only_hot: bool = False) -> HotGroup | None:
+        """The key group with the most records; None: there were none, or it is not hot (`only_hot`)."""
         group = int(self._counts.argmax())
         if self._counts[group] < 1:
             return None
         subtask = owner_of(group, self._receivers, self._max_parallelism)
         own = key_group_range(subtask, self._receivers, self._max_parallelism)
         of_subtask = self._counts[own.first : own.last + 1].sum()
-        return HotGroup(
+        found = HotGroup(
             edge=self._edge,
             subtask=subtask,
             group=group,
@@ -376,3 +376,5 @@ class KeyGroupSampler:
             of_subtask=round(of_subtask),
             of_all=round(self._counts.sum()),
         )
+        hot = not only_hot or found.is_hot(self._receivers, self._max_parallelism)
+        return found if hot else None

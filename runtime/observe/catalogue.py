@@ -471,6 +471,11 @@ OPERATOR_METRICS: Final = (
         labels=("side",),
     ),
     _operator(
+        "timers_pending",
+        "gauge",
+        "Timers that are set and have not fired. Process functions, windows of records and patterns only.",
+    ),
+    _operator(
         "timers_fired",
         "counter",
         "Timers that were due, and handled. Process functions, windows of records and patterns only.",

@@ -74,6 +74,39 @@ class HotGroup(NamedTuple):
     of_subtask: int
     of_all: int
 
+    def is_hot(self, receivers: int, key_groups: int) -> bool:
+        """Return True if it has far more of its subtask's records than an even share.
+
+        Args:
+            receivers: the number of subtasks behind the exchange.
+            key_groups: the number of key groups.
+        """
+        return is_hot(self.records / max(1, self.of_subtask), receivers, key_groups)
+
+
+def is_hot(share: float, receivers: int, key_groups: int) -> bool:
+    """Return True if a key group with this share of its subtask's records is to be reported."""
+    even = min(1.0, receivers / key_groups)
+    return share >= max(GROUP_SHARE_MIN, GROUP_EXCESS_MIN * even)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HotKeyGroup:
+    """A key group that gets far more records than others of its subtask.
+
+    Attributes:
+        key_group: its number.
+        subtask: the subtask that has it.
+        records_share: its share of all records of the vertex, 0 to 1.
+        subtask_share: its share of the records of its subtask.
+    """
+
+    key_group: int
+    subtask: int
+    records_share: float
+    subtask_share: float
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -279,8 +312,7 @@ class _Walk:
         # More precise than recent records, which show a hot subtask only after many buffers.
         share = sum(each.of_subtask for each in samples) / sum(each.of_all for each in samples)
         group, of_subtask = _hottest(samples)
-        even = min(1.0, shape.parallelism / self._key_groups)
-        if of_subtask < max(GROUP_SHARE_MIN, GROUP_EXCESS_MIN * even):
+        if not is_hot(of_subtask, shape.parallelism, self._key_groups):
             return SlowSubtask(shape, hottest, loads[hottest], busy, share)
         return SlowSubtask(shape, hottest, loads[hottest], busy, share, group, of_subtask)
 
@@ -303,6 +335,33 @@ def _hottest(samples: Sequence[HotGroup]) -> tuple[int, float]:
         records[each.group] = records.get(each.group, 0) + each.records
     group = max(records, key=lambda each: records[each])
     return group, records[group] / sum(each.of_subtask for each in samples)
+
+
+def hot_key_groups(
+    samples: Iterable[HotGroup], parallelism: int, key_groups: int
+) -> list[HotKeyGroup]:
+    """Return the hot key groups of a vertex, that with the most records first.
+
+    Each sender tells only the one that it has most of, so shares of the vertex are at least these.
+
+    Args:
+        samples: of all senders, on all exchanges to the vertex.
+        parallelism: of the vertex.
+        key_groups: the number of key groups.
+    """
+    total = 0
+    own: dict[int, list[HotGroup]] = {}
+    for each in samples:
+        total += each.of_all
+        own.setdefault(each.group, []).append(each)
+    found = []
+    for group, parts in own.items():
+        records = sum(each.records for each in parts)
+        of_subtask = records / max(1, sum(each.of_subtask for each in parts))
+        if is_hot(of_subtask, parallelism, key_groups):
+            subtask = parts[0].subtask
+            found.append(HotKeyGroup(group, subtask, records / max(1, total), of_subtask))
+    return sorted(found, key=lambda each: (-each.records_share, each.key_group))
 
 
 @final

@@ -3,7 +3,7 @@
 Field names are those of the CLI's `--json`. Times that end in `_ms` are milliseconds, since the epoch where
 the name says `at`, `began` or `ended`. Rates are milliseconds per second: 0 to 1000.
 
-Errors are problem details (RFC 9457). Events of a job travel as server-sent events.
+Errors are problem details (RFC 9457).
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from ...api.resources import DEFAULT_GROUP
 from ...errors import (
     HeadgateError,
     InternalError,
-    JobError,
     JobNotFound,
     JobNotReady,
     StateNotFound,
     StorageError,
     UsageError,
 )
-from ..control.job_client import PublishedEvent
 from ..protocol.job_result import JobFailure
 
 PROBLEM_TYPE = "application/problem+json"
@@ -265,6 +263,19 @@ class SubtaskAnswer(Answer, frozen=True):
     watermark: Watermark = None
     queued: int = 0
     """Buffers that wait in front of it."""
+    timers: dict[str, int] = {}
+    """Timers that are set and have not fired, by step; steps that set none are left out."""
+
+
+class HotKeyGroupAnswer(Answer, frozen=True):
+    """A key group with far more records than others of its subtask, as sampled in the last minute."""
+
+    key_group: int
+    subtask: int
+    records_share: float
+    """Its share of the records of the vertex, at least; 0 to 1."""
+    subtask_share: float
+    """Its share of the records of its subtask."""
 
 
 class SubtasksAnswer(Answer, frozen=True):
@@ -273,6 +284,7 @@ class SubtasksAnswer(Answer, frozen=True):
     vertex: int
     name: str
     subtasks: list[SubtaskAnswer]
+    hot_key_groups: list[HotKeyGroupAnswer] = []
 
 
 class Alignment(Answer, frozen=True):
@@ -761,28 +773,3 @@ class DisposeCommand(Command, frozen=True):
     """Delete a savepoint and all its files."""
 
     path: Annotated[str, Meta(pattern=r"^(/|[a-z][a-z0-9+.-]*://)")]
-
-
-class _EventData(msgspec.Struct):
-    text: str
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-def encode_event(event: PublishedEvent) -> bytes:
-    """An event as a server-sent event: its kind, and as data an object of its text and its body."""
-    body: Any = msgspec.json.decode(event.body)  # a line break in it would end the data
-    data = msgspec.json.encode({"text": event.text, "body": body})
-    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), data)
-
-
-def decode_event(kind: str, data: str) -> PublishedEvent:
-    """The event of this kind and data.
-
-    Raises:
-        JobError: the data is not one of ours.
-    """
-    try:
-        found = msgspec.json.decode(data, type=_EventData)
-    except msgspec.DecodeError as error:
-        raise JobError(f"this is no event of a REST API of headgate: {error}") from None
-    return PublishedEvent(kind=kind, text=found.text, body=bytes(found.body))

@@ -15,7 +15,8 @@ import msgspec
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import HungUp, PublishedEvent, Silent
 from . import answers, evidence
-from .answers import Command, OperationAnswer, OperationStatus, Problem, decode_event, error_of
+from .answers import Command, OperationAnswer, OperationStatus, Problem, error_of
+from .evidence import decode_event
 from .routes import ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0

@@ -1,7 +1,16 @@
-"""What the REST API answers about single events in a job: lines of its log."""
+"""What the REST API answers about single events in a job, and about lines of its log.
+
+Events of a job travel as server-sent events.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from ...errors import JobError
+from ..control.job_client import PublishedEvent
 from .answers import Answer
 
 
@@ -31,3 +40,28 @@ class LogsAnswer(Answer, frozen=True):
     """Lines that workers wrote faster than they send them."""
     kept: int
     """How many lines are kept for each level."""
+
+
+class _EventData(msgspec.Struct):
+    text: str
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def encode_event(event: PublishedEvent) -> bytes:
+    """An event as a server-sent event: its kind, and as data an object of its text and its body."""
+    body: Any = msgspec.json.decode(event.body)  # a line break in it would end the data
+    data = msgspec.json.encode({"text": event.text, "body": body})
+    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), data)
+
+
+def decode_event(kind: str, data: str) -> PublishedEvent:
+    """The event of this kind and data.
+
+    Raises:
+        JobError: the data is not one of ours.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_EventData)
+    except msgspec.DecodeError as error:
+        raise JobError(f"this is no event of a REST API of headgate: {error}") from None
+    return PublishedEvent(kind=kind, text=found.text, body=bytes(found.body))

@@ -38,10 +38,10 @@ from .answers import (
     OperationAnswer,
     OperationsAnswer,
     RequestProblem,
-    encode_event,
     problem,
     problem_of,
 )
+from .evidence import encode_event
 from .openapi import document
 from .pages import add_pages, add_redirection, is_page
 from .replies import HEADERS, json_reply, problem_of_http, refusal

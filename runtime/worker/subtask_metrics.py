@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from ...operators.async_calls.in_flight import InFlight
 from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
+from ...operators.process.operator import ProcessOperator
 from ...operators.splits import History
 from ...operators.watermarks.operator import EventTimeOperator
 from ..control.messages import QUIET_FOR_GOOD, Sent, StepTime, SubtaskStatistics
@@ -123,6 +124,9 @@ def _register_operator(
     scope.count(DROPPED_COUNTER, lambda: chained.output.drops.total)
     scope.gauge("input_watermark_timestamp_seconds", lambda: _time(chained.current_watermark))
     scope.gauge("output_watermark_timestamp_seconds", lambda: _time(chained.output.watermark))
+    operator = chained.operator
+    if isinstance(operator, ProcessOperator):
+        scope.gauge("timers_pending", lambda: operator.pending_timers)
     node = next(node for node in env.vertex.nodes if node.id == chained.node_id)
     if isinstance(subtask, SourceSubtask) and node.source is not None:
         scope.count("source_records", lambda: chained.output.records_out)
@@ -153,7 +157,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         ),
         waits_for=_waits_for(subtask),
         queued=subtask.gate.queued_buffers if isinstance(subtask, InputSubtask) else 0,
-        hot_groups=_hot_groups(samplers, told=level_of(backpressured) is not Level.OK),
+        hot_groups=_hot_groups(samplers, only_hot=level_of(backpressured) is Level.OK),
         history=subtask.env.splits.history,
         quiet_ms=_quiet_ms(subtask),
         ended_splits=subtask.ended_splits if isinstance(subtask, SourceSubtask) else (),
@@ -169,6 +173,12 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
             for each in operators
             for kind, count in each.output.drops.counts.items()
         ),
+        timers={
+            each.name: pending
+            for each in operators
+            if isinstance(each.operator, ProcessOperator)
+            and (pending := each.operator.pending_timers) is not None
+        },
     )
 
 
@@ -187,9 +197,8 @@ def _waits_for(subtask: Subtask) -> WaitsFor:
     return WaitsFor.NOTHING
 
 
-def _hot_groups(samplers: Sequence[KeyGroupSampler], *, told: bool) -> tuple[HotGroup, ...]:
+def _hot_groups(samplers: Sequence[KeyGroupSampler], *, only_hot: bool) -> tuple[HotGroup, ...]:
     for sampler in samplers:
         sampler.next_window()
-    if not told:
-        return ()
-    return tuple(hot for sampler in samplers if (hot := sampler.hottest()) is not None)
+    found = (sampler.hottest(only_hot=only_hot) for sampler in samplers)
+    return tuple(hot for hot in found if hot is not None)

@@ -12,6 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, generator, numbers, sequence
 from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.coordinator.views import describe_subtasks
 from headgate.runtime.job import runnable
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
@@ -157,7 +158,13 @@ def test_a_job_that_keeps_up_blames_nobody(coordinator: Callable[..., JobCoordin
     assert made._context is not None
     told = made._context.attempt.statistics.values()
     assert sum(each.records_out for each in told) > 0
-    assert [each.hot_groups for each in told if each.hot_groups] == []
+    # A hot key group is told all the same, since it may become the cause.
+    assert {hot.group for each in told for hot in each.hot_groups} == {GROUP}
+    assert made._context.attempt.plan.vertices[1].parallelism == 2
+    (found,) = describe_subtasks(made._context.attempt, 1)["hot_key_groups"]
+    assert found["key_group"] == GROUP
+    assert found["subtask"] == owner_of(GROUP, 2, 128)
+    assert 0.7 < found["records_share"] < 0.8 < found["subtask_share"]
 
 
 def test_while_a_job_does_not_run_nobody_is_blamed(

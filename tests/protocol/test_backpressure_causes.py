@@ -17,6 +17,7 @@ from headgate.runtime.protocol.backpressure import (
     WaitsFor,
     explain,
     find_causes,
+    hot_key_groups,
     level_of,
 )
 
@@ -271,3 +272,18 @@ def test_old_records_count_less() -> None:
     recent.clear()
     recent.report(0, 0, 5)
     assert recent.of(0, 0) == 5
+
+
+def test_hot_key_groups_of_all_senders() -> None:
+    def hot(group: int, records: int, of_subtask: int, of_all: int) -> HotGroup:
+        subtask = group // 64
+        return HotGroup(0, subtask, group, records, of_subtask, of_all)
+
+    samples = [hot(70, 50, 60, 100), hot(70, 30, 60, 100), hot(3, 30, 40, 100), hot(4, 2, 40, 100)]
+    first, second = hot_key_groups(samples, 2, 128)
+    assert (first.key_group, first.subtask) == (70, 1)
+    assert (first.records_share, first.subtask_share) == (80 / 400, 80 / 120)
+    assert (second.key_group, second.subtask_share) == (3, 30 / 40)
+    assert hot_key_groups([], 2, 128) == []
+    # With one key group for each subtask it has all the records of its subtask, however few.
+    assert hot_key_groups([hot(70, 60, 60, 100)], 128, 128) == []

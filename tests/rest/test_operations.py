@@ -10,12 +10,11 @@ from headgate.errors import InternalError, JobError, JobNotReady, StorageError, 
 from headgate.runtime.control.job_client import EventQueue, PublishedEvent
 from headgate.runtime.rest.answers import (
     RequestProblem,
-    decode_event,
-    encode_event,
     error_of,
     problem,
     problem_of,
 )
+from headgate.runtime.rest.evidence import decode_event, encode_event
 from headgate.runtime.rest.requests import Operations, allowed_names, check_names, check_token
 
 

@@ -16,7 +16,9 @@ from headgate.connectors import blackhole, from_list
 from headgate.errors import JobNotReady
 from headgate.runtime.observe.logs import tapped
 from headgate.runtime.rest.answers import CheckpointCommand
+from headgate.state.hashing import hash_key, key_group_of
 from headgate.tests.rest.conftest import serving, windows_job
+from headgate.tests.rest.test_timers import Reminds
 from headgate.tests.ui.conftest import opened
 
 
@@ -134,6 +136,40 @@ def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
         assert await watched.accessible() == []
 
     beside(windows_job(lab), script, batches=2)
+
+
+def test_timers_hot_key_groups_and_event_time_of_a_step(lab: Any, beside: Any) -> None:
+    job = hg.Job("reminds", parallelism=2)
+    records = [("hot" if number % 10 else f"user-{number}", number) for number in range(100)]
+    (
+        job.read(from_list(records), name="in", parallelism=1)
+        .event_time(lambda record: record[1], max_out_of_order="0s")
+        .key_with(lambda record: record[0])
+        .process(Reminds(), name="reminds")
+        .write(blackhole(), name="out")
+    )
+
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        graph = page.get_by_role("region", name="Graph of the job")
+        await graph.get_by_role("link", name="reminds").click()
+        (group, _, of_step, of_subtask) = (await rows(page, "Hot key groups"))[0]
+        assert group == str(key_group_of(hash_key("hot"), 128))
+        assert of_step == "90 %"
+        assert int(of_subtask.removesuffix(" %")) >= 90
+        await expect(page.locator("main .figures")).to_contain_text(
+            "Timers 22", use_inner_text=True
+        )
+        header = page.get_by_role("table", name="Subtasks", exact=True).locator("thead")
+        titles = [text.strip() for text in await header.locator("th").all_inner_texts()]
+        shown = await rows(page, "Subtasks")
+        assert sum(int(row[titles.index("Timers")]) for row in shown) == 22
+        # The step that makes the watermarks is in the vertex before this one.
+        (row,) = await rows(page, "Event time")
+        assert row[0] == "event_time"
+        assert await watched.accessible() == []
+
+    beside(job, script)
 
 
 def test_the_log_is_followed_and_searched(lab: Any, beside: Any) -> None:

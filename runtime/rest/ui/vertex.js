@@ -30,13 +30,15 @@ export function Vertex({ status, argument }) {
       ["Backpressured", `up to ${share(vertex.backpressured)} (${vertex.backpressure_level})`],
       ["Calls in flight full", vertex.full ? share(vertex.full) : null],
       ["State, last checkpoint", parts.length ? size(parts.reduce((sum, part) => sum + part.state_size, 0)) : null],
+      ["Timers", answer && setsTimers(answer.subtasks) ? timers(answer.subtasks) : null],
       ["Watermark", html`<${Watermark} at=${vertex.watermark} />`],
     ]} />
     <h3>Subtasks</h3>
     ${answer ? html`<${Subtasks} subtasks=${answer.subtasks} sizes=${sizes} /><${Legend} />` : html`<${Waiting} problem=${problem} />`}
+    ${answer && html`<${HotKeyGroups} groups=${answer.hot_key_groups} />`}
     <${Charts} id=${id} />
     <${Profile} key=${id} vertex=${id} subtasks=${vertex.parallelism} />
-    ${planned && html`<${EventTime} steps=${stepsOf(planned, status)} />`}
+    ${planned && html`<${EventTime} steps=${stepsBefore(id, plan, status)} />`}
     ${planned && html`<h3>Operators</h3><${Operators} operators=${planned.operators} />`}
     <h3>Last failure</h3>
     <${LastFailure} failures=${status.exceptions || []} name=${vertex.name} />`;
@@ -70,6 +72,34 @@ function sentences(status, vertex) {
     .map((each) => each.sentence);
 }
 
+function setsTimers(subtasks) {
+  return subtasks.some((subtask) => Object.keys(subtask.timers).length);
+}
+
+// Sum up the timers of subtasks by step.
+function timers(subtasks) {
+  const sums = new Map();
+  for (const subtask of subtasks) {
+    for (const [step, waiting] of Object.entries(subtask.timers)) sums.set(step, (sums.get(step) || 0) + waiting);
+  }
+  if (sums.size === 1) return count([...sums.values()][0]);
+  return [...sums].map(([step, waiting]) => `${step} ${count(waiting)}`).join(", ");
+}
+
+function HotKeyGroups({ groups }) {
+  if (!groups.length) return null;
+  const part = (share) => `${Math.round(100 * share)} %`;
+  const columns = [
+    { title: "Key group", number: true, cell: (g) => g.key_group },
+    { title: "Subtask", number: true, cell: (g) => g.subtask },
+    { title: "Of the step's records, at least", number: true, cell: (g) => part(g.records_share) },
+    { title: "Of its subtask's records", number: true, cell: (g) => part(g.subtask_share) },
+  ];
+  return html`<h3>Hot key groups</h3>
+    <p class="quiet">More subtasks do not divide a key group. If one key makes it hot, add something to the key that divides it.</p>
+    <${Table} label="Hot key groups" columns=${columns} rows=${groups} rowKey=${(g) => g.key_group} empty="" />`;
+}
+
 function Subtasks({ subtasks, sizes }) {
   const columns = [
     { title: "Subtask", number: true, cell: (s) => `${s.index} (${s.index + 1}/${subtasks.length})`, sort: (s) => s.index },
@@ -82,13 +112,31 @@ function Subtasks({ subtasks, sizes }) {
     { title: "Idle", number: true, cell: (s) => share(s.idle), sort: (s) => s.idle },
     { title: "Buffers queued", number: true, cell: (s) => count(s.queued), sort: (s) => s.queued },
     { title: "State", number: true, cell: (s) => size(sizes.get(s.index)), sort: (s) => sizes.get(s.index) || 0 },
+    ...(setsTimers(subtasks) ? [{ title: "Timers", number: true, cell: (s) => count(total(s.timers)), sort: (s) => total(s.timers) }] : []),
     { title: "Watermark", cell: (s) => html`<${Watermark} at=${s.watermark} />`, sort: (s) => s.watermark || 0 },
   ];
   return html`<${Table} label="Subtasks" columns=${columns} rows=${subtasks} rowKey=${(s) => s.index} empty="No subtask." />`;
 }
 
-function stepsOf(planned, status) {
-  const names = new Set(planned.operators.map((each) => each.name));
+function total(waiting) {
+  return Object.values(waiting).reduce((sum, each) => sum + each, 0);
+}
+
+// The steps that make the event time of a vertex: its own, and those of all vertices before it.
+function stepsBefore(id, plan, status) {
+  const before = new Set([id]);
+  const back = [id];
+  while (back.length) {
+    const target = back.pop();
+    for (const edge of plan.edges) {
+      if (edge.target === target && !before.has(edge.source)) {
+        before.add(edge.source);
+        back.push(edge.source);
+      }
+    }
+  }
+  const made = plan.vertices.filter((each) => before.has(each.id)).flatMap((each) => each.operators);
+  const names = new Set(made.map((each) => each.name));
   return (status.event_time || []).filter((step) => names.has(step.step));
 }
 
@@ -104,6 +152,7 @@ function EventTime({ steps }) {
     { title: "Idle splits", number: true, cell: (s) => count(s.idle_splits) },
   ];
   return html`<h3>Event time</h3>
+    <p class="quiet">Steps here and before this one that make watermarks. The slowest holds event time back.</p>
     <${Table} label="Event time" columns=${columns} rows=${steps} rowKey=${(s) => s.step} empty="" />`;
 }
 
