@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import Batch, CheckpointBarrier, Control, Element
@@ -83,6 +83,10 @@ class _InputChannel:
         self.last_barrier = (0, 0)
 
 
+PolledBatch: TypeAlias = tuple[int, Batch]
+"""The position of a channel, and its next batch."""
+
+
 class InputGate:
     """Takes what senders send; the subtask polls it. All calls belong in one event loop."""
 
@@ -100,7 +104,8 @@ class InputGate:
             settings: the limits.
             overtaking: barriers that may overtake records do so here; then all channels have addresses.
         """
-        settings = settings or ExchangeSettings()
+        self.settings = settings = settings or ExchangeSettings()
+        """The limits."""
         self._channels = [_InputChannel(spec) for spec in channels]
         self._position_of = {spec.channel_id: at for at, spec in enumerate(channels)}
         check(len(self._position_of) == len(channels), "a channel appears twice in one gate")
@@ -161,6 +166,37 @@ class InputGate:
                 self._ready.remove(position)
                 return self._take(position)
         return None
+
+    def poll_alike(
+        self, input_index: int, rows: int, wanted: Callable[[Batch], bool]
+    ) -> list[PolledBatch]:
+        """Take batches of one operator input that `wanted` accepts, at most one of each channel.
+
+        Channels whose next element is something else keep their turns.
+
+        Args:
+            input_index: the operator input.
+            rows: no batch is taken once those before it have this number of rows.
+            wanted: called for each batch in question, in order.
+        """
+        taken: list[PolledBatch] = []
+        passed: list[int] = []
+        for _ in range(len(self._ready)):
+            if rows <= 0 or not self._ready:
+                break
+            position = self._ready.popleft()
+            channel = self._channels[position]
+            batch = channel.queue[0]
+            alike = channel.spec.input_index == input_index
+            if alike and isinstance(batch, BATCHES) and wanted(batch):
+                self._take(position)
+                taken.append((position, batch))
+                rows -= len(batch)
+            else:
+                passed.append(position)
+        if self._error is None:  # else there are no turns any more
+            self._ready.extendleft(reversed(passed))
+        return taken
 
     def _take(self, position: int) -> tuple[int, Element]:
         """The next element of a channel that has just lost its turn."""

@@ -48,6 +48,7 @@ from .accounting import Activity
 from .chain import Outputs, with_context
 from .channel_state_writer import InputCapture
 from .environment import TaskEnvironment
+from .merging import BEHIND_THE_END, BatchMerger
 from .subtask import Subtask
 from .valve import ValveOutput, WatermarkValve
 
@@ -87,6 +88,7 @@ class InputSubtask(Subtask):
         self._capture: InputCapture | None = None
         self._barrier_timer: asyncio.TimerHandle | None = None
         self._sizer = BatchSizer()
+        self._merger = BatchMerger(gate, self._with_data)
 
     def recover(self, batches: Iterable[InputBatch]) -> None:
         """Process `batches` before anything from the gate. Call it before `start`."""
@@ -114,7 +116,7 @@ class InputSubtask(Subtask):
         self.time.switch(Activity.BUSY)
         position, element = polled
         if isinstance(element, ColumnBatch | ObjectBatch):
-            check(position in self._with_data, "records behind the end of data", channel=position)
+            check(position in self._with_data, BEHIND_THE_END, channel=position)
             self._current = InputBatch(
                 self.gate.address_of(position), self.gate.input_index_of(position), element
             )
@@ -126,7 +128,7 @@ class InputSubtask(Subtask):
         return True
 
     async def _process_some(self) -> None:
-        """Process a slice of the current batch worth about `slice_ms`.
+        """Process a slice worth about `slice_ms`: of the current batch, and of others if it is small.
 
         Between slices mail is read, backpressure is checked, and a barrier may overtake the rest.
         """
@@ -134,14 +136,26 @@ class InputSubtask(Subtask):
         assert current is not None  # the caller has checked
         batch, rows = current.batch, self._slice_rows()
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
-        if len(batch) <= rows or isinstance(self.chain.head.operator, AsyncOperator):
+        if isinstance(self.chain.head.operator, AsyncOperator):
             self._current = None
-        else:
+        elif len(batch) > rows:
             current.batch = batch.slice(rows, len(batch) - rows)
             batch = batch.slice(0, rows)
+        else:
+            self._current = None
+            if not self._recovered:  # nothing may pass those
+                batch = self._merge(batch, current.input_index, rows)
         if self._barriers_in.pending or self._capture is not None:
             self._processed_bytes += self._sizer.nbytes(batch)
         await self._process_slice(batch, current.input_index)
+
+    def _merge(self, batch: Batch, input_index: int, rows: int) -> Batch:
+        """Put batches of the gate behind `batch`, up to `rows` records; the rest is the current batch."""
+        batch, rest = self._merger.merge(batch, input_index, rows)
+        if rest is not None:
+            position, unread = rest
+            self._current = InputBatch(self.gate.address_of(position), input_index, unread)
+        return batch
 
     def _holds_back(self) -> bool:
         """Return True if no records may be read for now."""

@@ -235,15 +235,18 @@ def test_others_get_through_behind_a_long_slice(
         seen.append(done.is_set())
         if number == 1:
             later(5)
+            step.gate.receive(0, ObjectBatch([2]), 0)  # not earlier, or both would share a slice
         else:
             both.set()
         return number
 
+    step: Step
+
     async def play() -> None:
+        nonlocal step
         step = Step(tmp_path, threads, work, clock)
         await step.open()
-        for number in (1, 2):
-            step.gate.receive(0, ObjectBatch([number]), 0)
+        step.gate.receive(0, ObjectBatch([1]), 0)
         step.subtask.start()
         await both.wait()
         await step.subtask.cancel()

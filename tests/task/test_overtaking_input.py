@@ -11,6 +11,7 @@ import headgate as hg
 from headgate.connectors import function_sink, numbers
 from headgate.errors import InternalError
 from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, EndOfData, ObjectBatch
+from headgate.runtime.exchange.channel_state import decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.task.input_subtask import InputSubtask
@@ -137,5 +138,51 @@ def test_records_behind_the_end_of_data_are_refused(run):
         with pytest.raises(InternalError, match="records behind the end of data"):
             await bench.run_until_idle()
         assert bench.seen == [5]
+
+    run(script)
+
+
+def test_the_rest_of_a_merged_slice_is_in_flight_under_its_channel(run):
+    async def script(bench):
+        bench.subtask._slices.rows = 5
+        bench.send(0, 0, 1, 2)
+        bench.send(1, 10, 11, 12, 13)
+        await bench.subtask.step()
+        assert bench.seen == [0, 1, 2, 10, 11]
+        bench.barrier(0, 1, UNALIGNED)
+        bench.send(0, 3)
+        assert bench.subtask.urgent()
+        kept = [
+            (channel, [record for batch in decode(data) for record in batch.records])
+            for channel, data, _ in bench.subtask._capture.records.encoded()
+        ]
+        assert kept == [(bench.address(1), [12, 13])]
+        bench.barrier(1, 1, UNALIGNED)
+        await bench.run_until_idle()
+        await bench.timing(1)
+        assert bench.seen == [0, 1, 2, 10, 11, 12, 13, 3]
+
+    run(script)
+
+
+def test_records_behind_a_barrier_are_not_merged(run):
+    """Records of the other channel in front of its barrier belong to the checkpoint, and are."""
+
+    async def script(bench):
+        bench.send(0, 0)
+        bench.barrier(0, 1, CheckpointOptions())
+        bench.send(0, 1)
+        bench.send(1, 10)
+        await bench.subtask.step()
+        assert bench.seen == [0, 10]
+        bench.send(1, 11)
+        await bench.subtask.step()  # the barrier
+        await bench.subtask.step()
+        assert bench.seen == [0, 10, 11]
+        assert not await bench.subtask.step()
+        bench.barrier(1, 1, CheckpointOptions())
+        await bench.run_until_idle()
+        assert bench.seen == [0, 10, 11, 1]
+        await bench.timing(1)
 
     run(script)
