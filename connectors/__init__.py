@@ -45,6 +45,8 @@ from .postgres.cdc_source import postgres_cdc_source
 from .postgres.lookup import postgres_lookup
 from .postgres.sink import postgres_sink
 from .postgres.table_source import postgres_source
+from .rabbitmq.sink import rabbitmq_sink
+from .rabbitmq.source import rabbitmq_source
 from .redis.sink import redis_sink
 from .redis.source import redis_source
 from .sinks import blackhole, print_sink
@@ -96,6 +98,8 @@ __all__ = [
     "postgres_source",
     "print_sink",
     "protobuf_format",
+    "rabbitmq_sink",
+    "rabbitmq_source",
     "random_float",
     "random_int",
     "redis_sink",

@@ -77,6 +77,8 @@ from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.lookup import MISSING, postgres_lookup
 from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
+from .rabbitmq import manifest as rabbitmq
+from .rabbitmq.sink import RabbitSink
 from .redis import manifest as redis
 from .redis.sink import RedisSink
 from .rows import parse_time
@@ -482,6 +484,11 @@ SOURCES["mqtt"] = SourceConnector(
     _files(mqtt.make_source),
     bad_records=True,
 )
+SOURCES["rabbitmq"] = SourceConnector(
+    Section("rabbitmq", {**rabbitmq.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(rabbitmq.make_source),
+    bad_records=True,
+)
 SOURCES["redis"] = SourceConnector(
     Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(redis.make_source),
@@ -735,6 +742,9 @@ SINKS: dict[str, SinkConnector] = {
         PostgresSink.guarantees,
     ),
     "nats": SinkConnector(Section("nats", nats.SINK), _sink(nats.make_sink), NatsSink.guarantees),
+    "rabbitmq": SinkConnector(
+        Section("rabbitmq", rabbitmq.SINK), _sink(rabbitmq.make_sink), RabbitSink.guarantees
+    ),
     "kinesis": SinkConnector(
         Section("kinesis", kinesis.SINK), _sink(kinesis.make_sink), KinesisSink.guarantees
     ),

@@ -33,6 +33,8 @@ def main() -> None:
     print_table("start and stop of redis", redis["start"]["anyOf"][0])
     nats = sources["properties"]["nats"]["properties"]
     print_table("start and stop of nats", nats["start"]["anyOf"][0])
+    rabbitmq = sources["properties"]["rabbitmq"]["properties"]
+    print_table("start and stop of rabbitmq", rabbitmq["start"]["anyOf"][0])
     kinesis = sources["properties"]["kinesis"]["properties"]
     print_table("start and stop of kinesis", kinesis["start"]["anyOf"][0])
     formats = kafka["format"]["anyOf"][0]

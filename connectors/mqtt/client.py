@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from ...errors import SourceError, UsageError
 from ...operators.clock import Clock
 from ..secrets import is_reference, read_secret
+from ..tls import client_context
 
 ANSWER_S_MAX: Final = 15.0
 """The time in which a broker has to answer."""
@@ -129,16 +130,7 @@ class Connection:
             password = None if broker.password is None else read_secret("password", broker.password)
             self.client.username_pw_set(broker.user, password)
         if tls:
-            try:
-                context = ssl.create_default_context(cafile=broker.ca)
-                if broker.certificate is not None:
-                    context.load_cert_chain(broker.certificate, broker.key)
-            except OSError as error:
-                raise UsageError(
-                    f"the files of certificates cannot be read: {error}",
-                    fix="they must be there on all machines of the cluster",
-                ) from None
-            self.client.tls_set_context(context)
+            self.client.tls_set_context(client_context(broker.ca, broker.certificate, broker.key))
         self.session_present = False
         """The broker had a session of this name."""
         self.reason = ""

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from ...errors import SourceError, UsageError
 from ..secrets import is_reference, read_secret
+from ..tls import client_context
+from ..unless import unless
 
 ANSWER_S_MAX: Final = 5.0
 """The time in which a server has to answer a request."""
@@ -108,16 +110,7 @@ def _options(servers: Servers, name: str) -> dict[str, Any]:
     if servers.credentials is not None:
         made["user_credentials"] = servers.credentials
     if servers.ca is not None or servers.certificate is not None:
-        try:
-            context = ssl.create_default_context(cafile=servers.ca)
-            if servers.certificate is not None:
-                context.load_cert_chain(servers.certificate, servers.key)
-        except OSError as error:
-            raise UsageError(
-                f"the files of certificates cannot be read: {error}",
-                fix="they must be there on all machines of the cluster",
-            ) from None
-        made["tls"] = context
+        made["tls"] = client_context(servers.ca, servers.certificate, servers.key)
     return made
 
 
@@ -141,16 +134,7 @@ class Connection:
         """
         from nats.errors import ConnectionClosedError
 
-        doing, lost = asyncio.ensure_future(work), asyncio.ensure_future(self._lost.wait())
-        try:
-            await asyncio.wait({doing, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                raise ConnectionClosedError
-            return doing.result()
-        finally:
-            doing.cancel()
-            lost.cancel()
-            await asyncio.gather(doing, lost, return_exceptions=True)
+        return await unless(self._lost, work, ConnectionClosedError)
 
 
 @contextlib.asynccontextmanager

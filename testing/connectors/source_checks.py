@@ -291,11 +291,11 @@ async def tells_how_much_is_left(case: SourceCase) -> None:
         left = len(case.records())
         while not reader.finished:
             batch = reader.poll()
-            if batch is None:
+            if batch is not None:
+                left -= len(batch)
+                await _until_left(reader, left)
+            elif not reader.finished:
                 await reader.wait()
-                continue
-            left -= len(batch)
-            await _until_left(reader, left)
         reader.close()
 
 

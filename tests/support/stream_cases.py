@@ -9,12 +9,32 @@ from contextlib import contextmanager
 from typing import Any
 
 import nats
+import pyarrow as pa
 
-from headgate.connectors import nats_sink, nats_source, redis_sink, redis_source
+from headgate.connectors import (
+    nats_sink,
+    nats_source,
+    rabbitmq_sink,
+    rabbitmq_source,
+    redis_sink,
+    redis_source,
+)
+from headgate.connectors.rabbitmq.client import Broker, logged_in
+from headgate.connectors.rabbitmq.envelope import wrap
+from headgate.connectors.rabbitmq.sink import Publisher
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
-from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase, read_all
+from headgate.testing.connectors import (
+    Case,
+    Feature,
+    Server,
+    SinkCase,
+    SourceCase,
+    make_context,
+    read_all,
+)
 from headgate.testing.servers.nats import NatsServer
+from headgate.testing.servers.rabbitmq import RabbitServer
 from headgate.testing.servers.redis import RedisServer
 from headgate.tests.support.connector_cases import (
     NOWHERE,
@@ -286,5 +306,138 @@ class NatsSinkCase(Rows, NatsStream, SinkCase):
         }
 
 
+# -- RabbitMQ -----------------------------------------------------------------------------------------
+
+
+class RabbitStream(Proxied):
+    """A stream of its own for each check, on a broker that is killed now and then."""
+
+    secrets = (PASSWORD,)
+
+    def __init__(self, server: RabbitServer) -> None:
+        self.rabbit = server
+        self.server: Server | None = server
+        self.port = server.port
+
+    @property
+    def url(self) -> str:
+        return f"rabbitmq-stream://127.0.0.1:{self.port}"
+
+    def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Do something with a client of the broker."""
+
+        async def run() -> Any:
+            broker = Broker(self.rabbit_url, "guest", "guest")
+            address = ("127.0.0.1", self.rabbit.port, False)
+            async with logged_in(broker, address, "headgate-tests") as (client, _):
+                return await work(client)
+
+        return in_thread(run)
+
+    @property
+    def rabbit_url(self) -> str:
+        """The address without a proxy."""
+        return f"rabbitmq-stream://127.0.0.1:{self.rabbit.port}"
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"case-{next(_numbers)}"
+        self.do(lambda client: client.create_stream(name))
+        self.rabbit.wait_until_durable()
+        yield name
+        self.do(lambda client: client.delete_stream(name))
+
+    def publish(self, stream: str, messages: Sequence[bytes]) -> None:
+        """Publish messages in this form; each is a chunk of its own."""
+        sink = rabbitmq_sink(stream, url=self.rabbit_url, format="raw", envelope="none")
+        for message in messages:
+            publisher = Publisher(sink.settings)
+
+            async def publish(publisher: Publisher = publisher, message: bytes = message) -> None:
+                await publisher.open(make_context())
+                data = pa.RecordBatch.from_pylist([{"value": message}])
+                await publisher.publish(data, f"put-{next(_numbers)}", 1)
+                await publisher.close()
+
+            in_thread(publish)
+
+    @property
+    def wrong_user(self) -> dict[str, str]:
+        """Credentials that the broker refuses."""
+        return {"user": "guest", "password": PASSWORD}
+
+
+class RabbitSource(Rows, RabbitStream, SourceCase):
+    """JSON in a stream."""
+
+    features = frozenset(
+        {
+            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        self.publish(place, [wrap(json.dumps(record).encode()) for record in records])
+
+    def put_bad(self, place: str) -> None:
+        self.publish(place, [wrap(b"{no JSON}")])
+
+    def source(self, place: str, **options: Any) -> Source:
+        given: dict[str, Any] = {
+            "url": self.url,
+            "schema": SCHEMA,
+            "batch_rows": 1,
+            "stop": "latest",
+        }
+        return rabbitmq_source(options.pop("streams", place), **(given | options))
+
+    def live(self, place: str) -> Source:
+        return self.source(place, stop=None)
+
+    def tolerant(self, place: str, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        return {
+            "a stream that does not exist": (self.source(place, streams="none"), "none"),
+            "no broker": (self.source(place, url=f"rabbitmq-stream://{NOWHERE}"), NOWHERE),
+            "a wrong password": (self.source(place, **self.wrong_user), "password is wrong"),
+        }
+
+
+class RabbitSinkCase(Rows, RabbitStream, SinkCase):
+    """JSON whose messages have numbers, staged or at least once."""
+
+    features = frozenset(
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return rabbitmq_sink(place, url=self.url, guarantee=guarantee)
+
+    def visible(self, place: str) -> list[Any]:
+        source = rabbitmq_source(place, url=self.rabbit_url, schema=SCHEMA, stop="latest")
+        return list(in_thread(lambda: read_all(source)))
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        url = self.rabbit_url
+        return {
+            "a stream that does not exist": (rabbitmq_sink("none", url=url), "none"),
+            "no broker": (rabbitmq_sink(place, url=f"rabbitmq-stream://{NOWHERE}"), NOWHERE),
+            "a wrong password": (
+                rabbitmq_sink(place, url=url, **self.wrong_user),
+                "password is wrong",
+            ),
+        }
+
+
+RABBITMQ: dict[str, type[Case]] = {
+    "rabbitmq_source": RabbitSource,
+    "rabbitmq_sink": RabbitSinkCase,
+}
 NATS: dict[str, type[Case]] = {"nats_source": NatsSource, "nats_sink": NatsSinkCase}
 REDIS: dict[str, type[Case]] = {"redis_source": RedisSource, "redis_sink": RedisSinkCase}

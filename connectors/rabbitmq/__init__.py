@@ -1,0 +1,1 @@
+"""Streams of RabbitMQ as sources and sinks."""

@@ -1,0 +1,94 @@
+"""The fields of the connectors `rabbitmq` in a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...api.manifest.fields import (
+    ChoiceKind,
+    Field,
+    IntegerKind,
+    ListOf,
+    OneOf,
+    Section,
+    TextKind,
+    size,
+)
+from ...errors import UsageError
+from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.fields import format_field, with_format
+from ..formats.text import FORMATS
+from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
+from ..rows import parse_time
+from . import sink
+from .envelope import ENVELOPES
+from .model import METADATA
+from .sink import rabbitmq_sink
+from .source import ON_LOST, rabbitmq_source
+
+_BROKER: Final = {
+    "url": Field(
+        TextKind(),
+        "brokers to ask first: `rabbitmq-stream://host:5552`, `rabbitmq-stream+tls://host:5551`, several "
+        "with commas; or `file:/path` or `env:NAME`, read on each machine",
+        required=True,
+    ),
+    "user": Field(TextKind(), "the name of the user; guest"),
+    "password": PASSWORD,
+    **TLS,
+    "virtualHost": Field(TextKind(), "the virtual host of the streams; /"),
+    "envelope": Field(
+        ChoiceKind(ENVELOPES), "messages are those of AMQP 1.0, or just their data; amqp"
+    ),
+}
+_START: Final = {
+    "time": Field(
+        TextKind(), "the first chunk of this time or later, such as `2026-01-31T12:00:00Z`"
+    ),
+    "offset": Field(IntegerKind(), "the offset of the first message"),
+}
+_STOP: Final = {"offset": Field(IntegerKind(), "the offset of the last message", required=True)}
+SOURCE: Final = {
+    "streams": Field(ListOf(TextKind()), "the streams, each of them a split", required=True),
+    **_BROKER,
+    "format": format_field(FORMATS),
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+    ),
+    "start": Field(
+        OneOf(Section("start", _START), ChoiceKind(("earliest", "latest"))),
+        "where a run without state begins; earliest",
+    ),
+    "stop": Field(
+        OneOf(Section("stop", _STOP), ChoiceKind(("latest",))),
+        "where reading ends; absent: never",
+    ),
+    "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
+    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+}
+SINK: Final = {
+    "stream": Field(TextKind(), "the name of the stream", required=True),
+    **_BROKER,
+    "format": format_field(sink.FORMATS),
+    "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
+}
+
+
+def make_source(*, streams: Any, **arguments: Any) -> Source:
+    """Return the source with these fields of a manifest as arguments."""
+    for name in ("start", "stop"):
+        given = arguments.get(name)
+        if isinstance(given, Mapping):
+            if len(given) != 1:
+                raise UsageError(f"{name} needs either time or offset", fix="keep one")
+            at_time = "time" in given
+            arguments[name] = parse_time(name, given["time"]) if at_time else given["offset"]
+    return rabbitmq_source(streams, **with_format(arguments))
+
+
+def make_sink(*, stream: str, **arguments: Any) -> Sink:
+    """Return the sink with these fields of a manifest as arguments."""
+    return rabbitmq_sink(stream, **with_format(arguments))

@@ -1,0 +1,78 @@
+"""The settings and splits that the source of RabbitMQ shares with its readers, and columns of metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ...operators.source import decode_split
+from ..bad_records import OnBadRecord
+from ..formats.format import Format
+from .client import Broker
+from .envelope import EnvelopeName
+
+REJECTED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("data", pa.binary()),
+    ]
+)
+"""The columns of the side output `rejected`."""
+METADATA: Final[Mapping[str, pa.DataType]] = {
+    "stream": pa.string(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+    "properties": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
+}
+"""The parts of a message beside its data, and the types of their columns."""
+OnLost: TypeAlias = Literal["fail", "skip"]
+Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
+Stop: TypeAlias = Literal["latest"] | int
+
+
+class StreamSplit(msgspec.Struct):
+    """A split: a stream, and the position in it.
+
+    Attributes:
+        stream: its name.
+        next: the offset of the next message to read; 0: that of the first one there is.
+        stop: the offset of the last message to read; None: there is no end.
+    """
+
+    stream: str
+    next: int
+    stop: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return self.stream
+
+
+def decoded(split: bytes) -> StreamSplit:
+    """Return a split as a stream; raise StateError if it is that of another source."""
+    return decode_split(split, StreamSplit, "RabbitMQ source")
+
+
+@dataclass(frozen=True)
+class RabbitSettings:
+    """The arguments of `rabbitmq_source`, which documents them."""
+
+    streams: tuple[str, ...]
+    broker: Broker
+    format: Format
+    envelope: EnvelopeName
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    on_bad_record: OnBadRecord
+    on_lost: OnLost
+    batch_rows: int
+    buffer_bytes: int

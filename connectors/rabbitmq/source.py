@@ -1,0 +1,309 @@
+"""Reads streams of RabbitMQ; the position is the offset of the next message.
+
+Messages stay in a stream as long as its limits say, so the source can be read again from any offset. No
+offset is stored in the broker: positions are those of checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypedDict, Unpack, overload
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import UsageError
+from ...operators.connections import counted
+from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.sizes import parse_size
+from ...operators.source import Record, Record_co, SourceReader
+from ...operators.suggestions import suggest
+from ..bad_records import BadRecordPolicy, parse_policy
+from ..formats.format import Format
+from ..formats.text import FormatName, to_format
+from ..functions.loop_thread import in_thread
+from ..messages import MessageSource, check_metadata
+from ..rows import check_count
+from .client import (
+    Broker,
+    Connection,
+    cannot_use,
+    connected,
+    failures,
+    is_missing,
+    no_stream,
+)
+from .envelope import ENVELOPES, EnvelopeName
+from .model import (
+    METADATA,
+    REJECTED_SCHEMA,
+    OnLost,
+    RabbitSettings,
+    Start,
+    Stop,
+    StreamSplit,
+)
+from .reader import RabbitReader
+
+BUFFER: Final = "32mb"
+ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
+
+
+class RabbitSource(MessageSource[Record_co]):
+    """The messages of some streams, each read exactly once."""
+
+    rejected_schema = REJECTED_SCHEMA
+
+    def __init__(
+        self, settings: RabbitSettings, values: pa.Schema, row_type: type[Any] | None
+    ) -> None:
+        super().__init__(values, settings.metadata, METADATA, row_type, frozenset({"properties"}))
+        self.settings = settings
+        self.extras = ("rabbitmq", *settings.format.extras)
+        self.bounded = settings.stop is not None
+
+    def splits(self, parallelism: int) -> list[bytes]:
+        """Return one split per stream, with the offsets where reading starts and stops."""
+        planned = in_thread(lambda: _plan(self.settings))
+        return [msgspec.msgpack.encode(split) for split in planned]
+
+    def check_connection(self, options: Mapping[str, str]) -> str:
+        self.settings.format.check_connection()
+        in_thread(lambda: _plan(self.settings))
+        return counted(len(self.settings.streams), "stream")
+
+    def reader(self) -> SourceReader:
+        return RabbitReader(self.settings, self.values, self.schema)
+
+    def describe(self) -> str:
+        return f"rabbitmq({', '.join(self.settings.streams)})"
+
+
+async def _plan(settings: RabbitSettings) -> list[StreamSplit]:
+    """Look at the streams, and return the splits that have something to read."""
+    planned = [await _plan_one(settings, stream) for stream in settings.streams]
+    return [split for split in planned if split is not None]
+
+
+async def _plan_one(settings: RabbitSettings, stream: str) -> StreamSplit | None:
+    try:
+        async with connected(settings.broker, stream, "headgate-splits") as connection:
+            end = await connection.end()
+            start = await _first(connection, settings.start, end)
+    except failures() as error:
+        if is_missing(error):
+            raise no_stream(settings.broker, stream) from error
+        raise cannot_use(settings.broker, error) from error
+    if settings.stop is None:
+        return StreamSplit(stream, start)
+    stop = end - 1 if settings.stop == "latest" else settings.stop
+    if stop >= end and settings.stop != "latest":
+        raise _no_message("stop", stop, stream, end)
+    return StreamSplit(stream, start, stop) if stop >= start else None
+
+
+async def _first(connection: Connection, start: Start, end: int) -> int:
+    """Return the offset of the first message to read."""
+    from rstream import schema
+    from rstream.constants import OffsetType
+
+    if start == "earliest":
+        return 0
+    if start == "latest":
+        return end
+    if isinstance(start, datetime):
+        time_ms = round(start.timestamp() * 1000)
+        found = await connection.chunk_at(
+            schema.OffsetSpec.from_params(OffsetType.TIMESTAMP, time_ms)
+        )
+        return end if found is None else int(found.chunk_first_offset)
+    if start > end:
+        raise _no_message("start", start, connection.stream, end)
+    return start
+
+
+def _no_message(name: str, at: int, stream: str, end: int) -> UsageError:
+    fix = f"the last one is {end - 1}" if end else "the stream is empty"
+    return UsageError(f"the stream has no such message {name}=`{at}` stream=`{stream}`", fix=fix)
+
+
+class RabbitOptions(TypedDict, total=False):
+    """The keyword arguments of `rabbitmq_source` beside the schema; it documents them."""
+
+    user: str
+    password: str
+    virtual_host: str
+    format: FormatName | Format
+    envelope: EnvelopeName
+    delimiter: str
+    metadata: Mapping[str, str]
+    start: Start
+    stop: Stop | None
+    on_bad_record: BadRecordPolicy
+    on_lost: OnLost
+    batch_rows: int
+    buffer: str | int
+    ca: str | None
+    certificate: str | None
+    key: str | None
+
+
+@overload
+def rabbitmq_source(
+    streams: str | Sequence[str],
+    *,
+    url: str,
+    schema: type[Record],
+    **options: Unpack[RabbitOptions],
+) -> RabbitSource[Record]: ...
+@overload
+def rabbitmq_source(
+    streams: str | Sequence[str],
+    *,
+    url: str,
+    schema: ColumnsLike | None = ...,
+    **options: Unpack[RabbitOptions],
+) -> RabbitSource: ...
+def rabbitmq_source(
+    streams: str | Sequence[str],
+    *,
+    url: str,
+    schema: SchemaLike | None = None,
+    user: str = "guest",
+    password: str = "guest",
+    virtual_host: str = "/",
+    format: FormatName | Format = "json",
+    envelope: EnvelopeName = "amqp",
+    delimiter: str = ",",
+    metadata: Mapping[str, str] | None = None,
+    start: Start = "earliest",
+    stop: Stop | None = None,
+    on_bad_record: BadRecordPolicy = "fail",
+    on_lost: OnLost = "fail",
+    batch_rows: int = 8192,
+    buffer: str | int = BUFFER,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> RabbitSource:
+    """Return a source of the messages in streams of RabbitMQ, each read exactly once.
+
+    It needs `pip install 'headgate[rabbitmq]'`, and the plugin rabbitmq_stream in the broker.
+
+    Args:
+        streams: the names of streams, each of which is a split. The partitions of a super stream are
+            streams.
+        url: brokers to ask first: `rabbitmq-stream://host:5552`, `rabbitmq-stream+tls://host:5551`, several
+            with commas; or where that can be read on each machine: `file:/path` or `env:NAME`.
+        schema: the columns of the data: a Struct class, a `pyarrow.Schema` or {name: type}. With
+            `format="raw"` it is one column, by default `value` of type binary.
+        user: the name of the user.
+        password: the password, or where it can be read on each machine: `file:/path` or `env:NAME`.
+        virtual_host: the virtual host of the streams.
+        format: of the data: `json` (an object each), `csv` (one line), `raw`, or what `avro_format` and
+            `protobuf_format` return.
+        envelope: `amqp`: messages are those of AMQP 1.0, as RabbitMQ's clients write them; `none`: their
+            bytes are the data.
+        delimiter: of CSV.
+        metadata: further columns, by what they hold: `stream`, `offset`, `timestamp` (when the broker
+            stored the chunk of the message) or `properties` (the application properties), such as
+            {"timestamp": "stored_at"}.
+        start: where a run without state begins: `earliest`, `latest`, a time (a datetime: the first chunk
+            of that time or later), or the offset of the first message.
+        stop: where reading ends, which makes the source bounded: `latest` (all that is there when the job
+            starts), or the offset of the last message. None: it never ends.
+        on_bad_record: the treatment of unreadable messages: `fail`, `drop` (counted), or `side_output`
+            (`rejected`).
+        on_lost: what happens if messages have been deleted before they were read: `fail`, or `skip` to the
+            first one that is left, with a warning.
+        batch_rows: most rows per batch.
+        buffer: about the most bytes that wait to be processed, per subtask, beside four chunks per stream
+            that the broker sends ahead.
+        ca: with TLS: the file of the authorities to trust. None: those of the system.
+        certificate: with TLS: the file with the certificate of the client.
+        key: with TLS: the file with its key.
+
+    Raises:
+        UsageError: an argument is wrong. Whether the streams exist is found out when the job starts.
+    """
+    names = (streams,) if isinstance(streams, str) else tuple(streams)
+    for name in names:
+        check_name(name)
+    if not names or len(set(names)) < len(names):
+        raise UsageError(
+            f"a source needs streams, each of them once streams=`{', '.join(names)}`",
+            fix='rabbitmq_source("orders", ...)',
+        )
+    broker = Broker(url, user, password, virtual_host, ca, certificate, key)
+    broker.check()
+    made = to_format(format, delimiter)
+    check_envelope(envelope)
+    if schema is None:
+        schema = made.columns()
+    values = to_schema(schema)
+    made.check_columns(values)
+    kinds = check_metadata(metadata, list(METADATA), values, "messages")
+    _check_start(start)
+    if stop is not None and stop != "latest":
+        check_count("stop", stop, 0)
+    if on_lost not in ON_LOST:
+        raise UsageError(
+            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
+        )
+    check_count("batch_rows", batch_rows, 1)
+    if isinstance(buffer, str):
+        buffer = parse_size(buffer, "buffer")
+    check_count("buffer", buffer, 1)
+    settings = RabbitSettings(
+        names,
+        broker,
+        made,
+        envelope,
+        kinds,
+        start,
+        stop,
+        parse_policy(on_bad_record),
+        on_lost,
+        batch_rows,
+        buffer,
+    )
+    return RabbitSource(settings, values, None if kinds else record_class(schema))
+
+
+def check_name(stream: str) -> None:
+    """Check the name of a stream.
+
+    Raises:
+        UsageError: no stream can have it.
+    """
+    if not stream or len(stream.encode()) > 255:
+        raise UsageError(f"not the name of a stream stream=`{stream}`", fix="1 to 255 bytes")
+
+
+def check_envelope(envelope: str) -> None:
+    """Check the name of an envelope.
+
+    Raises:
+        UsageError: there is no such one.
+    """
+    if envelope not in ENVELOPES:
+        raise UsageError(
+            f"no such envelope envelope=`{envelope}`",
+            fix=suggest(envelope, list(ENVELOPES), "envelopes"),
+        )
+
+
+def _check_start(start: Start) -> None:
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise UsageError(
+                f"the time has no time zone start=`{start}`", fix="datetime(..., tzinfo=UTC)"
+            )
+    elif isinstance(start, int) and not isinstance(start, bool):
+        check_count("start", start, 0)
+    elif start not in ("earliest", "latest"):
+        raise UsageError(
+            f"not a position in a stream start=`{start}`",
+            fix="one of earliest, latest, a datetime, or an offset",
+        )
