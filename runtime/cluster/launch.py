@@ -12,13 +12,13 @@ from ..control.job_client import ConnectListener, EventListener, PublishedEvent
 from ..control.registry import make_token
 from ..coordinator.clients import connect_locally
 from ..coordinator.job import JobCoordinator
-from ..coordinator.placement import worker_groups
 from ..listening import Listener, ListenerLimits
 from ..options.network import DATA_PORT
 from ..options.recovery import REDUNDANT_WORKERS
 from ..options.registry import Options
 from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
+from ..slots import worker_groups
 from ..storage.open_store import open_store
 from .embedded import prepare_environment
 from .host import CoordinatorPlace, host_coordinator

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+import pyarrow as pa
 
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import History
@@ -165,22 +166,44 @@ class Heartbeat(Message, frozen=True):
 # ---- coordinator to worker ------------------------------------------------------------------------
 
 
+class DeployCommon(msgspec.Struct, frozen=True, kw_only=True):
+    """What all Deploy messages of an attempt have in common: it is encoded once."""
+
+    job: bytes
+    """The PhysicalPlan, by cloudpickle; by value, so that the modules of the user need not be installed."""
+    workers: tuple[bytes, ...]
+    """The exchange address of each worker of the attempt as msgpack, in the order of their slots: with
+    `slots` they place the subtasks (`runtime/slots.py`).
+    """
+    slots: dict[str, int]
+    """The slots of a worker, by slot sharing group."""
+    settings: dict[str, str]
+
+    def packed(self) -> tuple[bytes, int]:
+        """Return it for `Deploy.common`, and its size before it was compressed."""
+        data = _encoder.encode(self)
+        return pa.compress(data, codec="zstd", asbytes=True), len(data)
+
+    @staticmethod
+    def unpacked(message: Deploy) -> DeployCommon:
+        """Return what a message has in common with the others of its attempt."""
+        data = pa.decompress(message.common, message.common_size, codec="zstd", asbytes=True)
+        return msgspec.msgpack.decode(data, type=DeployCommon)
+
+
 class Deploy(Message, frozen=True):
     """Prepare subtasks: make gates and operators, open them, restore state. The answer is Deployed."""
 
     attempt: int
     generation: int
     plan: str
-    """The fingerprint of `job`."""
-    job: bytes
-    """The PhysicalPlan, by cloudpickle; by value, so that the modules of the user need not be installed."""
+    """The fingerprint of the plan."""
+    common: bytes
+    """What all workers get: a DeployCommon, encoded and compressed."""
+    common_size: int
+    """The size of `common` before it was compressed."""
     subtasks: tuple[bytes, ...]
     """SubtaskAssignments, each as msgpack."""
-    peers: dict[str, bytes]
-    """The exchange address of each worker of the attempt, as msgpack."""
-    placement: dict[str, str]
-    """The worker id of each subtask `vertex:index`."""
-    settings: dict[str, str]
     partial: bool = False
     """True if only the regions of `subtasks` begin again, which do not run here; all others go on."""
     storage: str = ""

@@ -22,10 +22,10 @@ from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_by_log
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import DeploymentRecord
+from ..slots import worker_groups
 from .context import JobContext
 from .environment import JobEnvironment
 from .events import ClientCommand, DeploymentPrepared, FromWorker, JobEvent, WorkerLost
-from .placement import worker_groups
 from .states import ToDeploying, ToRunning, Transition, end_by, ends_at_once
 from .workers import LiveWorker
 

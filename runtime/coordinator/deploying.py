@@ -11,11 +11,13 @@ import msgspec
 from ...errors import FencedError, HeadgateError, JobNotReady
 from ..control.messages import (
     Deploy,
+    DeployCommon,
     Deployed,
     RestoreProgress,
     SubtaskAssignment,
     SubtaskFailed,
 )
+from ..exchange.hub import addresses_for_peers
 from ..job_checks import check_restored_pickles
 from ..options.registry import Options
 from ..options.state import WITHOUT_CHANNEL_STATE
@@ -25,6 +27,7 @@ from ..protocol.ids import SubtaskId
 from ..savepoint.compare import accepted_changes
 from ..savepoint.describe import SPLITS
 from ..savepoint.store import opened
+from ..slots import worker_groups
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
 from .context import JobContext
@@ -39,7 +42,6 @@ from .events import (
     WorkerLost,
 )
 from .failures import Failure, failure_from, failure_of_subtask, failure_of_worker
-from .placement import worker_groups
 from .reporting import report_restored
 from .restore import (
     Restored,
@@ -246,9 +248,13 @@ async def deploy_regions(
     wanted = attempt.executions.failover.subtasks_of(regions)
     assignments = await _assignments(job, restored, frozenset(wanted))
     placement, checkpoint = attempt.executions.placement, env.spec.checkpoint
+    by_worker: dict[str, list[bytes]] = {worker.worker_id: [] for worker in workers}
+    for each in wanted:
+        by_worker[placement[each]].append(msgspec.msgpack.encode(assignments[each]))
+    common, common_size = _common(job, workers).packed()
     told = set()
     for worker in workers:
-        mine = [each for each in wanted if placement[each] == worker.worker_id]
+        mine = by_worker[worker.worker_id]
         if partial and not mine:
             continue
         told.add(worker.worker_id)
@@ -257,11 +263,9 @@ async def deploy_regions(
                 attempt=attempt.number,
                 generation=env.generation,
                 plan=attempt.plan.fingerprint(),
-                job=attempt.plan_blob,
-                subtasks=tuple(msgspec.msgpack.encode(assignments[each]) for each in mine),
-                peers={peer.worker_id: peer.address for peer in workers},
-                placement={f"{s.vertex}:{s.index}": owner for s, owner in placement.items()},
-                settings=env.spec.options,
+                common=common,
+                common_size=common_size,
+                subtasks=tuple(mine),
                 partial=partial,
                 storage=checkpoint.storage if checkpoint else "",
                 restored_checkpoint=attempt.restored_checkpoint,
@@ -270,6 +274,17 @@ async def deploy_regions(
             )
         )
     return frozenset(told)
+
+
+def _common(job: JobContext, workers: Sequence[LiveWorker]) -> DeployCommon:
+    """Return what all workers are told. `workers` are in the order of their slots."""
+    plan, spec = job.attempt.plan, job.env.spec
+    return DeployCommon(
+        job=job.attempt.plan_blob,
+        workers=tuple(addresses_for_peers([worker.address for worker in workers])),
+        slots={group: spec.slots_of(group) for group in plan.slots_by_group},
+        settings=spec.options,
+    )
 
 
 def is_progress(attempt: Attempt, event: JobEvent) -> bool:

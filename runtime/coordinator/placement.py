@@ -1,52 +1,19 @@
-"""The places of subtasks: the worker that hosts each of them, and the attempt of each region.
-
-Slot i of a slot sharing group hosts subtask i of each of its vertices. The workers of an attempt are in
-one order everywhere: by group, in the order of the plan, and within a group by their slots. So the position
-of a worker in a list determines what it hosts.
-"""
+"""The places of subtasks: the worker that hosts each of them, and the attempt of each region."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from ..control.messages import LoopRoundBack, Messages
 from ..exchange.partitioners import Connections
 from ..plan import ExchangeEdge, PhysicalPlan, is_pointwise
 from ..protocol.failover import RegionFailover, RegionId, SubtaskLink
 from ..protocol.ids import SubtaskId
+from ..slots import Placement, Slots
 
 NAMES_SHOWN_MAX: Final = 4
 """The number of subtasks that the announcement of a restart names."""
-
-
-class Slots(Protocol):
-    """The sizes of workers; a `JobSpec` knows them."""
-
-    def slots_of(self, group: str) -> int:
-        """Return the number of slots of a worker of a slot sharing group."""
-        ...
-
-
-def worker_groups(plan: PhysicalPlan, slots: Slots) -> list[str]:
-    """Return the slot sharing group of each worker that the job needs."""
-    return [
-        group
-        for group, needed in plan.slots_by_group.items()
-        for _ in range(-(-needed // slots.slots_of(group)))
-    ]
-
-
-def place(plan: PhysicalPlan, workers: Sequence[str], slots: Slots) -> dict[tuple[int, int], str]:
-    """Return the worker of each (vertex, index). A narrow vertex uses only the first slots of its group."""
-    groups = worker_groups(plan, slots)
-    return {
-        (vertex.id, index): workers[
-            groups.index(vertex.group) + index // slots.slots_of(vertex.group)
-        ]
-        for vertex in plan.vertices
-        for index in range(vertex.parallelism)
-    }
 
 
 @final
@@ -152,8 +119,12 @@ class Executions:
     def place(self, workers: Sequence[str], slots: Slots) -> None:
         """Place the subtasks on these workers, in this order."""
         self.slots = list(workers)
-        placed = place(self.plan, workers, slots)
-        self.placement = {SubtaskId(*subtask): owner for subtask, owner in placed.items()}
+        placement = Placement(self.plan, workers, slots)
+        self.placement = {
+            SubtaskId(vertex.id, index): placement.worker_of(vertex.id, index)
+            for vertex in self.plan.vertices
+            for index in range(vertex.parallelism)
+        }
 
     def begin(self, regions: Collection[RegionId], attempt: int) -> None:
         """Let only messages of this attempt count for these regions from now on."""

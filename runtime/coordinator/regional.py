@@ -22,11 +22,11 @@ from ..protocol.failover import RegionId
 from ..protocol.failures import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
+from ..slots import worker_groups
 from .context import JobContext
 from .deploying import choose_workers, deploy_regions, ensure_workers
 from .events import RegionsReady, Suspected
 from .failures import ROOT_CAUSE_S, Failure, failure_of_subtask
-from .placement import worker_groups
 from .reporting import announce_restart, report_restored
 from .states import ToFailing
 from .workers import LiveWorker

@@ -41,6 +41,7 @@ from ..protocol.ids import SubtaskId
 from ..protocol.joblog import JobStatus
 from ..protocol.loop_rounds import LoopRounds
 from ..protocol.watermark_alignment import Announcement, Member
+from ..slots import worker_groups
 from .checkpointing import Outcome
 from .commands import check_keeps_checkpoints, check_rescale, savepoint_target
 from .context import JobContext, OngoingRescale
@@ -61,7 +62,6 @@ from .events import (
     WorkersReady,
 )
 from .failures import Failure, failure_from, failure_of_subtask, failure_of_worker
-from .placement import worker_groups
 from .regional import RegionalRestart
 from .reporting import report_recovered
 from .sources import alignment_of, ended_splits, quiet_sources, read_histories

@@ -16,7 +16,8 @@ import asyncio
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,21 @@ class WorkerAddress(msgspec.Struct, frozen=True):
     def decode(cls, data: bytes) -> WorkerAddress:
         """The reverse of `encode`."""
         return msgspec.msgpack.decode(data, type=cls)
+
+
+def addresses_for_peers(addresses: Sequence[bytes]) -> list[bytes]:
+    """Return encoded addresses without the Unix sockets that no peer can reach.
+
+    With a worker on each of many machines they are most of what there is to send to all of them.
+    """
+    decoded = [WorkerAddress.decode(data) for data in addresses]
+    workers = Counter(address.host_id for address in decoded)
+    return [
+        address.encode()
+        if workers[address.host_id] > 1
+        else msgspec.structs.replace(address, uds_path=None, host_id="").encode()
+        for address in decoded
+    ]
 
 
 def this_host() -> str:

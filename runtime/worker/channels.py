@@ -19,7 +19,6 @@ from ...operators.elements import Batch, ObjectBatch
 from ...operators.partitioning import HashColumns, HashFunction
 from ...operators.rows import to_rows
 from ...state.snapshot import ChannelAddress, StateHandle
-from ..control.messages import Deploy
 from ..exchange.channel_state import decode
 from ..exchange.gate import InputChannelSpec, InputGate
 from ..exchange.hub import ExchangeHub, WorkerAddress
@@ -34,6 +33,7 @@ from ..exchange.partitioners import (
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
+from ..slots import Placement
 from ..task.chain import NodePartition, OutputPartition
 from ..task.input_subtask import InputBatch
 
@@ -46,7 +46,9 @@ class ChannelMap:
     def __init__(
         self,
         plan: PhysicalPlan,
-        message: Deploy,
+        attempt: int,
+        peers: Sequence[WorkerAddress],
+        placement: Placement,
         region: int,
         hub: ExchangeHub,
         clock: Clock,
@@ -58,7 +60,9 @@ class ChannelMap:
 
         Args:
             plan: what runs.
-            message: where its subtasks run.
+            attempt: the number of the attempt.
+            peers: its workers.
+            placement: where its subtasks run.
             region: whose channels are made; they stay within it.
             hub: makes and registers the ends.
             clock: for buffer timeouts.
@@ -69,12 +73,13 @@ class ChannelMap:
         """The samplers of key groups, by sending subtask, once it has its partitions."""
         self._overtaken = overtaken
         self._plan = plan
-        self._message = message
+        self._attempt = attempt
+        self._placement = placement
         self._region = region
         self._hub = hub
         self._clock = clock
         self._settings = settings
-        self._peers = {id_: WorkerAddress.decode(data) for id_, data in message.peers.items()}
+        self._peers = {peer.worker_id: peer for peer in peers}
         self._connections: dict[int, Connections] = {}
         self._first: dict[int, int] = {}
         """The number of the first channel of each edge."""
@@ -89,10 +94,8 @@ class ChannelMap:
 
         That one may be of another attempt, and go on while ours are restored.
         """
-        here = {subtask for subtask, owner in self._message.placement.items() if owner == worker_id}
-        others = here - {f"{vertex}:{index}" for vertex, index in mine}
-        for other in others:
-            vertex, index = map(int, other.split(":"))
+        others = set(self._placement.subtasks_of(worker_id)) - mine
+        for vertex, index in others:
             for edge in self._plan.edges:
                 found = self._connections[edge.id]
                 for v, i in mine:
@@ -103,7 +106,12 @@ class ChannelMap:
                         index
                     )
                     apart = sends or receives
-                    check(not apart, "a channel between regions", region=self._region, peer=other)
+                    check(
+                        not apart,
+                        "a channel between regions",
+                        region=self._region,
+                        peer=f"{vertex}:{index}",
+                    )
 
     def _widths(self, edge: ExchangeEdge) -> tuple[int, int]:
         vertices = self._plan.vertices
@@ -125,7 +133,7 @@ class ChannelMap:
                 called = address(sender, index)
                 specs.append(InputChannelSpec(number, edge.input_index, called))
         gate = InputGate(specs, self._settings, overtaking=vertex in self._overtaken)
-        self._hub.register_gate(gate, self._message.attempt, self._region)
+        self._hub.register_gate(gate, self._attempt, self._region)
         return gate
 
     def outputs(self, vertex: int, index: int) -> dict[int, list[NodePartition[OutputPartition]]]:
@@ -137,8 +145,8 @@ class ChannelMap:
             channels = [
                 self._hub.output_channel(
                     self._number(edge, index, receiver),
-                    self._peers[self._message.placement[f"{edge.target}:{receiver}"]],
-                    self._message.attempt,
+                    self._peers[self._placement.worker_of(edge.target, receiver)],
+                    self._attempt,
                     sender_name,
                     self._region,
                 )
@@ -150,7 +158,7 @@ class ChannelMap:
                 targets=len(channels),
                 sender=index,
                 max_parallelism=self._plan.max_parallelism,
-                rng=random.Random(f"{self._message.attempt}/{edge.id}/{index}"),
+                rng=random.Random(f"{self._attempt}/{edge.id}/{index}"),
                 rows=rows_of(self._plan, edge),
                 sampler=sampler,
             )

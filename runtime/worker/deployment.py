@@ -24,6 +24,7 @@ from ..control.messages import (
     CheckpointAcked,
     CheckpointDeclined,
     Deploy,
+    DeployCommon,
     Deployed,
     LoopRoundBack,
     Messages,
@@ -46,6 +47,7 @@ from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
 from ..protocol.failures import FailureKind, as_headgate_error
+from ..slots import Placement, SlotsByGroup
 from ..storage.base import CheckpointStore
 from ..storage.open_store import SharedStores
 from ..task.accounting import Activity, LoopLoad
@@ -105,7 +107,8 @@ class Deployment:
     """Prepares, starts, steers and cancels the subtasks of one attempt of a region on this worker.
 
     Args:
-        message: what all regions of the attempt have in common.
+        message: what all regions of the attempt have in common on this worker.
+        common: what they have in common on all workers.
         plan: of the whole job.
         region: which one.
         assignments: its subtasks here.
@@ -115,6 +118,7 @@ class Deployment:
     def __init__(
         self,
         message: Deploy,
+        common: DeployCommon,
         plan: PhysicalPlan,
         region: int,
         assignments: Sequence[SubtaskAssignment],
@@ -128,7 +132,11 @@ class Deployment:
         self._message = message
         self._plan = plan
         self._assignments = assignments
-        self._options = Options(message.settings)
+        self._options = Options(common.settings)
+        self._peers = [WorkerAddress.decode(data) for data in common.workers]
+        self._placement = Placement(
+            plan, [peer.worker_id for peer in self._peers], SlotsByGroup(common.slots)
+        )
         self._worker = resources
         self._subtask_labels_max = self._options.get(SUBTASK_LABELS_MAX)
         self._metrics = resources.metrics.group(
@@ -148,7 +156,9 @@ class Deployment:
         assignments = self._assignments
         channels = ChannelMap(
             self._plan,
-            self._message,
+            self.attempt,
+            self._peers,
+            self._placement,
             self.region,
             self._worker.hub,
             self._worker.clock,
@@ -333,8 +343,7 @@ class Deployment:
 
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
-        peers = [WorkerAddress.decode(data) for data in self._message.peers.values()]
-        await self._worker.hub.connect(peers, self.attempt, self.region)
+        await self._worker.hub.connect(self._peers, self.attempt, self.region)
         for subtask in self._subtasks:
             subtask.start()
         self.started = True

@@ -35,6 +35,7 @@ from ..control.messages import (
     CheckpointAcked,
     CheckpointCompleted,
     Deploy,
+    DeployCommon,
     EndSource,
     FinishSources,
     Heartbeat,
@@ -389,12 +390,13 @@ class Worker:
         self, message: Deploy, regions: Mapping[int, Sequence[SubtaskAssignment]]
     ) -> None:
         try:
-            store = await self._store_for(message)
-            directories = await self._directories_for(message)
-            copies = await self._copies_for(message)
-            plan, stores = unship(message.job), SharedStores(self._open_at, message.settings)
+            common = DeployCommon.unpacked(message)
+            store = await self._store_for(message.storage, common.settings)
+            directories = await self._directories_for(common.settings)
+            copies = await self._copies_for(message, common.settings)
+            plan, stores = unship(common.job), SharedStores(self._open_at, common.settings)
             if self._transfers is None:
-                self._transfers = asyncio.Semaphore(Options(message.settings).get(TRANSFERS_MAX))
+                self._transfers = asyncio.Semaphore(Options(common.settings).get(TRANSFERS_MAX))
             resources = WorkerResources(
                 worker_id=self.worker_id,
                 hub=self._hub,
@@ -410,7 +412,7 @@ class Worker:
                 load=self._load,
             )
             deployments = [
-                Deployment(message, plan, region, assignments, resources)
+                Deployment(message, common, plan, region, assignments, resources)
                 for region, assignments in regions.items()
             ]
             for deployment in deployments:
@@ -426,8 +428,8 @@ class Worker:
         """Be ready for a Deploy; what goes wrong here goes wrong there again, and is reported then."""
         try:
             await in_thread(self._threads, partial(import_all, message))
-            await self._store_for(message)
-            await self._directories_for(message)
+            await self._store_for(message.storage, message.settings)
+            await self._directories_for(message.settings)
         except Exception as error:
             self._log.info("cannot warm up: %s: %s", type(error).__name__, error)
 
@@ -455,11 +457,11 @@ class Worker:
                 failure = failure_of(deployment.attempt, "exchange", wrapped, region=region)
                 self.send(failure)
 
-    async def _store_for(self, message: Deploy | Warm) -> CheckpointStore | None:
-        if not message.storage:
+    async def _store_for(self, storage: str, settings: dict[str, str]) -> CheckpointStore | None:
+        if not storage:
             return None
-        if self._store is None or self._store[0] != message.storage:
-            store = self._open_store(message.storage, self._job_name, message.settings)
+        if self._store is None or self._store[0] != storage:
+            store = self._open_store(storage, self._job_name, settings)
             if self._storage_metrics is None:
                 self._storage_metrics = self._metrics.group(job_name=self._job_name)
                 self._storage.register(self._storage_metrics.add())
@@ -468,12 +470,12 @@ class Worker:
             except BaseException:
                 await store.close()
                 raise
-            self._store = (message.storage, store)
+            self._store = (storage, store)
         return self._store[1]
 
-    async def _directories_for(self, message: Deploy | Warm) -> LocalDirectories:
+    async def _directories_for(self, settings: dict[str, str]) -> LocalDirectories:
         if self._directories is None:
-            make = partial(LocalDirectories, local_dirs(Options(message.settings)), self.worker_id)
+            make = partial(LocalDirectories, local_dirs(Options(settings)), self.worker_id)
             loop = asyncio.get_running_loop()
             making = loop.run_in_executor(self._threads, make)
             try:
@@ -484,10 +486,10 @@ class Worker:
                 raise
         return self._directories
 
-    async def _copies_for(self, message: Deploy) -> LocalCopies | None:
+    async def _copies_for(self, message: Deploy, settings: dict[str, str]) -> LocalCopies | None:
         make = partial(
             self.backups.open,
-            message.settings,
+            settings,
             self._job_name,
             message.storage,
             afresh=not message.partial,

@@ -14,6 +14,7 @@ from headgate.runtime.control.messages import (
     Cancel,
     Cancelled,
     Deploy,
+    DeployCommon,
     Heartbeat,
     Hello,
     SubtaskFailed,
@@ -68,15 +69,14 @@ class Hosted:
 
 
 def deploy(storage=""):
+    common, size = DeployCommon(job=b"", workers=(), slots={}, settings={}).packed()
     return Deploy(
         attempt=1,
         generation=1,
         plan="",
-        job=b"",
+        common=common,
+        common_size=size,
         subtasks=(),
-        peers={},
-        placement={},
-        settings={},
         storage=storage,
     )
 

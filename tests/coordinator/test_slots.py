@@ -1,0 +1,61 @@
+"""Coordinator and workers find the place of each subtask by the same rule."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.runtime.control.messages import Deploy, DeployCommon
+from headgate.runtime.exchange.hub import WorkerAddress, addresses_for_peers
+from headgate.runtime.slots import Placement, SlotsByGroup, worker_groups
+
+
+def plan(*vertices: tuple[str, int]) -> Any:
+    made = [SimpleNamespace(group=group, parallelism=width) for group, width in vertices]
+    slots: dict[str, int] = {}
+    for group, width in vertices:
+        slots[group] = max(slots.get(group, 0), width)
+    return SimpleNamespace(vertices=made, slots_by_group=slots)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_each_subtask_has_one_place(slots: int) -> None:
+    made = plan(("default", 5), ("big", 3), ("default", 2), ("big", 1))
+    sizes = SlotsByGroup(default=slots, big=2)
+    groups = worker_groups(made, sizes)
+    workers = [f"worker-{number}" for number in range(len(groups))]
+    placement = Placement(made, workers, sizes)
+    found = [(subtask, worker) for worker in workers for subtask in placement.subtasks_of(worker)]
+    everyone = {
+        (number, index) for number, v in enumerate(made.vertices) for index in range(v.parallelism)
+    }
+    assert len(found) == len(everyone)
+    assert {subtask for subtask, _ in found} == everyone
+    for (vertex, index), worker in found:
+        assert placement.worker_of(vertex, index) == worker
+        assert groups[workers.index(worker)] == made.vertices[vertex].group
+
+
+def address(number: int, host: str) -> bytes:
+    return WorkerAddress(f"worker-{number}", "10.0.0.1", f"/tmp/{number}", number, host).encode()
+
+
+def test_only_workers_with_a_neighbour_have_a_unix_socket() -> None:
+    given = [address(0, "a"), address(1, "b"), address(2, "a")]
+    sent = [WorkerAddress.decode(data) for data in addresses_for_peers(given)]
+    assert [each.uds_path for each in sent] == ["/tmp/0", None, "/tmp/2"]
+    assert [each.host_id for each in sent] == ["a", "", "a"]
+    assert [each.tcp_port for each in sent] == [0, 1, 2]
+
+
+def test_what_all_workers_get_is_packed_once() -> None:
+    common = DeployCommon(
+        job=b"plan", workers=(address(0, "a"),), slots={"default": 8}, settings={"key": "value"}
+    )
+    packed, size = common.packed()
+    message = Deploy(attempt=1, generation=1, plan="", common=packed, common_size=size, subtasks=())
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Deploy)
+    assert DeployCommon.unpacked(received) == common
