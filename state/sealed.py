@@ -7,6 +7,12 @@ found, whatever the changed bytes would mean. Records of format 1 had neither fi
 but only if they have no field that format 1 did not know: a record of a later format whose head is
 damaged keeps at least one of the two fields, or a garbled form of it, and is therefore never taken for an
 old one.
+
+A large record of a kind that grows with the job is compressed: behind the head come the size of its other
+fields and a line break, and then these fields as JSON, compressed by zstd.
+
+    {"format":6,"checksum":"9d0c…","zstd":13081635}
+    …
 """
 
 from __future__ import annotations
@@ -15,20 +21,25 @@ import re
 from typing import Any, Final, Generic, TypeVar, final
 
 import msgspec
+import pyarrow as pa
 import xxhash
 
 from ..errors import CorruptError, StateError
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 """Raise it whenever the fields of a sealed record change, and keep reading the older formats.
 
 Format 3 added the history of runs: `RunHistory` in the entries of the job log. Format 4 added the output
 of earlier runs that a run replaces: `OutputListed` and `OldOutput`. Format 5 added the address of a
-leader's REST API: `Leader.rest`.
+leader's REST API: `Leader.rest`. Format 6 added compressed records.
 """
 _FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')
 _CHECKSUM_CHARACTERS: Final = 16
+_COMPRESSED: Final = re.compile(rb'"zstd":(\d{1,10})\}\n')
+_FIRST_COMPRESSED: Final = 6
+COMPRESS_FROM: Final = 65_536
+"""Records of fewer bytes stay as they are, so that people can read them."""
 T = TypeVar("T")
 
 
@@ -40,16 +51,25 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SealedFormat(Generic[T]):
     """Encodes and decodes one kind of sealed record."""
 
-    def __init__(self, what: str, type_: Any) -> None:
-        """`what` names the record in errors; `type_` is a `Record`, or a union of tagged ones."""
+    def __init__(self, what: str, type_: Any, *, compressed: bool = False) -> None:
+        """
+        Args:
+            what: names the record in errors.
+            type_: a `Record`, or a union of tagged ones.
+            compressed: large records are compressed.
+        """
         self._what = what
+        self._compressed = compressed
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_)
 
     def encode(self, value: T) -> bytes:
-        """Return the record as sealed JSON. Equal records give equal bytes."""
+        """Return the sealed record. Equal records give equal bytes."""
         body = msgspec.json.encode(value)
         head = f'{{"format":{FORMAT_VERSION},"checksum":"'.encode()
         rest = b'",' + body[1:]
+        if self._compressed and len(body) >= COMPRESS_FROM:
+            fields = pa.compress(body[1:], codec="zstd", asbytes=True)
+            rest = f'","zstd":{len(body) - 1}}}\n'.encode() + fields
         return b"".join((head, _checksum(head, rest).encode(), rest))
 
     def decode(self, data: bytes, name: str, where: str = "") -> T:
@@ -85,7 +105,7 @@ class SealedFormat(Generic[T]):
             )
         if version < _FIRST_SEALED:
             raise self._corrupt(name, f"format {version} has no checksum")
-        body = b"{" + data[head.end() :]
+        body = b"{" + self._fields(data, head.end(), name, version)
         try:
             value = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
@@ -96,6 +116,18 @@ class SealedFormat(Generic[T]):
             cause = f"the field `{missing}` is missing" if missing else "they are in another order"
             raise self._misfit(name, version, cause)
         return value
+
+    def _fields(self, data: bytes, begin: int, name: str, version: int) -> bytes:
+        """Return the fields that begin at `begin`, as JSON."""
+        compressed = _COMPRESSED.match(data, begin)
+        if compressed is None or version < _FIRST_COMPRESSED:
+            return data[begin:]
+        try:
+            fields = memoryview(data)[compressed.end() :]
+            size = int(compressed[1])
+            return bytes(pa.decompress(fields, size, codec="zstd", asbytes=True))
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise self._misfit(name, version, str(error)) from error
 
     def _decode_first_format(self, data: bytes, name: str) -> T:
         """Decode a record of format 1, which has no checksum: only its fields can be checked."""

@@ -240,7 +240,7 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
     """The leader; None: not recorded."""
 
 
-ENTRIES: Final[SealedFormat[LogEntry]] = SealedFormat("job log entry", LogEntry)
+ENTRIES: Final[SealedFormat[LogEntry]] = SealedFormat("job log entry", LogEntry, compressed=True)
 RECORDS: Final = SealedFormat[GenerationRecord]("generation record", GenerationRecord)
 
 

@@ -22,6 +22,7 @@ FORMATS = {
     "v0.1-format-3": 3,
     "v0.1-format-4": 4,
     "v0.1-format-5": 5,
+    "v0.1-format-6": 6,
 }
 """By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent

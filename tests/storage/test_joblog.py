@@ -7,6 +7,7 @@ import functools
 import itertools
 
 import msgspec
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -141,14 +142,14 @@ def sealed(body: bytes, version: int = FORMAT_VERSION) -> bytes:
 def test_unknown_fields_are_refused_with_the_format():
     body = msgspec.json.encode(start(1, "a"))
     assert joblog.ENTRIES.decode(sealed(body), "x") == start(1, "a")
-    with pytest.raises(CorruptError, match=r"fields of format 5 name=`x`.*`added_later`"):
+    with pytest.raises(CorruptError, match=r"fields of format 6 name=`x`.*`added_later`"):
         joblog.ENTRIES.decode(sealed(body[:-1] + b',"added_later":1}'), "x")
 
 
 def test_missing_fields_are_refused_with_the_format_and_their_path():
     body = msgspec.json.encode(done(1, "a", 3))
     without = body.replace(b'"is_final":false,', b"")
-    with pytest.raises(CorruptError, match=r"fields of format 5 name=`x`.*`is_final` is missing"):
+    with pytest.raises(CorruptError, match=r"fields of format 6 name=`x`.*`is_final` is missing"):
         joblog.ENTRIES.decode(sealed(without), "x")
     inner = body.replace(b',"finished":false', b"")
     with pytest.raises(CorruptError, match=r"`manifest.operators\[0\].subtasks\[0\].finished` is"):
@@ -156,8 +157,8 @@ def test_missing_fields_are_refused_with_the_format_and_their_path():
 
 
 def test_a_newer_format_is_named_also_if_its_fields_are_not_known():
-    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`6` known=`5`"):
-        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 6), "x")
+    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`7` known=`6`"):
+        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 7), "x")
 
 
 def test_entries_of_the_second_format_lack_the_history_of_runs():
@@ -165,7 +166,7 @@ def test_entries_of_the_second_format_lack_the_history_of_runs():
     history = body.index(b',"history":')
     old = body[:history] + b"}"
     assert joblog.ENTRIES.decode(sealed(old, 2), "x") == done(1, "a", 3)
-    with pytest.raises(CorruptError, match=r"fields of format 5.*`history` is missing"):
+    with pytest.raises(CorruptError, match=r"fields of format 6.*`history` is missing"):
         joblog.ENTRIES.decode(sealed(old), "x")
     with pytest.raises(CorruptError, match="fields of format 2.*`added_later`"):
         joblog.ENTRIES.decode(sealed(old[:-1] + b',"added_later":1}', 2), "x")
@@ -175,7 +176,7 @@ def test_entries_of_the_third_format_lack_the_output_that_is_replaced():
     body = msgspec.json.encode(done(1, "a", 3))
     old = body[: body.index(b',"old_output":')] + b"}"
     assert joblog.ENTRIES.decode(sealed(old, 3), "x") == done(1, "a", 3)
-    with pytest.raises(CorruptError, match=r"fields of format 5.*`old_output` is missing"):
+    with pytest.raises(CorruptError, match=r"fields of format 6.*`old_output` is missing"):
         joblog.ENTRIES.decode(sealed(old), "x")
 
 
@@ -510,3 +511,48 @@ def test_calls_out_of_order_are_refused():
             await log.load()
 
     asyncio.run(main())
+
+
+def wide(subtasks: int) -> CheckpointEntry:
+    """An entry that is large enough to be compressed."""
+    entry = done(1, "a", 3)
+    operator = entry.manifest.operators[0]
+    wide = msgspec.structs.replace(
+        operator,
+        parallelism=subtasks,
+        subtasks=tuple(
+            msgspec.structs.replace(operator.subtasks[0], subtask=index)
+            for index in range(subtasks)
+        ),
+    )
+    manifest = msgspec.structs.replace(entry.manifest, operators=(wide,))
+    return msgspec.structs.replace(entry, manifest=manifest)
+
+
+def test_large_entries_are_compressed():
+    entry = wide(10_000)
+    data = joblog.ENTRIES.encode(entry)
+    assert len(data) < len(msgspec.json.encode(entry)) / 5
+    assert joblog.ENTRIES.decode(data, "x") == entry
+    assert joblog.ENTRIES.encode(entry) == data
+    small = joblog.ENTRIES.encode(done(1, "a", 3))
+    assert msgspec.json.decode(small)["checkpoint_id"] == 3
+
+
+def test_a_damaged_byte_of_a_compressed_entry_is_found():
+    data = joblog.ENTRIES.encode(wide(10_000))
+    for position in [0, 12, 40, 50, 58, 70, len(data) // 2, len(data) - 1]:
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(StateError, match="log/7"):
+            joblog.ENTRIES.decode(bytes(damaged), "log/7")
+    for length in [30, 60, len(data) // 2, len(data) - 1]:
+        with pytest.raises(StateError, match="log/7"):
+            joblog.ENTRIES.decode(data[:length], "log/7")
+
+
+@pytest.mark.parametrize("size", [b"1", b"999999", b"9999999999"])
+def test_a_wrong_size_of_a_compressed_entry_is_found_with_a_right_checksum(size):
+    fields = pa.compress(msgspec.json.encode(done(1, "a", 3))[1:], codec="zstd", asbytes=True)
+    with pytest.raises(CorruptError, match="fields of format 6 name=`x`"):
+        joblog.ENTRIES.decode(sealed(b'{"zstd":' + size + b"}\n" + fields), "x")
