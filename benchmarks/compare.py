@@ -112,6 +112,13 @@ def job_cases() -> Iterator[tuple[str, Case]]:
         yield f"{kind}, {keys:,} keys", prepare
 
 
+def record_cases() -> Iterator[tuple[str, Case]]:
+    import per_record
+
+    for name in per_record.CASES:
+        yield name, lambda name=name: lambda: per_record.run(name)
+
+
 def nexmark_cases() -> Iterator[tuple[str, Case]]:
     import nexmark_suite
     from metering import TallySink
@@ -137,6 +144,7 @@ GROUPS = {
     "join": join_cases,
     "snapshot": snapshot_cases,
     "job": job_cases,
+    "record": record_cases,
     "nexmark": nexmark_cases,
 }
 
