@@ -49,6 +49,10 @@ class Codec(ABC):
     """True if None is a value."""
     encoding: bytes | None = None
     """The encoding of the bytes of the column, if only this codec can read them."""
+    held_as_it_is = False
+    """True if values are immutable, so that `release` returns its argument."""
+    plain: type[Any] | None = None
+    """The type whose instances, but none of its subclasses', `hold` returns without a check."""
     adapts = False
     """True if `from_array` takes columns of an older type, to which fields were added, or in which they
     were removed or widened.
@@ -83,11 +87,18 @@ class Codec(ABC):
         """Return the values of a column."""
 
 
+_CHECKED = (int, datetime, time)
+"""The plain types of which some values are refused."""
+
+
 class ScalarCodec(Codec):
     """Immutable values of one plain type; held as they are."""
 
+    held_as_it_is = True
+
     def __init__(self, kind: Any, *, aware: bool = True) -> None:
         self._kind = kind
+        self.plain = None if kind in _CHECKED else kind
         self.type_ = PLAIN[kind] if aware else pa.timestamp("us")
         hint = kind
         if kind is datetime:
@@ -173,6 +184,7 @@ class TextCodec(Codec):
     """Immutable values kept as text: Decimal, UUID."""
 
     type_ = pa.string()
+    held_as_it_is = True
 
     def __init__(self, kind: Callable[[str], Any]) -> None:
         self._kind: Any = kind
@@ -200,6 +212,8 @@ class TextCodec(Codec):
 
 class EnumCodec(Codec):
     """Members of an Enum whose values are of one plain type; held as they are."""
+
+    held_as_it_is = True
 
     def __init__(self, kind: type[Enum], inner: ScalarCodec) -> None:
         self._kind = kind
@@ -236,6 +250,7 @@ class OptionalCodec(Codec):
         self._inner = inner
         self.type_ = inner.type_
         self.adapts = inner.adapts
+        self.held_as_it_is = inner.held_as_it_is
 
     def hold(self, value: Any) -> Any:
         return None if value is None else self._inner.hold(value)

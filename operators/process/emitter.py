@@ -76,8 +76,14 @@ class Emitter:
         Raises:
             UserCodeError: they cannot be iterated, or iteration raised.
         """
-        items = self._checked(cause, made)
         records, time = self._main.records, self.time
+        kind = type(made)
+        if (kind is list or kind is tuple) and len(records) + len(made) < PER_RECORD_ROWS:  # type: ignore[arg-type]
+            records += made
+            if self.timed:
+                self._main.times += [time] * len(made)  # type: ignore[arg-type]
+            return
+        items = self._checked(cause, made)
         while True:
             room = PER_RECORD_ROWS - len(records)
             try:

@@ -237,15 +237,11 @@ class ProcessOperator(AtTheEnd):
         batch: Batch,
         function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
-        progress, context, emitter = self._progress, self._context, self._emitter
-        groups = progress.groups_of(keys)
-        enter = progress.enter if progress.differs else self._backend.set_key
+        context, emitter = self._context, self._emitter
+        visited = self._progress.visit(keys)
         add = emitter.add
         try:
-            for key, group, time, record in zip(
-                keys, groups, self._times_of(batch), records, strict=True
-            ):
-                enter(key, group)
+            for key, time, record in zip(visited, self._times_of(batch), records, strict=True):
                 context.key = key
                 context.timestamp = emitter.time = time
                 try:

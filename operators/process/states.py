@@ -259,6 +259,18 @@ class ShownProgress:
         groups: list[int] = self._groups(keys).tolist()
         return groups
 
+    def visit(self, keys: list[Any]) -> Iterator[Any]:
+        """Yield keys, each of which is the current one until the next is asked for; then `leave`."""
+        groups = self.groups_of(keys)
+        if not self._time.differs:
+            return self._backend.visit(keys, groups)
+        return self._visit_each(keys, groups)
+
+    def _visit_each(self, keys: list[Any], groups: Sequence[int]) -> Iterator[Any]:
+        for key, group in zip(keys, groups, strict=True):
+            self.enter(key, group)
+            yield key
+
     def _groups(self, keys: list[Any]) -> Index:
         return key_groups_of(hash_keys(keys), self._context.max_parallelism).astype(np.int64)
 

@@ -11,7 +11,7 @@ changed in place, so in no backend does a change without `put` become state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, final
 
 from ...errors import StateError
@@ -38,6 +38,16 @@ class ValueTable(ABC):
     @abstractmethod
     def get(self) -> Any:
         """Return the value of the current key and namespace, or `ABSENT`."""
+
+    def getter(self, missing: Any) -> Callable[[], Any]:
+        """Return a function that is `get` with `missing`, which is immutable, in place of `ABSENT`."""
+        get = self.get
+
+        def get_or_missing() -> Any:
+            value = get()
+            return missing if value is ABSENT else value
+
+        return get_or_missing
 
     @abstractmethod
     def put(self, value: Any) -> None:
@@ -141,6 +151,17 @@ class KeyedBackend(ABC):
     @abstractmethod
     def set_key(self, key: Any, key_group: int = -1) -> None:
         """Make this the current key of all access. Raises StateError if the value cannot be a key."""
+
+    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
+        """Yield keys, each of which is the current one until the next is asked for.
+
+        No other method that sets or unsets the current key may be called meanwhile; `clear_key` comes
+        after it.
+        """
+        set_key = self.set_key
+        for key, key_group in zip(keys, key_groups, strict=True):
+            set_key(key, key_group)
+            yield key
 
     @property
     @abstractmethod

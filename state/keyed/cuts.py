@@ -133,11 +133,12 @@ class Changes:
     def log(self, part: int, address: Any, old: Any) -> None:
         """Store the value of an address before it is overwritten; only while `newest` is set."""
         assert self.newest is not None
-        if any(cut.open for cut in self._open):
-            self.newest.undo[part].setdefault(address, old)
-        else:
-            self._open = []
-            self.newest = None
+        for cut in self._open:
+            if cut.open:
+                self.newest.undo[part].setdefault(address, old)
+                return
+        self._open = []
+        self.newest = None
 
     def changed(self, since: int, cut: Cut) -> Iterator[set[Any]]:
         """Return sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps

@@ -6,7 +6,7 @@ never change in place. With a TTL each value is held as a pair with the time of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,6 +19,9 @@ from .cuts import PARTS, Address, Changes, Cut, part_of
 from .keys import KeyShape, key_of, token
 
 _ALIVE: Final = -(2**63)
+_PLAIN_KEYS: Final = frozenset({int, str, bytes})
+"""The types of keys that are their own tokens."""
+_to_part: Final = PARTS.__rmod__
 
 
 class _NoKey:
@@ -190,7 +193,44 @@ class _Table:
 
 
 class MemoryValueTable(_Table, ValueTable):
-    """One value per address."""
+    """One value per address.
+
+    `get` and `put` run for each record. So each table has functions of its own for them, in which all
+    they need is bound.
+    """
+
+    def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
+        super().__init__(spec, position, max_parallelism)
+        self._as_it_is = spec.ttl_ms is None and spec.layout.value.held_as_it_is
+        if self._as_it_is:
+            self.get = self.getter(ABSENT)  # type: ignore[method-assign]
+        self.put = self._putter()  # type: ignore[method-assign, assignment]
+
+    def getter(self, missing: Any) -> Callable[[], Any]:
+        if not self._as_it_is:
+            return super().getter(missing)
+        at, parts = self._position, self._parts
+
+        def get() -> Any:
+            return parts[at.part].get(at.address, missing)
+
+        return get
+
+    def _putter(self) -> Callable[[Any], None]:
+        at, parts, changes, hold = self._position, self._parts, self.changes, self._hold
+        plain = self._layout.value.plain if self.spec.ttl_ms is None else None
+
+        def put(value: Any) -> None:
+            held = value if type(value) is plain else hold(value)
+            address = at.address
+            part = parts[at.part]
+            if changes.epoch:
+                if changes.newest is not None:
+                    changes.log(at.part, address, part.get(address, ABSENT))
+                changes.dirty.add(address)
+            part[address] = held
+
+        return put
 
     def get(self) -> Any:
         at = self._position
@@ -198,15 +238,7 @@ class MemoryValueTable(_Table, ValueTable):
         return held if held is ABSENT else self._release(held)
 
     def put(self, value: Any) -> None:
-        held = self._hold(value)
-        at = self._position
-        address = at.address
-        part = self._parts[at.part]
-        changes = self.changes
-        if changes.newest is not None:
-            changes.log(at.part, address, part.get(address, ABSENT))
-        changes.dirty.add(address)
-        part[address] = held
+        raise NotImplementedError  # hidden by the function of the table
 
     def delete(self) -> None:
         at = self._position
@@ -353,6 +385,17 @@ class MemoryBackend(KeyedBackend):
         self._plain.part = hash(address) % PARTS
         if self._any_spaced:
             self._set_spaced()
+
+    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
+        spaced, plain = self._any_spaced, _PLAIN_KEYS.issuperset(map(type, keys))
+        addresses = keys if plain else list(map(token, keys))
+        at = self._plain
+        for key, at.address, at.part in zip(
+            keys, addresses, map(_to_part, map(hash, addresses)), strict=True
+        ):
+            if spaced:
+                self._set_spaced()
+            yield key
 
     @property
     def current_key(self) -> Hashable:

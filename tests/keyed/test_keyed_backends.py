@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import StateError
+from headgate.state.hashing import hash_keys, key_groups_of
 from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.keys import OPAQUE_KEYS, keys_of_type, token
 
@@ -69,6 +70,29 @@ class Run:
             if self.rng.random() < 0.6:
                 self.backend.value_table(name).put(value)
                 self.model.tables[name][*where, None] = value
+
+    def visit(self, place: Any, spaced: Any) -> None:
+        """Several keys in turn, some of them more than once, as the records of a batch have them."""
+        keys = self.rng.choices(self.some, k=self.rng.randrange(6))
+        groups = key_groups_of(hash_keys(keys), self.backend.max_parallelism).tolist()
+        numbers, lists = map(self.backend.value_table, ("number", "list_value"))
+        number_or_0 = numbers.getter(0)
+        for key, visited in zip(keys, self.backend.visit(keys, groups), strict=True):
+            assert visited is key
+            where = (token(key), token(None), None)
+            before = self.model.tables["number"].get(where, ABSENT)
+            assert numbers.get() == before
+            assert number_or_0() == (0 if before is ABSENT else before)
+            assert lists.get() == self.model.tables["list_value"].get(where, ABSENT)
+            number = self.rng.randrange(1000)
+            if number < 200:
+                numbers.delete()
+                self.model.tables["number"].pop(where, None)
+            else:
+                numbers.put(number)
+                lists.put([number])
+                self.model.tables["number"][where] = number
+                self.model.tables["list_value"][where] = [number]
 
     def delete_value(self, place: Any, spaced: Any) -> None:
         for name, where in (("number", place), ("list_value", place), ("pane", spaced)):
@@ -191,8 +215,8 @@ class Run:
 
 
 OPERATIONS = [
-    "put_value", "put_value", "delete_value", "mutate", "append", "put_entry", "put_entry",
-    "delete_entry", "clear", "sweep", "cut", "cut",
+    "visit", "visit", "put_value", "put_value", "delete_value", "mutate", "append", "put_entry",
+    "put_entry", "delete_entry", "clear", "sweep", "cut", "cut",
     "cut", "complete",
 ]  # fmt: skip
 
