@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from ..errors import InternalError
 from ..state.evolution import is_pickled
 from ..state.keygroups import KeyGroupRange
+from ..state.queryable import KeyScan
 from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
 from .drops import Drops
@@ -295,6 +296,20 @@ class Operator:
 
         Raises:
             NotKept: the value at that checkpoint is not known here.
+        """
+        raise InternalError(f"this operator has no queryable state state=`{state}`")
+
+    def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Iterable[Any]:
+        """Return the value of each of some keys; see `query`. Take each before the next one."""
+        return (self.query(state, key, checkpoint_id) for key in keys)
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        """Return the keys that a queryable state has, and perhaps others; see `query`.
+
+        With a checkpoint, its values stay known until the scan is closed, as far as memory allows.
+
+        Raises:
+            NotKept: the keys at that checkpoint are not known here.
         """
         raise InternalError(f"this operator has no queryable state state=`{state}`")
 

@@ -8,11 +8,15 @@ checkpoint is aborted, its entries move to the point before, which still needs t
 
 Only the caller knows which checkpoint is complete; a point that is not here gives no answer, and never
 that of another checkpoint.
+
+A scan reads a state piece by piece, while checkpoints complete. It *holds* its point, which is then kept
+until the scan is over, or until the old values are too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
 
@@ -40,6 +44,27 @@ class Queryable:
 
 class NotKept(Exception):
     """The old values of a checkpoint are not here, or no longer."""
+
+
+def once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that makes a call when it is first called."""
+    left = [call]
+    return lambda: left.pop()() if left else None
+
+
+@final
+@dataclass(frozen=True)
+class KeyScan:
+    """The keys of a state, for a scan.
+
+    Attributes:
+        pieces: the keys in pieces that are cheap to make. At the level of a checkpoint, each key that had
+            a value at it comes once; of others, those that come or go meanwhile may come or not.
+        close: ends the scan; may be repeated.
+    """
+
+    pieces: Iterator[Sequence[Any]]
+    close: Callable[[], None]
 
 
 class OldValues(Protocol):
@@ -82,10 +107,14 @@ class CommittedPoints(Generic[V]):
         self._new = new
         self._bytes_max = bytes_max
         self._points: list[_Point[V]] = []
+        self._held: Counter[int] = Counter()
+        self._completed = 0
 
     def restored(self, checkpoint_id: int) -> None:
         """Note that the state as it is now is that of a checkpoint."""
         self._points = []
+        self._held.clear()
+        self._completed = checkpoint_id
         self.cut(checkpoint_id)
 
     def cut(self, checkpoint_id: int) -> None:
@@ -95,8 +124,34 @@ class CommittedPoints(Generic[V]):
 
     def completed(self, checkpoint_id: int) -> None:
         """Drop what only older checkpoints need: this one is complete. May be repeated."""
-        self._points = [point for point in self._points if point.checkpoint_id >= checkpoint_id]
+        self._completed = max(self._completed, checkpoint_id)
+        self._drop_unneeded()
+
+    def _drop_unneeded(self) -> None:
+        """Drop points before the newest complete checkpoint; of held ones, keep what they need."""
+        kept: list[_Point[V]] = []
+        for point in self._points:
+            if point.checkpoint_id >= self._completed or self._held[point.checkpoint_id]:
+                kept.append(point)
+            elif kept:
+                kept[-1].old.absorb(point.old)
+        self._points = kept
         self._find_newest()
+
+    def hold(self, checkpoint_id: int) -> None:
+        """Keep the point of a checkpoint until `release`, also when a later one is complete.
+
+        Raises:
+            NotKept: it is not here.
+        """
+        self.since(checkpoint_id)
+        self._held[checkpoint_id] += 1
+
+    def release(self, checkpoint_id: int) -> None:
+        """End one `hold`."""
+        if self._held[checkpoint_id]:
+            self._held[checkpoint_id] -= 1
+            self._drop_unneeded()
 
     def aborted(self, checkpoint_id: int) -> None:
         """Join a point to the one before: its checkpoint will never be complete. May be repeated."""
@@ -120,22 +175,32 @@ class CommittedPoints(Generic[V]):
         raise NotKept
 
     def grew(self) -> None:
-        """Note that a writer has left old values. If they are too many, they are all dropped."""
-        if sum(point.old.nbytes for point in self._points) > self._bytes_max:
-            self._points = []
-            self.newest = None
+        """Note that a writer has left old values. If they are too many, those that only scans hold are
+        dropped, and then all.
+        """
+        while sum(point.old.nbytes for point in self._points) > self._bytes_max:
+            if len(self._points) > 1 and self._points[0].checkpoint_id < self._completed:
+                del self._points[0]
+            else:
+                self._points = []
+                self.newest = None
 
     def _find_newest(self) -> None:
         self.newest = self._points[-1].old if self._points else None
 
 
 class OldByKey:
-    """Old values by key. A value is in the form in which it is held."""
+    """Old values by key. A value is in the form in which it is held.
 
-    __slots__ = ("nbytes", "values")
+    Attributes:
+        gone: keys of which something was removed, which may be in the state no more.
+    """
+
+    __slots__ = ("gone", "nbytes", "values")
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.gone: set[Hashable] = set()
         self.values: dict[Hashable, Any] = {}
 
     def keep(self, key: Hashable, value: Any) -> None:
@@ -148,15 +213,17 @@ class OldByKey:
         for key, value in later.values.items():
             if key not in self.values:
                 self.keep(key, value)
+        self.gone |= later.gone
 
 
 class OldEntries:
     """Old values of the entries of each key, as `OldByKey` has those of keys."""
 
-    __slots__ = ("nbytes", "values")
+    __slots__ = ("gone", "nbytes", "values")
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.gone: set[Hashable] = set()
         self.values: dict[Hashable, dict[Hashable, Any]] = {}
 
     def keep(self, key: Hashable, entry: Hashable, value: Any) -> None:
@@ -171,6 +238,7 @@ class OldEntries:
             for entry, value in entries.items():
                 if entry not in mine:
                     self.keep(key, entry, value)
+        self.gone |= later.gone
 
 
 def held_bytes(value: Any) -> int:

@@ -11,7 +11,8 @@ three older generations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,7 @@ import pyarrow as pa
 from ...errors import InternalError
 from ...state.evolution import LAST_USED_COLUMN, LAST_USED_TYPE
 from ...state.slots.epochs import TableEpoch
-from ...state.slots.key_index import KeyHasher, plain_column
+from ...state.slots.key_index import KeyCut, KeyHasher, plain_column
 from ...state.values import Array, Index
 from .aggregate_tables import CutPart
 from .aggregates import AggregatePlan
@@ -65,6 +66,10 @@ class _Generation:
         """Return a mask of the slots whose rows have not moved; -1: no slot."""
         here: npt.NDArray[np.bool_] = self._moved.take(slots, mode="clip") == 0
         return here & (slots >= 0)
+
+    def keys(self) -> tuple[KeyCut, Index]:
+        """Return the keys, and the slots whose rows have not moved."""
+        return self.group.keys.cut(), np.flatnonzero(self._moved == 0)
 
     def alive(self, slots: Index, dead_until: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the slots that were used after `dead_until`."""
@@ -178,6 +183,11 @@ class ExpiringGroup:
             if slots.size:
                 return one.group.state.results(slots)
         return None
+
+    def keys_now(self) -> Iterator[list[pa.Array]]:
+        """Return the keys that there are now, in pieces; some may have expired."""
+        cuts = [one.keys() for one in self._older]
+        return chain(self.group.keys.cut().pieces(), *(cut.pieces(left) for cut, left in cuts))
 
     def cut(self, epoch: int) -> Sequence[CutPart]:
         """Open cut number `epoch`, which the table has just counted."""

@@ -14,7 +14,7 @@ the function's annotations. All other values are pickled.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -35,7 +35,7 @@ from ...state.keyed.committed import CommittedTables, CommittedValueTable
 from ...state.keyed.cuts import Changes, Cut
 from ...state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
 from ...state.keyed.ttl import Expiry, StateTtl
-from ...state.queryable import CommittedPoints, NotKept, OldByKey
+from ...state.queryable import CommittedPoints, KeyScan, NotKept, OldByKey, once
 from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import Operator, OperatorContext
 from ..durations import parse_duration
@@ -496,6 +496,25 @@ class ReduceOperator(Operator):
             value = self._values.get(token(key), ABSENT)
         codec = self._layout.value
         return value if value is ABSENT or not isinstance(codec, RowCodec) else codec.named(value)
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        if self._stored is not None:
+            return self._stored.committed.scan(_STATE, checkpoint_id)
+        points = self._points
+        if not checkpoint_id:
+            return KeyScan(self._keys(), lambda: None)
+        if points is None:
+            raise NotKept
+        points.hold(checkpoint_id)
+        return KeyScan(self._keys(), once(lambda: points.release(checkpoint_id)))
+
+    def _keys(self) -> Iterator[Sequence[Any]]:
+        """Yield the keys that there are now: none is ever removed, and later ones are not of a checkpoint
+        that is complete now.
+        """
+        count = len(self._order)
+        for low in range(0, count, _PIECE):
+            yield list(map(key_of, self._order[low : min(low + _PIECE, count)]))
 
     def _as_of(self, key: Any, checkpoint_id: int) -> Any:
         """Return the value that a key had at a checkpoint, or `ABSENT`."""

@@ -8,7 +8,8 @@ result of each key is always emitted.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeAlias
@@ -19,7 +20,7 @@ import pyarrow as pa
 from ...state.hashing import Hashes
 from ...state.keyed.base import ABSENT
 from ...state.keyed.keys import KeyShape, keys_of_columns
-from ...state.queryable import CommittedPoints, NotKept
+from ...state.queryable import CommittedPoints, KeyScan, NotKept
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyHasher
@@ -106,9 +107,14 @@ class _OldRows:
 
     def find(self, hashes: Hashes, checks: Hashes | None) -> _OldRow | None:
         """Return the entry of one key; None: there is none."""
-        number = int(self._index.find(hashes, checks)[0])
-        if number < 0:
-            return None
+        return self.find_many(hashes, checks).get(0)
+
+    def find_many(self, hashes: Hashes, checks: Hashes | None) -> dict[int, _OldRow]:
+        """Return the entries of some keys, by their places among them."""
+        numbers = self._index.find(hashes, checks)
+        return {int(at): self._entry(int(numbers[at])) for at in np.flatnonzero(numbers >= 0)}
+
+    def _entry(self, number: int) -> _OldRow:
         piece = self._pieces[bisect_right(self._pieces, number, key=lambda one: one.first) - 1]
         place = int(piece.places[number - piece.first])
         if place < 0:
@@ -267,6 +273,57 @@ class RunningAggregate(SpillingOperator):
         if points.newest.keep(*keys.lanes(None), read):
             points.grew()
 
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        points, shape = self._points, self._key_shape
+        ending = ExitStack()
+        if checkpoint_id:
+            if points is None:
+                raise NotKept
+            points.hold(checkpoint_id)
+            ending.callback(points.release, checkpoint_id)
+        # No key is ever removed, unless it has expired.
+        if self._spilling is not None:
+            found, close = self._spilling.keys_now()
+            ending.callback(close)
+        elif self._expiring is not None:
+            found = self._expiring.keys_now()
+        else:
+            found = self._in_memory.keys.cut().pieces()
+        names = list(shape.names)
+        pieces = (shape.from_table(pa.Table.from_arrays(columns, names)) for columns in found)
+        return KeyScan(pieces, ending.close)
+
+    def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Iterable[Any]:
+        if self._spilling is not None or self._expiring is not None or len(keys) == 1:
+            return super().query_many(state, keys, checkpoint_id)
+        columns = self._key_shape.to_arrays(keys)
+        values: list[Any] = [ABSENT] * len(keys)
+        rest = np.arange(len(keys))
+        if checkpoint_id:
+            if self._points is None:
+                raise NotKept
+            hashes, checks = self._hasher.identify(columns)
+            for old in self._points.since(checkpoint_id):
+                rows = old.find_many(hashes[rest], None if checks is None else checks[rest])
+                for place, row in rows.items():
+                    values[rest[place]] = self._named(row.results)
+                rest = np.delete(rest, list(rows))
+        some = [column.take(pa.array(rest)) for column in columns]
+        slots = self._in_memory.keys.find_keys(BatchKeys(self._hasher, some)).astype(np.intp)
+        found = slots >= 0
+        results = self._in_memory.state.results(slots[found])
+        lists = [result.to_pylist() for result in results[: len(self._plan.aggregates)]]
+        for place, found_row in zip(rest[found], zip(*lists, strict=True), strict=True):
+            values[place] = dict(zip(self._plan.aggregates, found_row, strict=True))
+        return values
+
+    def _named(self, results: list[pa.Array] | None) -> Any:
+        """Return the results of one key as the value that clients read."""
+        if results is None:
+            return ABSENT
+        names = self._plan.aggregates
+        return {name: column[0].as_py() for name, column in zip(names, results, strict=False)}
+
     def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         columns = self._key_shape.to_arrays([key])
         used_after = None
@@ -276,12 +333,7 @@ class RunningAggregate(SpillingOperator):
             results = self._results_as_of(columns, used_after, checkpoint_id)
         else:
             results = self._results_of(columns, used_after)
-        if results is None:
-            return ABSENT
-        return {
-            name: result[0].as_py()
-            for name, result in zip(self._plan.aggregates, results, strict=False)
-        }
+        return self._named(results)
 
     @cached_property
     def _key_shape(self) -> KeyShape:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ...state.runs.layout import Records, RowLayout
 from ...state.runs.merge import Expired
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher, plain_column
-from ...state.slots.table import Slots
+from ...state.slots.table import Slots, SlotTable
 from ...state.snapshot import FilesCut, RestoredFiles
 from ...state.values import Array, Index
 from ..base import OperatorContext
@@ -217,6 +218,19 @@ class SpillingGroup:
             if used[0] <= used_after:
                 return None
         return self._space.results(found.table)
+
+    def keys_now(self) -> tuple[Iterator[list[pa.Array]], Callable[[], None]]:
+        """Return the keys that there are now, in pieces, and a function that ends their reading.
+
+        Some may have expired.
+        """
+        newer, parts = SlotTable(), []
+        for delta in self.table.in_memory():
+            rows = newer.lookup(*delta.lanes())[1]
+            parts.append(delta.group.keys.cut().pieces(np.sort(rows)))
+        runs, close = self.table.runs_now(lambda *identity: newer.find(*identity) < 0)
+        in_runs = (self._space.keys_of(rows) for rows in runs)
+        return chain(*parts, in_runs), close
 
     def close(self) -> None:
         """Release files and memory."""

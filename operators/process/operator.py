@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import HeadgateError, StateError
 from ...state.keyed.undo import UndoLog, UndoTimers
+from ...state.queryable import KeyScan
 from ...state.snapshot import ItemsCut, RestoredState, StateInfo, StateSnapshot, state_info
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
@@ -389,6 +390,10 @@ class ProcessOperator(AtTheEnd):
             return self._states.query(state, checkpoint_id)
         finally:
             self._no_key()
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        assert self._states is not None
+        return self._states.committed.scan(state, checkpoint_id)
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Return a table per keyed state, two of timers, one of the watermark, and items for the rest."""

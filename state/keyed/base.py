@@ -121,6 +121,24 @@ class Tables(Protocol):
         ...
 
 
+class KeyWalk(ABC):
+    """Goes over the keys of one table once, while the table changes."""
+
+    @abstractmethod
+    def next_piece(self) -> list[tuple[Hashable, Any]] | None:
+        """Return some keys that are in the table now, each as `KeyedBackend.current_key` and as the
+        user's key; None: all have been passed.
+        """
+
+    @abstractmethod
+    def passed(self, current_key: Hashable) -> bool:
+        """Return True if the place of a key has been passed, whether or not the key was there."""
+
+    @abstractmethod
+    def key(self, current_key: Hashable) -> Any:
+        """Return the user's key."""
+
+
 class KeyedBackend(ABC):
     """All keyed state of one operator subtask.
 
@@ -184,6 +202,10 @@ class KeyedBackend(ABC):
 
         The state may be changed while iterating; keys that come or go meanwhile may be seen or not.
         """
+
+    @abstractmethod
+    def walk(self, name: str) -> KeyWalk:
+        """Return a walk over the keys of a table that has no namespaces."""
 
     @abstractmethod
     def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:

@@ -7,11 +7,11 @@ shows none of those, so sweeps keep nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
-from ..queryable import CommittedPoints, OldByKey, OldEntries
-from .base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from ..queryable import CommittedPoints, KeyScan, NotKept, OldByKey, OldEntries
+from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable
 from .canonical import TableSpec
 from .keys import key_of, token
 
@@ -24,6 +24,59 @@ def _held_form(spec: TableSpec) -> tuple[Callable[[Any], Any], Callable[[Any], A
     return lambda pair: (hold(pair[0]), pair[1]), lambda pair: (release(pair[0]), pair[1])
 
 
+_Points = CommittedPoints[OldByKey] | CommittedPoints[OldEntries]
+
+
+class _Removals:
+    """Notes which keys lose something, so that a scan as of a checkpoint finds them all the same."""
+
+    def __init__(self, points: _Points) -> None:
+        self._points = points
+        self._scans: list[_Scan] = []
+
+    def note(self, key: Hashable) -> None:
+        """Note that a value or an entry of a key is about to be removed."""
+        old = self._points.newest
+        if old is not None:
+            old.gone.add(key)
+            for scan in self._scans:
+                scan.loses(key)
+
+    def scan(self, walk: KeyWalk, checkpoint_id: int) -> KeyScan:
+        """Return the keys that may have had something at a checkpoint, each once.
+
+        Raises:
+            NotKept: that is not known.
+        """
+        self._points.hold(checkpoint_id)
+        missed = {key for old in self._points.since(checkpoint_id) for key in old.gone}
+        scan = _Scan(walk, missed)
+        self._scans.append(scan)
+
+        def close() -> None:
+            if scan in self._scans:
+                self._scans.remove(scan)
+                self._points.release(checkpoint_id)
+
+        return KeyScan(scan.pieces(), close)
+
+
+class _Scan:
+    """The keys that one walk comes across, and those that are removed before it does."""
+
+    def __init__(self, walk: KeyWalk, missed: set[Hashable]) -> None:
+        self._walk, self._missed = walk, missed
+
+    def loses(self, key: Hashable) -> None:
+        if not self._walk.passed(key):
+            self._missed.add(key)
+
+    def pieces(self) -> Iterator[Sequence[Any]]:
+        while (piece := self._walk.next_piece()) is not None:
+            yield [key for current, key in piece if current not in self._missed]
+        yield [self._walk.key(current) for current in self._missed]
+
+
 class CommittedValueTable(ValueTable):
     """A table with one value per key, and the values as of checkpoints."""
 
@@ -31,6 +84,7 @@ class CommittedValueTable(ValueTable):
         self._inner, self._backend = backend.value_table(name), backend
         self._hold, self._release = _held_form(backend.specs[name])
         self.points = CommittedPoints(OldByKey, bytes_max)
+        self.removals = _Removals(self.points)
 
     def get(self) -> Any:
         return self._inner.get()
@@ -41,6 +95,7 @@ class CommittedValueTable(ValueTable):
 
     def delete(self) -> None:
         self._keep()
+        self.removals.note(self._backend.current_key)
         self._inner.delete()
 
     def _keep(self) -> None:
@@ -82,6 +137,7 @@ class CommittedEntryTable(EntryTable):
         self._entry = codec
         self._in_order = spec.layout.kind == "list"
         self.points = CommittedPoints(OldEntries, bytes_max)
+        self.removals = _Removals(self.points)
 
     def get(self, entry: Any) -> Any:
         return self._inner.get(entry)
@@ -95,12 +151,14 @@ class CommittedEntryTable(EntryTable):
     def delete(self, entry: Any) -> None:
         if self.points.newest is not None:
             self._keep(token(entry))
+            self.removals.note(self._backend.current_key)
         self._inner.delete(entry)
 
     def clear(self) -> None:
         if self.points.newest is not None:
             for entry, _ in self._inner.entries():
                 self._keep(token(entry))
+            self.removals.note(self._backend.current_key)
         self._inner.clear()
 
     def _keep(self, name: Any) -> None:
@@ -173,6 +231,19 @@ class CommittedTables:
         kept = self.kept.get(name)
         return kept if isinstance(kept, CommittedEntryTable) else self._backend.entry_table(name)
 
+    def scan(self, name: str, checkpoint_id: int) -> KeyScan:
+        """Return the keys of a state; 0: those that it has now.
+
+        Raises:
+            NotKept: those at that checkpoint are not known.
+        """
+        walk = self._backend.walk(name)
+        if not checkpoint_id:
+            return KeyScan(_keys(walk), lambda: None)
+        if name not in self.kept:
+            raise NotKept
+        return self.kept[name].removals.scan(walk, checkpoint_id)
+
     def restored(self, checkpoint_id: int) -> None:
         """See `CommittedPoints.restored`."""
         for table in self.kept.values():
@@ -192,3 +263,8 @@ class CommittedTables:
         """See `CommittedPoints.aborted`."""
         for table in self.kept.values():
             table.points.aborted(checkpoint_id)
+
+
+def _keys(walk: KeyWalk) -> Iterator[Sequence[Any]]:
+    while (piece := walk.next_piece()) is not None:
+        yield [key for _, key in piece]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ...errors import StateError
 from ..snapshot import FilesCut, RestoredState, TableCut
-from .base import ABSENT, EntryTable, KeyedBackend, ValueTable, in_other_files
+from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
 from .keys import KeyShape, key_of, token
@@ -44,6 +44,27 @@ class _Position:
         self.part: Any = _NoKey()
 
 
+class _Walk(KeyWalk):
+    """Goes over a table a part at a time."""
+
+    def __init__(self, parts: list[dict[Any, Any]]) -> None:
+        self._parts = parts
+        self._passed = 0
+
+    def next_piece(self) -> list[tuple[Hashable, Any]] | None:
+        if self._passed == PARTS:
+            return None
+        part = self._parts[self._passed]
+        self._passed += 1
+        return [(address, key_of(address)) for address in part]
+
+    def passed(self, current_key: Hashable) -> bool:
+        return part_of(current_key) < self._passed
+
+    def key(self, current_key: Hashable) -> Any:
+        return key_of(current_key)
+
+
 class _Table:
     """The base of both kinds of tables: parts, cuts, and the form in which values are held."""
 
@@ -69,6 +90,10 @@ class _Table:
         """Yield the key and namespace of every address in the table."""
         for part in self._parts:
             yield from map(self._named, list(part))
+
+    def walk(self) -> KeyWalk:
+        """Return a walk over the keys."""
+        return _Walk(self._parts)
 
     def _named(self, address: Any) -> tuple[Any, Any]:
         if self._layout.namespaced:
@@ -416,6 +441,9 @@ class MemoryBackend(KeyedBackend):
 
     def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
         return self._tables[name].addresses()
+
+    def walk(self, name: str) -> KeyWalk:
+        return self._tables[name].walk()
 
     def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:
         return {

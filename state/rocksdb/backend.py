@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from ...errors import StateError
 from ..hashing import hash_key, key_group_of
-from ..keyed.base import ABSENT, EntryTable, KeyedBackend, ValueTable
+from ..keyed.base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable
 from ..keyed.canonical import TableSpec
 from ..keyed.keys import KeyShape, encode_token, token
 from ..keygroups import KeyGroupRange
@@ -25,6 +25,8 @@ from .layout import EntryReader, Places, group_prefix, last_use, value_functions
 from .restore import Restorer
 
 _ALIVE: Final = -(2**63)
+_WALKED: Final = 256
+"""The keys that one piece of a walk has."""
 
 
 class _Position:
@@ -57,6 +59,38 @@ class _Position:
             self.is_set = False
 
 
+class _Walk(KeyWalk):
+    """Goes over a table in the order of its keys' bytes."""
+
+    def __init__(self, database: Database, places: Places) -> None:
+        self._database, self._places = database, places
+        self._last = b""
+        self._over = False
+
+    def next_piece(self) -> list[tuple[Hashable, Any]] | None:
+        if self._over:
+            return None
+        found: list[tuple[Hashable, Any]] = []
+        # Behind all entries of the last key: none of them begins with this byte.
+        for key, _ in self._database.all(self._last and self._last + b"\xff"):
+            address = key[: self._places.address_end(key)]
+            if address != self._last:
+                if len(found) == _WALKED:
+                    return found
+                self._last = address
+                found.append((address, self.key(address)))
+        self._over = True
+        return found
+
+    def passed(self, current_key: Hashable) -> bool:
+        assert isinstance(current_key, bytes)
+        return self._over or current_key <= self._last
+
+    def key(self, current_key: Hashable) -> Any:
+        assert isinstance(current_key, bytes)
+        return self._places.address(current_key)[0]
+
+
 class _Table:
     """The base of both kinds of tables."""
 
@@ -76,6 +110,10 @@ class _Table:
             if address != before:
                 before = address
                 yield places.address(key)
+
+    def walk(self) -> KeyWalk:
+        """Return a walk over the keys."""
+        return _Walk(self.database, self._places)
 
     def sweep(self, limit: int, dead_until: int) -> int:
         removed = 0
@@ -209,6 +247,9 @@ class RocksDBBackend(KeyedBackend):
 
     def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
         return self._tables[name].addresses()
+
+    def walk(self, name: str) -> KeyWalk:
+        return self._tables[name].walk()
 
     def snapshot(self, dead_until: Mapping[str, int]) -> dict[str, TableCut | FilesCut]:
         self._cuts += 1

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ..hashing import Hashes
 from ..keygroups import KeyGroupRange
+from ..queryable import once
 from ..settings import RunSettings
 from ..slots.arrays import ranges
 from ..slots.table import Slots
@@ -37,6 +38,8 @@ Identify: TypeAlias = Callable[[pa.Table], tuple[Hashes, Hashes | None]]
 """Computes the two lanes of the identity of each row of a table, from its key columns."""
 
 _PACK_ROWS = 1 << 16
+_WALKED = 4_096
+"""The rows in one piece of a scan."""
 _HELD_FACTOR = 2
 """Arrays grow by doubling, so a delta may hold twice the memory that its rows take."""
 
@@ -375,6 +378,29 @@ class SpillingTable(Generic[D]):
             self._spare = written
         if self._runs.buffer_bytes > room:
             self._runs.release_buffer()
+
+    # --- scans, while the table goes on changing -------------------------------------------------
+
+    def in_memory(self) -> list[D]:
+        """Return the deltas that are newer than the runs, newest first."""
+        return [self.delta] if self._frozen is None else [self.delta, self._frozen]
+
+    def runs_now(
+        self, wanted: Callable[[Hashes, Hashes | None], npt.NDArray[np.bool_]]
+    ) -> tuple[Iterator[pa.Table], Callable[[], None]]:
+        """Return the rows in runs as they are now, and a function that gives up their files.
+
+        `wanted` chooses rows by their identities.
+        """
+        version = self._runs.pin()
+
+        def tables() -> Iterator[pa.Table]:
+            for rows in self._runs.merged(version):
+                kept = np.flatnonzero(wanted(rows.hashes, self._layout.checks(rows.records)))
+                for low in range(0, kept.size, _WALKED):
+                    yield self._layout.unpack(rows.take(kept[low : low + _WALKED]))
+
+        return tables(), once(version.unpin)
 
     # --- everything ----------------------------------------------------------------------------
 

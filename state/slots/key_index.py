@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from .table import DenseSlots, Rows, Slots, SlotTable
 
 PIECE_BYTES_MAX = 1 << 21
 """Pieces of keys are joined up to this size: a copy of 2 MiB at most."""
+_SCANNED = 4_096
+"""The keys in one piece of a scan."""
 _ENTRY_BYTES = 8 + 8 + 4 * 6
 """The bytes of a key's entry: both lanes of its identity, and 4 to 8 cells of the index."""
 
@@ -280,6 +282,14 @@ class KeyCut:
                 taken.append([column.take(indices) for column in piece.columns])
                 start += piece.rows
         return [pa.chunked_array(list(column)) for column in zip(*taken, strict=True)]
+
+    def pieces(self, which: Rows | None = None) -> Iterator[list[pa.Array]]:
+        """Yield the keys of these slots (ascending; None: of all) in pieces for scans."""
+        count = self.size if which is None else len(which)
+        for low in range(0, count, _SCANNED):
+            high = min(low + _SCANNED, count)
+            taken = self.take(slice(low, high) if which is None else which[low:high])
+            yield [plain_column(column) for column in taken]
 
 
 def taken_keys(column: pa.Array, rows: Rows) -> pa.Array:
