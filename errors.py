@@ -157,6 +157,10 @@ class JobNotReady(JobError):
     """The job starts or restarts, and cannot do it just now: the same request will do later."""
 
 
+class ScanOver(JobError):
+    """A scan of state cannot go on: its checkpoint is gone, or the job has restarted. Begin again."""
+
+
 class StorageError(HeadgateError):
     """The checkpoint store or a file system refused or broke."""
 

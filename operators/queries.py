@@ -48,6 +48,8 @@ class QueryableState:
         keys: the types of the keys.
         columns: the names of the key columns as the stream has them; empty: the key is one value.
         committed: it can also be read as of the newest complete checkpoint.
+        values: the value as Arrow columns: one for each member of an object, or else one column `value`.
+            None: its type is not known.
     """
 
     name: str
@@ -56,6 +58,12 @@ class QueryableState:
     keys: KeyShape
     columns: tuple[str, ...] = ()
     committed: bool = False
+    values: pa.Schema | None = None
+
+    @property
+    def is_one_value(self) -> bool:
+        """True if the value is not an object with a member for each of `values`."""
+        return self.kind not in ("running", "reduce") or self.values is None
 
     @property
     def key_types(self) -> dict[str, str]:
@@ -72,8 +80,11 @@ def queryable_state(
     keys: KeyShape,
     columns: Sequence[str] | None,
     origin: Origin | str,
+    values: pa.Schema | None = None,
 ) -> tuple[QueryableState, ...]:
     """Return the declaration of `queryable=given`; nothing for an empty name.
+
+    The other arguments are those of `QueryableState`.
 
     Raises:
         PlanError: this cannot be a name.
@@ -88,7 +99,7 @@ def queryable_state(
             fix="use up to 128 letters, digits, `-`, `_` and `.`, with a letter or digit first",
         )
     committed = isinstance(given, Queryable) and given.committed is True
-    return (QueryableState(name, state, kind, keys, tuple(columns or ()), committed),)
+    return (QueryableState(name, state, kind, keys, tuple(columns or ()), committed, values),)
 
 
 def old_values_max(options: Mapping[str, str]) -> int:
@@ -166,9 +177,20 @@ def _row(state: QueryableState, columns: Sequence[KeyColumn], given: Any) -> tup
         values = given
     else:
         raise _wrong(state, "the key has several columns")
+    return parse_columns(state, values)
+
+
+def parse_columns(state: QueryableState, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the first columns of a key from their JSON values.
+
+    Raises:
+        UsageError: a value is not of the type of its column.
+    """
     return tuple(
         _from_value(state, name, column, value)
-        for name, column, value in zip(names, columns, values, strict=True)
+        for name, column, value in zip(
+            state.key_types, state.keys.columns or (), values, strict=False
+        )
     )
 
 

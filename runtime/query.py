@@ -13,24 +13,37 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from ..errors import HeadgateError, JobError, JobNotReady, UsageError
+from ..errors import HeadgateError, JobError, JobNotReady, ScanOver, UsageError
 from ..operators.durations import Duration, parse_duration
 from ..operators.queries import write_key
 from .control.job_client import HungUp
 from .control.registry import read_token_file
 from .finding import Where, connect_to_job
-from .rest.answers import QueryableAnswer, QueryAnswer, RowsAnswer
 from .rest.client import RestClient
+from .rest.state_answers import QueryableAnswer, QueryAnswer, RowsAnswer, ScanAnswer, ScannedAnswer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 Level: TypeAlias = Literal["live", "committed"]
 PATIENCE: Final = "10s"
+_SCANS: Final = 5
+"""How often a table is read from its begin on."""
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
 _Connect = Callable[[], Awaitable[RestClient]]
@@ -117,6 +130,93 @@ class AsyncQueryClient:
         """
         answer = await self.query(state, key, level=level)
         return answer.value if answer.found else default
+
+    async def scan(
+        self,
+        state: str,
+        *,
+        prefix: Any = None,
+        start: Any = None,
+        stop: Any = None,
+        level: Level = "live",
+    ) -> AsyncIterator[ScannedAnswer]:
+        """Yield the keys that a state has, and their values, in no particular order.
+
+        At the level `committed` all of it is of one checkpoint.
+
+        Args:
+            state: the name that the job gives with `queryable=`.
+            prefix: only keys that begin with this text, or whose first columns are this tuple.
+            start: only keys from this one on.
+            stop: only keys before this one.
+            level: as in `query`.
+
+        Raises:
+            ScanOver: the scan cannot go on, since the job has restarted or has no memory left for the
+                values of that checkpoint.
+            HeadgateError: as in `query`.
+        """
+        written = await self._written(state, prefix, start, stop, level)
+        async for page in self.pages(state, written):
+            for row in page.rows:
+                yield row
+
+    async def pages(self, state: str, given: Mapping[str, str]) -> AsyncIterator[ScanAnswer]:
+        """Yield the pages of a scan; `given` are texts as the REST API takes them."""
+        more = True
+        while more:
+            page = await self._patiently(partial(RestClient.scan, state=state, given=given))
+            yield page
+            given, more = _next_page(given, page.next), page.next is not None
+
+    async def table(
+        self,
+        state: str,
+        *,
+        prefix: Any = None,
+        start: Any = None,
+        stop: Any = None,
+        level: Level = "live",
+    ) -> pa.Table:
+        """Return the keys that a state has, and their values, as a table.
+
+        A scan that cannot go on is begun again, a few times. The arguments and errors are those of `scan`.
+        """
+        import pyarrow as pa
+
+        for left in reversed(range(_SCANS)):
+            written = await self._written(state, prefix, start, stop, level)
+            try:
+                streams = [stream async for stream in self.streams(state, written)]
+                return pa.concat_tables([pa.ipc.open_stream(each).read_all() for each in streams])
+            except ScanOver:
+                if not left:
+                    raise
+        raise AssertionError
+
+    async def streams(self, state: str, given: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Yield the pages of a scan as Arrow IPC streams; see `pages`."""
+        token: str | None = ""
+        while token is not None:
+            ask = partial(RestClient.scan_arrow, state=state, given=given)
+            data, token = await self._patiently(ask)
+            yield data
+            given = _next_page(given, token)
+
+    async def _written(
+        self, state: str, prefix: Any, start: Any, stop: Any, level: Level
+    ) -> dict[str, str]:
+        """Return the parameters of a scan as the REST API takes them."""
+        written: dict[str, str] = {"level": level}
+        for name, key in (("from", start), ("to", stop)):
+            if key is not None:
+                texts = partial(self._texts, state=state, keys=[key])
+                (written[name],) = await self._patiently(texts)
+        if prefix is not None:
+            written["prefix"] = (
+                write_key(state, None, prefix) if isinstance(prefix, tuple) else prefix
+            )
+        return written
 
     async def _query(
         self, client: RestClient, *, state: str, key: Any, level: Level
@@ -234,6 +334,45 @@ class QueryClient:
         """Return the value of a state for a key; see `AsyncQueryClient.get`."""
         return self._run(self._client.get(state, key, default, level=level))
 
+    def scan(
+        self,
+        state: str,
+        *,
+        prefix: Any = None,
+        start: Any = None,
+        stop: Any = None,
+        level: Level = "live",
+    ) -> Iterator[ScannedAnswer]:
+        """Yield the keys that a state has, and their values; see `AsyncQueryClient.scan`."""
+        rows = self._client.scan(state, prefix=prefix, start=start, stop=stop, level=level)
+        yield from self._each(rows)
+
+    def pages(self, state: str, given: Mapping[str, str]) -> Iterator[ScanAnswer]:
+        """Yield the pages of a scan; see `AsyncQueryClient.pages`."""
+        yield from self._each(self._client.pages(state, given))
+
+    def streams(self, state: str, given: Mapping[str, str]) -> Iterator[bytes]:
+        """Yield the pages of a scan as Arrow IPC streams; see `AsyncQueryClient.streams`."""
+        yield from self._each(self._client.streams(state, given))
+
+    def _each(self, found: AsyncIterator[T]) -> Iterator[T]:
+        while (each := self._run(_next(found))) is not None:
+            yield each
+
+    def table(
+        self,
+        state: str,
+        *,
+        prefix: Any = None,
+        start: Any = None,
+        stop: Any = None,
+        level: Level = "live",
+    ) -> pa.Table:
+        """Return the keys that a state has, and their values; see `AsyncQueryClient.table`."""
+        return self._run(
+            self._client.table(state, prefix=prefix, start=start, stop=stop, level=level)
+        )
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():
             work.close()
@@ -249,6 +388,15 @@ class QueryClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _next_page(given: Mapping[str, str], token: str | None) -> dict[str, str]:
+    """Return the parameters of a scan for the page behind one with these."""
+    return {"next": token or "", **{n: text for n, text in given.items() if n == "limit"}}
+
+
+async def _next(rows: AsyncIterator[T]) -> T | None:
+    return await anext(rows, None)
 
 
 def connect(
@@ -330,6 +478,12 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> str:
     if token_file is None:
         raise UsageError("url= needs the token of the job", fix="give token=, or token_file=")
     return read_token_file(Path(token_file))
+
+
+def connect_at(job: str, where: Where) -> QueryClient:
+    """Connect to a running job, which is found as `where` says; see `connect`."""
+    patience_s = parse_duration(PATIENCE, "patience") / 1000
+    return QueryClient(AsyncQueryClient(partial(connect_to_job, job, where), patience_s))
 
 
 async def _at(url: str, token: str) -> RestClient:

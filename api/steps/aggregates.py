@@ -63,7 +63,7 @@ def add_reduce(
     check_returns(function, "reduce", origin)
     check_takes(function, ("the value so far", "the record"), "reduce", origin)
     assert output.key is not None  # a keyed stream has keys
-    read_as = _queryable(output, queryable, "reduce", origin)
+    read_as = _queryable(output, queryable, "reduce", origin, output.schema)
     operator = partial(
         ReduceOperator,
         function,
@@ -91,7 +91,7 @@ def add_reduce(
 
 
 def _queryable(
-    output: NodeOutput, name: object, kind: str, origin: Origin
+    output: NodeOutput, name: object, kind: str, origin: Origin, values: pa.Schema | None
 ) -> tuple[QueryableState, ...]:
     """Return the declaration of a step whose one state is queryable.
 
@@ -109,7 +109,7 @@ def _queryable(
         fields = [output.schema.field(column) for column in output.key or ()]
     keys = OPAQUE_KEYS if fields is None else keys_of_columns(fields)
     columns = None if fields is None else [field.name for field in fields]
-    return queryable_state(name, kind, kind, keys, columns, origin)
+    return queryable_state(name, kind, kind, keys, columns, origin, values)
 
 
 def _checked_ttl(ttl: object, origin: Origin) -> StateTtl | None:
@@ -160,8 +160,9 @@ def add_aggregate(
             where=str(origin),
             fix='make the key a column and name it: .select("*", "lower(url) AS key").key_by("key")',
         )
-    read_as = _queryable(output, queryable, "running", origin)
     plan = _plan(output, aggregates, origin)
+    values = pa.schema(list(plan.result_schema)[len(plan.keys) :])
+    read_as = _queryable(output, queryable, "running", origin, values)
     if rules is not None:
         plan = replace(plan, ttl_ms=parse_duration(rules.after, "ttl"))
     result = output.add(

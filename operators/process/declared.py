@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
-from ...state.keyed.canonical import TableSpec
+from ...state.keyed.canonical import Layout, TableSpec
 from ...state.keyed.descriptors import (
+    AggregatingState,
     BroadcastState,
     KeyedState,
     OperatorListState,
@@ -55,7 +56,13 @@ class DeclaredStates:
             each
             for name, descriptor in self.keyed.items()
             for each in queryable_state(
-                descriptor.queryable, name, descriptor.kind, self.keys, columns, where
+                descriptor.queryable,
+                name,
+                descriptor.kind,
+                self.keys,
+                columns,
+                where,
+                _values_of(descriptor, descriptor.spec(self.keys, self.ttl_ms.get(name)).layout),
             )
         )
 
@@ -65,6 +72,18 @@ class DeclaredStates:
             name: descriptor.spec(self.keys, self.ttl_ms.get(name))
             for name, descriptor in self.keyed.items()
         }
+
+
+def _values_of(descriptor: KeyedState, layout: Layout) -> pa.Schema | None:
+    """Return what a client reads as an Arrow column; None if its type is not known."""
+    if layout.value.encoding is not None or isinstance(descriptor, AggregatingState):
+        return None
+    type_ = layout.value.type_
+    if layout.entry is not None:
+        if descriptor.kind == "map":
+            type_ = pa.struct([("key", layout.entry.type_), ("value", type_)])
+        type_ = pa.list_(type_)
+    return pa.schema([("value", type_)])
 
 
 def declared_states(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +30,7 @@ from .load import (
 
 if TYPE_CHECKING:
     from ..job import Job
+    from ..query import QueryClient
 
 Native = Annotated[
     bool,
@@ -163,18 +166,52 @@ def query(
     as_json: Annotated[
         bool, typer.Option("--json", help="The whole answer, also if the key has no value.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All keys: a line of JSON for each.")
+    ] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="KEY", help="The keys from this one on.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option("--to", metavar="KEY", help="The keys before this one.")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--prefix",
+            metavar="TEXT",
+            help="The keys that begin so; or a JSON array of the first key columns.",
+        ),
+    ] = None,
+    arrow: Annotated[
+        Path | None,
+        typer.Option(
+            "--arrow", metavar="FILE", help="Write the keys that are found to an Arrow IPC stream."
+        ),
+    ] = None,
     storage: Storage = None,
     cluster: OnCluster = None,
     token_file: TokenFile = None,
     settings: Settings = None,
 ) -> None:
-    """Print what a state of a running job has for a key, as JSON; or its queryable states."""
+    """Print what a state of a running job has for a key, or for many, as JSON; or its queryable states."""
     place = where(storage, cluster, token_file, settings)
     if state is None:
         _print_states(request(job, "states", place)["states"], as_json=as_json)
         return
+    ends = {"from": start, "to": stop, "prefix": prefix}
+    given = {name: text for name, text in ends.items() if text is not None}
+    if everything or given:
+        if key is not None or as_json:
+            raise UsageError("KEY and --json are for one key", fix="leave them out")
+        from ..query import connect_at
+
+        with contextlib.closing(connect_at(job, place)) as client:
+            _scan(client, state, {"level": level, **given}, arrow)
+        return
     if key is None:
-        raise UsageError(f"the query has no key state=`{state}`", fix="headgate query JOB NAME KEY")
+        fix = "headgate query JOB NAME KEY, or --all, --from, --to or --prefix"
+        raise UsageError(f"the query has no key state=`{state}`", fix=fix)
     answer = request(job, "query", place, state=state, key=key, level=level)
     if as_json:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
@@ -182,6 +219,27 @@ def query(
         typer.echo(json.dumps(answer["value"], ensure_ascii=False))
     else:
         say(f"{state} has nothing for this key")
+
+
+def _scan(client: QueryClient, state: str, given: dict[str, str], arrow: Path | None) -> None:
+    """Print the keys that are asked for, or write them to a file."""
+    if arrow is None:
+        for page in client.pages(state, given):
+            for row in page.rows:
+                line = {"key": row.key, "value": row.value}
+                typer.echo(json.dumps(line, ensure_ascii=False))
+        return
+    import pyarrow as pa
+
+    with contextlib.ExitStack() as stack:
+        writer, rows = None, 0
+        for stream in client.streams(state, given):
+            table = pa.ipc.open_stream(stream).read_all()
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_stream(str(arrow), table.schema))
+            writer.write_table(table)
+            rows += table.num_rows
+    say(f"wrote {rows} {'row' if rows == 1 else 'rows'} to {arrow}")
 
 
 def _print_states(states: list[dict[str, Any]], *, as_json: bool) -> None:

@@ -375,6 +375,42 @@ class AskState(Message, frozen=True):
     """The values are those of this checkpoint; 0: those that the state has now."""
 
 
+class ScanState(Message, frozen=True):
+    """Read some more rows of a queryable state of one subtask. The answer is StateAnswer.
+
+    The other fields are those of AskState.
+    """
+
+    attempt: int
+    query: int
+    vertex: int
+    index: int
+    operator: str
+    state: str
+    scan: int
+    """The number of the scan, the same for all its slices at all subtasks."""
+    begins: bool
+    """The scan may be new at this subtask."""
+    rows_max: int
+    """The most rows; 0: the scan begins, or stays, without any."""
+    keys: tuple[bytes, bytes, bytes]
+    """Which keys are wanted, by `Selection.encode`."""
+    bytes_max: int
+    waiting_max: int
+    timeout_ms: int
+    slice_ms: int
+    """How long the subtask reads, at most, before it goes on with its batches."""
+    idle_ms: int
+    """After this time without a message about it, the scan is over."""
+    checkpoint_id: int = 0
+
+
+class EndScan(Message, frozen=True):
+    """Forget a scan."""
+
+    scan: int
+
+
 class TakeProfile(Message, frozen=True):
     """Look at what a subtask runs and waits for. The answer is ProfileAnswer."""
 
@@ -408,17 +444,23 @@ class StateOutcome(StrEnum):
     """Too many queries wait for this subtask."""
     NOT_KEPT = "not_kept"
     """The subtask does not have the values at that checkpoint, or no longer."""
+    SCAN_OVER = "scan_over"
+    """The subtask does not know the scan, or no longer."""
     TOO_LARGE = "too_large"
     FAILED = "failed"
 
 
 class StateAnswer(Message, frozen=True):
-    """The answer of a subtask to AskState."""
+    """The answer of a subtask to AskState or ScanState."""
 
     query: int
     outcome: StateOutcome
     values: tuple[bytes, ...] = ()
     """The value of each key as JSON; empty: the key has none."""
+    keys: tuple[bytes, ...] = ()
+    """The keys of the values, of a scan."""
+    more: bool = False
+    """The scan has not gone through all keys of the subtask."""
     text: str = ""
     """The error, if it failed."""
 
@@ -630,6 +672,8 @@ Messages: TypeAlias = (
     | SplitsOffered
     | FinishSources
     | AskState
+    | ScanState
+    | EndScan
     | TakeProfile
     | Shutdown
     | StateAnswer

@@ -73,6 +73,7 @@ from .queries import describe_states, query_keys, query_state
 from .reporting import register_job
 from .restarting import Failing, Rescaling
 from .running import Running
+from .scans import OpenScans, scan_state
 from .states import (
     EndOfJob,
     ToAdopting,
@@ -169,6 +170,7 @@ class JobCoordinator:
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
         self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._scans = OpenScans()
         self._context: JobContext | None = None
         self._over: JobOutcome | None = None
         """The end of this run, if it had ended before this coordinator began."""
@@ -228,6 +230,9 @@ class JobCoordinator:
                 "query": lambda given: query_state(self._begun(), self._pool.queries, given),
                 "profile": lambda given: take_profile(self._begun(), self._pool.queries, given),
                 "rows": lambda given: query_keys(self._begun(), self._pool.queries, given),
+                "scan": lambda given: scan_state(
+                    self._begun(), self._pool.queries, self._scans, given
+                ),
             },
         )
 

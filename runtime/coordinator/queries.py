@@ -19,6 +19,7 @@ from ...state.keygroups import owner_of
 from ..control.job_client import ENDED
 from ..control.messages import AskState, StateAnswer, StateOutcome
 from ..options.network import OLD_VALUES, QUERY_ANSWER_MAX, QUERY_TIMEOUT, QUERY_WAITING_MAX
+from ..options.registry import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.ids import SubtaskId
 from .context import JobContext
@@ -31,9 +32,9 @@ COMMITTED: Final = "committed"
 """The level of an answer that is as of the newest complete checkpoint."""
 KEYS_MAX: Final = 250
 """The most keys that one query has: a subtask reads all that it has of them in one turn."""
-_TRIES: Final = 5
+TRIES: Final = 5
 """How often a query of level `committed` is repeated while checkpoints complete."""
-_LATER: Final = "ask again in a moment"
+LATER: Final = "ask again in a moment"
 
 
 def describe_states(plan: PhysicalPlan) -> dict[str, Any]:
@@ -96,9 +97,9 @@ async def query_keys(
     of one moment. The arguments and errors are those of `query_state`, with `keys`, a list of texts.
     """
     plan = job.attempt.plan
-    vertex, node, state = _find(plan, given.get("state"))
+    vertex, node, state = find_state(plan, given.get("state"))
     texts, level = given.get("keys"), given.get("level") or LIVE
-    _check_level(state, level)
+    check_level(state, level)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"the query has no keys state=`{state.name}`", fix="give key=...")
     if not 0 < len(texts) <= KEYS_MAX:
@@ -111,8 +112,8 @@ async def query_keys(
     query = _Query(job, pending, vertex, node, state, keys)
     checkpoint_id = 0
     if level == COMMITTED:
-        for _ in range(_TRIES):
-            checkpoint_id = _committed(job, state)
+        for _ in range(TRIES):
+            checkpoint_id = committed_checkpoint(job, state)
             values = await query.values(checkpoint_id)
             # A checkpoint may have completed since, and its owners have dropped what was asked for.
             if values is not None or job.checkpoints.committed == checkpoint_id:
@@ -137,7 +138,7 @@ async def query_keys(
     }
 
 
-def _check_level(state: QueryableState, level: object) -> None:
+def check_level(state: QueryableState, level: object) -> None:
     if level not in (LIVE, COMMITTED):
         raise UsageError(
             f"no such level level=`{level!s:.200}`", fix=f"it can be: {LIVE}, {COMMITTED}"
@@ -149,7 +150,7 @@ def _check_level(state: QueryableState, level: object) -> None:
         )
 
 
-def _committed(job: JobContext, state: QueryableState) -> int:
+def committed_checkpoint(job: JobContext, state: QueryableState) -> int:
     """Return the checkpoint that a client reads now.
 
     Raises:
@@ -176,7 +177,7 @@ def worker_of(job: JobContext, subtask: SubtaskId, what: str) -> tuple[LiveWorke
     worker = job.pool.live.get(executions.placement.get(subtask, ""))
     restarts = executions.failover.region_of(subtask) in job.attempt.restarting
     if worker is None or attempt is None or restarts:
-        raise JobNotReady(f"the subtask restarts {what}", fix=_LATER)
+        raise JobNotReady(f"the subtask restarts {what}", fix=LATER)
     return worker, attempt
 
 
@@ -242,7 +243,7 @@ class _Query:
             for number in numbers:
                 self._pending.drop(number)
         for answer in read.values():
-            _check_read(answer, state, waiting_max, options.get(QUERY_ANSWER_MAX))
+            check_read(answer, state, options)
         if any(answer.outcome is StateOutcome.NOT_KEPT for answer in read.values()):
             return None
         found = {owner: iter(answer.values) for owner, answer in read.items()}
@@ -280,7 +281,7 @@ class _Query:
         return worker
 
 
-def _find(plan: PhysicalPlan, name: object) -> tuple[Vertex, Node, QueryableState]:
+def find_state(plan: PhysicalPlan, name: object) -> tuple[Vertex, Node, QueryableState]:
     known = _states(plan)
     for found in known:
         if found[2].name == name:
@@ -298,12 +299,12 @@ def check_running(job: JobContext, verb: str) -> None:
     if lifecycle.end is not None or lifecycle.ended_ms:
         raise JobError(ENDED, fix="read its savepoints and checkpoints instead")
     if not job.works:
-        raise JobNotReady(f"the job is {lifecycle.status}, and cannot be {verb}", fix=_LATER)
+        raise JobNotReady(f"the job is {lifecycle.status}, and cannot be {verb}", fix=LATER)
 
 
 def _too_many(waiting_max: int) -> JobNotReady:
     return JobNotReady(
-        f"too many queries wait for an answer {QUERY_WAITING_MAX.key}=`{waiting_max}`", fix=_LATER
+        f"too many queries wait for an answer {QUERY_WAITING_MAX.key}=`{waiting_max}`", fix=LATER
     )
 
 
@@ -315,14 +316,14 @@ def _too_large(state: QueryableState, bytes_max: int) -> JobError:
     )
 
 
-def _check_read(read: StateAnswer, state: QueryableState, waiting_max: int, bytes_max: int) -> None:
+def check_read(read: StateAnswer, state: QueryableState, options: Options) -> None:
     """Raise what a worker answered instead of the value."""
     match read.outcome:
         case StateOutcome.ELSEWHERE | StateOutcome.STARTING:
-            raise JobNotReady(f"the subtask of the key restarts state=`{state.name}`", fix=_LATER)
+            raise JobNotReady(f"the subtask of the key restarts state=`{state.name}`", fix=LATER)
         case StateOutcome.BUSY:
-            raise _too_many(waiting_max)
+            raise _too_many(options.get(QUERY_WAITING_MAX))
         case StateOutcome.TOO_LARGE:
-            raise _too_large(state, bytes_max)
+            raise _too_large(state, options.get(QUERY_ANSWER_MAX))
         case StateOutcome.FAILED:
             raise StateError(f"the state could not be read state=`{state.name}`: {read.text}")

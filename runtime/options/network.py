@@ -224,6 +224,43 @@ QUERY_WAITING_MAX = Option[int](
     128,
     "How many queries of state of one job may wait for their answers; further ones are refused (503).",
 )
+QUERY_PAGE_ROWS = Option[int](
+    "headgate.queries.page-rows",
+    Integer(at_least=1, at_most=1_000_000, unit="rows"),
+    10_000,
+    "How many rows one request of a scan of state answers at most; the rest comes with further requests.",
+)
+QUERY_PAGE_BYTES = Option[int](
+    "headgate.queries.page-bytes",
+    Size(at_least=1, at_most=32 << 20),
+    8 << 20,
+    "With this many bytes of values, as JSON, a request of a scan of state is answered.",
+)
+QUERY_PAGE_TIME = Option[int](
+    "headgate.queries.page-time",
+    Duration(at_least_ms=1),
+    2_000,
+    "After this time a request of a scan of state is answered with the rows that it has found.",
+)
+QUERY_SLICE = Option[int](
+    "headgate.queries.slice",
+    Duration(at_least_ms=1),
+    5,
+    "How long a subtask reads for a scan before it goes on with its batches and barriers.",
+)
+QUERY_SCANS_MAX = Option[int](
+    "headgate.queries.scans-max",
+    Integer(at_least=1, at_most=1_000, unit="scans"),
+    8,
+    "How many scans of state of one job are open at the same time; further ones are refused (503).",
+)
+QUERY_SCAN_IDLE = Option[int](
+    "headgate.queries.scan-idle",
+    Duration(at_least_ms=1),
+    30_000,
+    "A scan of state that nobody goes on with for this time is over. Until then a scan of the level "
+    "`committed` keeps the values of its checkpoint.",
+)
 REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",
     Duration(at_least_ms=0),

@@ -21,6 +21,7 @@ from ...errors import (
     InternalError,
     JobNotFound,
     JobNotReady,
+    ScanOver,
     StateNotFound,
     StorageError,
     UsageError,
@@ -116,6 +117,8 @@ def _status(error: HeadgateError) -> int:
             return HTTPStatus.BAD_REQUEST
         case JobNotFound():
             return HTTPStatus.NOT_FOUND
+        case ScanOver():
+            return HTTPStatus.GONE
         case StorageError() | JobNotReady():
             return HTTPStatus.SERVICE_UNAVAILABLE
         case InternalError():
@@ -555,79 +558,6 @@ class ProfileAnswer(Answer, frozen=True):
     stacks: list[StackAnswer]
     others: dict[str, int]
     """Samples in which another task had the thread of the worker, by the name of the task."""
-
-
-class QueryableAnswer(Answer, frozen=True):
-    """A state that can be read by key."""
-
-    name: str
-    step: str
-    kind: str
-    """`value`, `list`, `map`, `reducing`, `aggregating`, `reduce` or `running`."""
-    key: dict[str, str] | None
-    """The type of each key column; null: no type is declared, and keys are JSON values."""
-    levels: list[str]
-    """The levels at which it can be read: `live`, `committed`."""
-
-
-class StatesAnswer(Answer, frozen=True):
-    """The queryable states of the job."""
-
-    states: list[QueryableAnswer]
-
-
-class QueryAnswer(Answer, frozen=True):
-    """The value that a state has for a key."""
-
-    job: str
-    run: str
-    attempt: int
-    """The attempt of the subtask that answered."""
-    state: str
-    kind: str
-    """As in `QueryableAnswer`."""
-    step: str
-    subtask: int
-    """The subtask that has the key."""
-    key: Any
-    """The key as plain data; an object if it has several columns."""
-    key_group: int
-    level: str
-    """`live`: the value while the job runs, which a failure may take back; `committed`: the value as of
-    a complete checkpoint.
-    """
-    checkpoint: int | None
-    """The checkpoint that the value is of; null at the level `live`."""
-    found: bool
-    """False: the state has nothing for this key."""
-    value: Any
-    """A list is an array, a map an array of objects with `key` and `value`, an aggregate an object."""
-
-
-class RowAnswer(Answer, frozen=True):
-    """The value of one key; the fields are those of `QueryAnswer`."""
-
-    attempt: int
-    subtask: int
-    key: Any
-    key_group: int
-    found: bool
-    value: Any
-
-
-class RowsAnswer(Answer, frozen=True):
-    """The values that a state has for several keys; other fields are those of `QueryAnswer`."""
-
-    job: str
-    run: str
-    state: str
-    kind: str
-    step: str
-    level: str
-    checkpoint: int | None
-    """The checkpoint that all values are of; null at the level `live`."""
-    rows: list[RowAnswer]
-    """In the order of the keys that were asked for."""
 
 
 class OptionAnswer(Answer, frozen=True):

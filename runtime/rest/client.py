@@ -14,10 +14,10 @@ import msgspec
 
 from ...errors import HeadgateError, JobError, UsageError
 from ..control.job_client import HungUp, PublishedEvent, Silent
-from . import answers, evidence
+from . import answers, evidence, state_answers
 from .answers import Command, OperationAnswer, OperationStatus, Problem, error_of
 from .evidence import decode_event
-from .routes import ROUTES, VERBS, WAIT_S_MAX
+from .routes import ARROW_STREAM, ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 10.0
@@ -178,21 +178,33 @@ class RestClient:
         """Return the metrics of the coordinator's process."""
         return await self._get("metrics", answers.MetricsAnswer)
 
-    async def states(self) -> list[answers.QueryableAnswer]:
+    async def states(self) -> list[state_answers.QueryableAnswer]:
         """Return the states that can be read by key."""
-        return (await self._get("states", answers.StatesAnswer)).states
+        return (await self._get("states", state_answers.StatesAnswer)).states
 
-    async def query(self, state: str, key: str, level: str = "live") -> answers.QueryAnswer:
+    async def query(self, state: str, key: str, level: str = "live") -> state_answers.QueryAnswer:
         """Return the value of a state for a key, which is written as the REST API takes it."""
         texts = {"key": key, "level": level}
-        return await self._get("query", answers.QueryAnswer, texts=texts, state=state)
+        return await self._get("query", state_answers.QueryAnswer, texts=texts, state=state)
 
     async def rows(
         self, state: str, keys: Sequence[str], level: str = "live"
-    ) -> answers.RowsAnswer:
+    ) -> state_answers.RowsAnswer:
         """Return the values of a state for some keys, which are written as the REST API takes them."""
         texts = {"key": keys, "level": level}
-        return await self._get("rows", answers.RowsAnswer, texts=texts, state=state)
+        return await self._get("rows", state_answers.RowsAnswer, texts=texts, state=state)
+
+    async def scan(self, state: str, given: Mapping[str, str]) -> state_answers.ScanAnswer:
+        """Return some rows of a state; `given` is what the REST API takes."""
+        return await self._get("scan", state_answers.ScanAnswer, texts=given, state=state)
+
+    async def scan_arrow(self, state: str, given: Mapping[str, str]) -> tuple[bytes, str | None]:
+        """Return some rows of a state as an Arrow IPC stream, and the token of the next ones."""
+        path = f"{_PATHS['scan'].format(state=quote(state, safe=''))}?{urlencode(given)}"
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with self._request("GET", path, timeout, b"", accept=ARROW_STREAM) as response:
+            await _check(response)
+            return await _read(response), response.headers.get("Headgate-Next")
 
     async def profile(self, vertex: int, subtask: int, seconds: int) -> answers.ProfileAnswer:
         """Return what a subtask runs and waits for during the next seconds (at most 60)."""
@@ -331,8 +343,15 @@ class RestClient:
 
     @contextlib.asynccontextmanager
     async def _request(
-        self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: bytes
+        self,
+        method: str,
+        path: str,
+        timeout: aiohttp.ClientTimeout,
+        body: bytes,
+        *,
+        accept: str = "",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {"Content-Type": "application/json"} if body else {}
         if self._session is None:
             raise JobError("the client is closed", fix="use it in `async with`")
         try:
@@ -340,7 +359,7 @@ class RestClient:
                 method,
                 self._base + path,
                 data=body or None,
-                headers={"Content-Type": "application/json"} if body else None,
+                headers={**headers, "Accept": accept} if accept else headers,
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:

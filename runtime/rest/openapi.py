@@ -72,7 +72,10 @@ def _good(route: Route) -> dict[str, Any]:
         schema = _reference(route.answer)
     return {
         "description": HTTPStatus(route.status).phrase,
-        "content": {route.media: {"schema": schema}},
+        "content": {
+            route.media: {"schema": schema},
+            **({route.binary: {"schema": {"type": "string"}}} if route.binary else {}),
+        },
     }
 
 

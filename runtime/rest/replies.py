@@ -32,6 +32,11 @@ def json_reply(
     return response
 
 
+def binary_reply(data: bytes, media: str, headers: Mapping[str, str]) -> web.Response:
+    """Return an answer that is not text."""
+    return web.Response(body=data, content_type=media, headers={**HEADERS, **headers})
+
+
 def refusal(found: Problem, *, close: bool) -> web.Response:
     """Return a refusal. Connections without a token are not kept."""
     headers = {**HEADERS, **({"WWW-Authenticate": "Bearer"} if found.status == 401 else {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from . import answers, evidence
+from . import answers, evidence, state_answers
 from .answers import Answer, Command
 
 
@@ -29,6 +29,7 @@ class Route:
         texts: names and descriptions of required query parameters; they are texts.
         optional: names and descriptions of other query parameters that are texts.
         media: type of a good answer.
+        binary: another type of a good answer, which a client asks for with `Accept`.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Route:
     texts: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()
     media: str = "application/json"
+    binary: str = ""
 
     @property
     def parameters(self) -> list[str]:
@@ -67,6 +69,7 @@ PARAMETERS: Final = {
     "state": PathParameter(str, "The name of a queryable state."),
     "trigger_id": PathParameter(str, "The `triggerId` of an operation."),
 }
+ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 WAIT_S_MAX: Final = 60
 PROFILE_S: Final = 5
 """How long a profile looks if the request does not say, in s."""
@@ -257,7 +260,7 @@ ROUTES: Final = (
         "GET",
         "/v1/job/state",
         "states",
-        answers.StatesAnswer,
+        state_answers.StatesAnswer,
         "The states that can be read by key.",
         "states",
         queries=True,
@@ -267,7 +270,7 @@ ROUTES: Final = (
         "GET",
         "/v1/job/state/{state}",
         "query",
-        answers.QueryAnswer,
+        state_answers.QueryAnswer,
         "The value of a state for a key, read between two batches of the subtask that has the key.",
         queries=True,
         problems=(400, 404, 409, 500, 503),
@@ -278,12 +281,37 @@ ROUTES: Final = (
         "GET",
         "/v1/job/state/{state}/rows",
         "rows",
-        answers.RowsAnswer,
+        state_answers.RowsAnswer,
         "The values of a state for several keys. Those of the level `committed` are of one checkpoint.",
         queries=True,
         problems=(400, 404, 409, 500, 503),
         texts=(("key", f"May be repeated. {_KEY}"),),
         optional=(("level", _LEVEL),),
+    ),
+    Route(
+        "GET",
+        "/v1/job/state/{state}/scan",
+        "scan",
+        state_answers.ScanAnswer,
+        "Some rows of a state, and a token for the next. Those of the level `committed` are all of one "
+        "checkpoint. As an Arrow stream, the token is the header `Headgate-Next`.",
+        queries=True,
+        problems=(400, 404, 409, 410, 500, 503),
+        query=(("limit", "The most rows; without it as many as the job allows."),),
+        optional=(
+            ("level", _LEVEL),
+            ("from", f"Only keys from this one on. {_KEY}"),
+            ("to", f"Only keys before this one. {_KEY}"),
+            (
+                "prefix",
+                "Only texts that begin so; or a JSON array of the first columns of the key.",
+            ),
+            (
+                "next",
+                "The token of the page before; the other parameters but `limit` do not count then.",
+            ),
+        ),
+        binary=ARROW_STREAM,
     ),
     Route(
         "GET",

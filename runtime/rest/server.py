@@ -44,9 +44,9 @@ from .answers import (
 from .evidence import encode_event
 from .openapi import document
 from .pages import add_pages, add_redirection, is_page
-from .replies import HEADERS, json_reply, problem_of_http, refusal
+from .replies import HEADERS, binary_reply, json_reply, problem_of_http, refusal
 from .requests import Operations, allowed_names, check_names, check_token, shows
-from .routes import PROFILE_S, PROFILE_S_MAX, ROUTES, SUBTASK_MAX, WAIT_S_MAX, Route
+from .routes import ARROW_STREAM, PROFILE_S, PROFILE_S_MAX, ROUTES, SUBTASK_MAX, WAIT_S_MAX, Route
 
 ANY_PORT = range(1)
 """The ports with which the operating system chooses one."""
@@ -54,6 +54,7 @@ READY: Final = frozenset({"RUNNING", "FINISHED"})
 NAMED: Final = frozenset({"savepoint", "rescale"})
 """Verbs for which a request that is sent again to the next coordinator would be another operation."""
 SINCE_MS_MAX: Final = 10**15 - 1
+LIMIT_MAX: Final = 10**9
 KEEP_ALIVE_S: Final = 15.0
 """A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
@@ -442,6 +443,21 @@ class RestServer:
         given = {**_state_and_level(request), "keys": request.query.getall("key", [])}
         found = await self._coordinator.ask("rows", given)
         return json_reply(msgspec.convert(found, _route("rows").answer))
+
+    async def _get_scan(self, request: web.Request) -> web.StreamResponse:
+        wanted = request.headers.get("Accept", "")
+        arrow = wanted.partition(";")[0].strip() == ARROW_STREAM
+        texts = {
+            n: request.query[n] for n in ("from", "to", "prefix", "next") if n in request.query
+        }
+        limit = _in_query(request, "limit", LIMIT_MAX)
+        given = {**_state_and_level(request), **texts, "limit": limit, "arrow": arrow}
+        found = await self._coordinator.ask("scan", given)
+        if not arrow:
+            return json_reply(msgspec.convert(found, _route("scan").answer))
+        told = {"Next": found["next"], "Level": found["level"], "Checkpoint": found["checkpoint"]}
+        headers = {f"Headgate-{name}": str(value) for name, value in told.items() if value}
+        return binary_reply(found["stream"], ARROW_STREAM, headers)
 
     # -- operations ---------------------------------------------------------------------------------
 

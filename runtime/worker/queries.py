@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from ...errors import HeadgateError
+from ...operators.base import Operator
 from ...operators.clock import Clock
 from ...operators.queries import TooLarge, to_json
 from ...state.keyed.keys import decode_key
 from ...state.queryable import NotKept
-from ..control.messages import AskState, Messages, StateAnswer, StateOutcome
+from ..control.messages import AskState, EndScan, Messages, ScanState, StateAnswer, StateOutcome
 from ..task.subtask import Subtask
 from .deployment import RunningRegions
+from .scans import OpenScans
 
 
 class StateQueries:
@@ -30,10 +32,11 @@ class StateQueries:
         self._regions = regions
         self._send = send
         self._clock = clock
-        self._waiting: dict[Subtask, dict[int, AskState]] = {}
+        self._scans = OpenScans(clock)
+        self._waiting: dict[Subtask, dict[int, AskState | ScanState]] = {}
         """The queries in the mailbox of each subtask, by number."""
 
-    def ask(self, asked: AskState) -> None:
+    def ask(self, asked: AskState | ScanState) -> None:
         """Put a query into the mailbox of its subtask, or refuse it."""
         found = [
             (deployment.started, subtask)
@@ -66,11 +69,16 @@ class StateQueries:
         for subtask in dropped if regions is not None else list(self._waiting):
             for asked in self._waiting.pop(subtask, {}).values():
                 self._refuse(asked, StateOutcome.ELSEWHERE)
+        self._scans.drop(None if regions is None else dropped)
 
-    def _refuse(self, asked: AskState, outcome: StateOutcome, text: str = "") -> None:
+    def end_scan(self, ended: EndScan) -> None:
+        """Forget a scan."""
+        self._scans.end(ended.scan)
+
+    def _refuse(self, asked: AskState | ScanState, outcome: StateOutcome, text: str = "") -> None:
         self._send(StateAnswer(query=asked.query, outcome=outcome, text=text))
 
-    def _answer(self, asked: AskState, subtask: Subtask, deadline: float) -> None:
+    def _answer(self, asked: AskState | ScanState, subtask: Subtask, deadline: float) -> None:
         """Read the state; runs in the mailbox. A query that goes wrong does not fail the subtask."""
         waiting = self._waiting.get(subtask, {})
         if waiting.pop(asked.query, None) is None:
@@ -79,8 +87,14 @@ class StateQueries:
             del self._waiting[subtask]
         if self._clock.monotonic() >= deadline:
             return  # nobody waits any more
+        operator = next(
+            each.operator for each in subtask.chain.operators if each.name == asked.operator
+        )
         try:
-            values = _read(asked, subtask)
+            if isinstance(asked, ScanState):
+                answer = self._scans.read(asked, subtask, operator)
+            else:
+                answer = _read(asked, operator)
         except TooLarge:
             self._refuse(asked, StateOutcome.TOO_LARGE)
         except NotKept:
@@ -90,18 +104,15 @@ class StateQueries:
         except Exception as error:
             self._refuse(asked, StateOutcome.FAILED, f"{type(error).__name__}: {error}")
         else:
-            self._send(StateAnswer(query=asked.query, outcome=StateOutcome.READ, values=values))
+            self._send(answer)
 
 
-def _read(asked: AskState, subtask: Subtask) -> tuple[bytes, ...]:
-    """Return the value of each key as JSON, all of one moment."""
-    operator = next(
-        each.operator for each in subtask.chain.operators if each.name == asked.operator
-    )
+def _read(asked: AskState, operator: Operator) -> StateAnswer:
+    """Read the value of each key, all of one moment."""
     values: list[bytes] = []
     left = asked.bytes_max
-    for key in asked.keys:
-        value = operator.query(asked.state, decode_key(key), asked.checkpoint_id)
+    keys = list(map(decode_key, asked.keys))
+    for value in operator.query_many(asked.state, keys, asked.checkpoint_id):
         values.append(to_json(value, left))
         left -= len(values[-1])
-    return tuple(values)
+    return StateAnswer(query=asked.query, outcome=StateOutcome.READ, values=tuple(values))

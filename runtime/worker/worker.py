@@ -36,6 +36,7 @@ from ..control.messages import (
     CheckpointCompleted,
     Deploy,
     DeployCommon,
+    EndScan,
     EndSource,
     FinishSources,
     Heartbeat,
@@ -46,6 +47,7 @@ from ..control.messages import (
     LogLines,
     LoopRoundOver,
     Messages,
+    ScanState,
     Shutdown,
     SplitsOffered,
     Start,
@@ -309,8 +311,10 @@ class Worker:
             self._regions.spawn([NO_REGION], self._warm_up(message), "warm up")
         elif isinstance(message, Cancel):
             await self._cancel(message)
-        elif isinstance(message, AskState):
+        elif isinstance(message, AskState | ScanState):
             self._queries.ask(message)
+        elif isinstance(message, EndScan):
+            self._queries.end_scan(message)
         elif isinstance(message, TakeProfile):
             self._profiler.take(message)
         else:

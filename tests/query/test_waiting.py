@@ -18,7 +18,9 @@ class Subtask:
 
     def __init__(self, index: int, values: dict[str, Any]) -> None:
         self.env = SimpleNamespace(vertex=SimpleNamespace(id=0), index=index)
-        operator = SimpleNamespace(query=lambda state, key, checkpoint_id: values[key])
+        operator = SimpleNamespace(
+            query_many=lambda state, keys, checkpoint_id: (values[key] for key in keys)
+        )
         self.chain = SimpleNamespace(operators=[SimpleNamespace(name="step", operator=operator)])
         self._mails: list[Any] = []
 
