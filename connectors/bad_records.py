@@ -85,6 +85,12 @@ class BadRecordHandler:
             )
         self._errors.inc(count)
         if self._policy is OnBadRecord.DROP:
-            self._context.drops.add(DropKind.UNREADABLE, count)
+            drops = self._context.drops
+            drops.add(DropKind.UNREADABLE, count)
+            if drops.samples is not None and drops.samples.room(DropKind.UNREADABLE) > 0:
+                where, reason, record = first()
+                drops.samples.add(
+                    DropKind.UNREADABLE, position=where, error_text=reason, value=record
+                )
         else:
             self._reject(ColumnBatch(rejected()))

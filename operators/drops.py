@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, final
 
+from .elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from .lost_records import Samples
+
 DROPPED_COUNTER: Final = "dropped_records"
 
 
@@ -66,19 +69,25 @@ _SIDES: Final[Mapping[str, DropKind]] = {
 class Drops:
     """The drops of one operator subtask since its attempt began, by kind."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "samples")
 
-    def __init__(self) -> None:
+    def __init__(self, samples: Samples | None = None) -> None:
+        """`samples`: takes some of the dropped records; None: none is looked at."""
         self.counts: dict[DropKind, int] = {}
+        self.samples = samples
 
     def add(self, kind: DropKind, count: int) -> None:
         """Count `count` records or timers that were just dropped."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
-    def unread(self, side: str, rows: int) -> None:
+    def unread(self, side: str, batch: Batch, watermark: int) -> None:
         """Count records sent to a side output without a consumer."""
-        self.add(_SIDES.get(side, DropKind.UNREAD), rows)
+        kind = _SIDES.get(side, DropKind.UNREAD)
+        self.add(kind, len(batch))
+        if self.samples is not None:
+            known = None if watermark in (WATERMARK_MIN, WATERMARK_MAX) else watermark
+            self.samples.add_rows(kind, batch, watermark=known)
 
     @property
     def total(self) -> int:

@@ -237,6 +237,11 @@ class Poster:
             )
         else:
             context.drops.add(DropKind.REFUSED, len(values))
+            if (samples := context.drops.samples) is not None:
+                for value in values[: samples.room(DropKind.REFUSED)]:
+                    samples.add(
+                        DropKind.REFUSED, error=f"status {status}", error_text=reason, value=value
+                    )
             self._dropped.inc(len(values))
         self._failed.inc(len(values))
 

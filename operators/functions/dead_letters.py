@@ -155,6 +155,8 @@ class DeadLetters:
         if self._policy.then == "drop":
             self._dropped.inc(len(errors))
             self._drops.add(DropKind.FAILED, len(errors))
+            if self._drops.samples is not None:
+                self._drops.samples.add_rows(DropKind.FAILED, records, errors)
         elif isinstance(records, ColumnBatch):
             self._output.emit_side(FAILED, self._columns(records, errors))
         else:

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.elements import CheckpointOptions
+from ...operators.lost_records import LostRecord
 from ...operators.splits import History
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..observe.recent_logs import LogLine
@@ -89,6 +90,8 @@ class SubtaskStatistics(msgspec.Struct, frozen=True):
     """For how long its source has had nothing to read; `QUIET_FOR_GOOD` when it has ended."""
     ended_splits: tuple[str, ...] = ()
     """The keys of the awaited splits (`SplitsOffered`) that have ended for good."""
+    lost: tuple[LostRecord, ...] = ()
+    """Samples of the records that it has dropped since the last report."""
     timers: dict[str, int] = {}
     """The number of timers that wait, by step; steps that set none are left out."""
 

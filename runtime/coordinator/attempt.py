@@ -11,6 +11,7 @@ from ...errors import FencedError, StorageError
 from ...operators.base import ATTEMPTS_PER_GENERATION
 from ...operators.drops import dropped_text, how_to_keep
 from ..control.messages import SubtaskStatistics, Warm
+from ..options.network import REST_LOST_RECORDS
 from ..options.recovery import FAILOVER_STRATEGY, ORPHANED_MAX
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted
@@ -20,6 +21,7 @@ from ..protocol.failover import RegionId
 from ..protocol.failure_history import RestoreFigures
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import DeploymentRecord
+from ..protocol.lost_records import LostRecords
 from ..shipping import ship
 from .environment import JobEnvironment
 from .placement import Executions
@@ -60,6 +62,7 @@ class Attempt:
         """The last report of each subtask, by vertex and index."""
         self.recent = RecentRecords()
         self.dropped = DropLedger()
+        self.lost = LostRecords(env.options.get(REST_LOST_RECORDS))
         self.late_messages = 0
         """The number of messages of attempts that were over; they had no effect."""
 
@@ -246,6 +249,7 @@ class Attempt:
             self.statistics[subtask.vertex, subtask.index] = subtask
             self.recent.report(subtask.vertex, subtask.index, subtask.records_in)
             self.dropped.report(subtask.vertex, subtask.index, subtask.dropped)
+            self.lost.report(self._env.clock.now_ms(), subtask.index, subtask.lost)
         self.announce_dropped()
 
     def announce_dropped(self, *, at_the_end: bool = False) -> None:

@@ -28,7 +28,12 @@ from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsRegistry
 from ..observe.recent_logs import LogLine, RecentLogs
 from ..observe.spans import open_spans
-from ..options.network import CONTROL_TOKEN_IN_STORAGE, REST_LOG_LINES
+from ..options.network import (
+    CONTROL_TOKEN_IN_STORAGE,
+    REST_LOG_LINES,
+    REST_LOST_RECORDS,
+    REST_LOST_VALUES,
+)
 from ..options.recovery import (
     FORMER_WATCH,
     HISTORY_RUNS,
@@ -84,12 +89,13 @@ from .states import (
     ToRunning,
     Transition,
 )
-from .status import describe, describe_curves, sample_curves
+from .status import describe, describe_curves, describe_dropped, sample_curves
 from .views import (
     checkpoint_directory,
     describe_checkpoints,
     describe_config,
     describe_logs,
+    describe_lost,
     describe_metrics,
     describe_plan,
     describe_subtasks,
@@ -218,6 +224,7 @@ class JobCoordinator:
                 "config": lambda _: describe_config(self._begun().env),
                 "curves": lambda given: describe_curves(self._begun(), given["since_ms"]),
                 "plan": lambda _: describe_plan(self.spec, self._begun().attempt),
+                "lost": lambda _: self._describe_lost(),
                 "logs": lambda given: describe_logs(self._logs, **given),
                 "states": lambda _: describe_states(self._begun().attempt.plan),
                 "metrics": lambda _: describe_metrics(
@@ -267,6 +274,15 @@ class JobCoordinator:
         if self._context is None:
             raise JobNotReady("the job has not begun yet", fix="try again in a moment")
         return self._context
+
+    def _describe_lost(self) -> dict[str, Any]:
+        attempt, options = self._begun().attempt, self._options
+        return {
+            "dropped": describe_dropped(attempt),
+            "records": describe_lost(attempt),
+            "kept": options.get(REST_LOST_RECORDS),
+            "values": options.get(REST_LOST_VALUES),
+        }
 
     def _describe_checkpoints(self, checkpoint_id: int | None) -> dict[str, Any]:
         history = (

@@ -26,6 +26,7 @@ from ..protocol.backpressure import (
 )
 from ..protocol.curves import EdgeSample, VertexSample, rates
 from ..protocol.failure_history import FailureRecord
+from .attempt import Attempt
 from .context import JobContext
 from .workers import busy_steps
 
@@ -73,19 +74,24 @@ def describe(job: JobContext) -> dict[str, Any]:
         "edges": _describe_edges(job),
         "event_time": describe_event_time(attempt.plan, attempt.statistics, env.clock.now_ms()),
         "backpressure": backpressure,
-        "dropped": [
-            {
-                "step": each.step,
-                "kind": each.kind,
-                "count": each.count,
-                "text": dropped_text(each.kind, each.count),
-                "fix": how_to_keep(each.kind),
-            }
-            for each in attempt.dropped.totals
-        ],
+        "dropped": describe_dropped(attempt),
         "busy_steps": busy_steps(job.pool.live.values()),
         "exceptions": [record.as_json() for record in failures],
     }
+
+
+def describe_dropped(attempt: Attempt) -> list[dict[str, Any]]:
+    """Return what steps have dropped, by step and reason."""
+    return [
+        {
+            "step": each.step,
+            "kind": each.kind,
+            "count": each.count,
+            "text": dropped_text(each.kind, each.count),
+            "fix": how_to_keep(each.kind),
+        }
+        for each in attempt.dropped.totals
+    ]
 
 
 def _last_failure(records: Sequence[FailureRecord]) -> str:

@@ -182,6 +182,24 @@ def describe_metrics(registry: MetricsRegistry, endpoints: list[dict[str, str]])
     return {"endpoints": endpoints, "samples": samples}
 
 
+def describe_lost(attempt: Attempt) -> list[dict[str, Any]]:
+    """Return samples of dropped records, by step and reason; credentials in addresses are masked."""
+    return [
+        {
+            "step": lost.step,
+            "kind": lost.kind,
+            "at_ms": at_ms,
+            "subtask": subtask,
+            "event_time": lost.event_time,
+            "watermark": lost.watermark,
+            "position": masked("", lost.position),
+            "error": masked("", lost.error),
+            "value": None if lost.value is None else masked("", lost.value),
+        }
+        for at_ms, subtask, lost in attempt.lost.all()
+    ]
+
+
 def describe_logs(logs: RecentLogs, after: int, level: str) -> dict[str, Any]:
     """Return the lines behind the number `after`, of this level and more severe ones.
 

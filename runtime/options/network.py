@@ -175,6 +175,20 @@ REST_LOG_LINES = Option[int](
     "of the levels DEBUG, INFO, WARNING and ERROR. A line has at most 2,000 characters, and its traceback "
     "8,000. 0: none, and workers send none.",
 )
+REST_LOST_RECORDS = Option[int](
+    "headgate.rest.lost-records",
+    Integer(at_most=10_000, unit="records"),
+    20,
+    "How many samples of dropped records the coordinator keeps in memory for the web UI and "
+    "`/v1/job/lost`, for each step and reason: their event times, positions and types of errors. 0: none.",
+)
+REST_LOST_VALUES = Option[bool](
+    "headgate.rest.lost-values",
+    Boolean(),
+    False,
+    "Whether these samples have the records themselves and the texts of errors, up to 500 characters of "
+    "each. Everyone with the token of the job can read them.",
+)
 REST_CURVES = Option[int](
     "headgate.rest.curves-span",
     Duration(),

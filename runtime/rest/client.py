@@ -158,6 +158,10 @@ class RestClient:
         query, texts = {"after": after}, {"level": level}
         return await self._get("logs", evidence.LogsAnswer, query=query, texts=texts)
 
+    async def lost(self) -> evidence.LostAnswer:
+        """Return what steps have dropped, with samples of the records."""
+        return await self._get("lost", evidence.LostAnswer)
+
     async def backpressure(self) -> list[answers.Cause]:
         """Return the tasks that make the job slow."""
         return (await self._get("backpressure", answers.BackpressureAnswer)).backpressure

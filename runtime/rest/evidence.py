@@ -1,4 +1,4 @@
-"""What the REST API answers about single events in a job, and about lines of its log.
+"""What the REST API answers about single events in a job, lines of its log, and lost records.
 
 Events of a job travel as server-sent events.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import JobError
 from ..control.job_client import PublishedEvent
-from .answers import Answer
+from .answers import Answer, DroppedAnswer
 
 
 class LogLineAnswer(Answer, frozen=True):
@@ -40,6 +40,38 @@ class LogsAnswer(Answer, frozen=True):
     """Lines that workers wrote faster than they send them."""
     kept: int
     """How many lines are kept for each level."""
+
+
+class LostRecordAnswer(Answer, frozen=True):
+    """A record that a step has dropped."""
+
+    step: str
+    kind: str
+    at_ms: int
+    """When the coordinator heard of it."""
+    subtask: int
+    event_time: int | None
+    """In ms since the epoch; null: it has none."""
+    watermark: int | None
+    """The watermark of the step at that time; null: there was none, or it is not known."""
+    position: str
+    """Where the record stood in its source; empty where that is not known any more."""
+    error: str
+    """The type of the error, and its text if values are shown; empty: there was none."""
+    value: str | None
+    """The record, up to 500 characters; null: values are not shown."""
+
+
+class LostAnswer(Answer, frozen=True):
+    """What steps have dropped, with samples of the records."""
+
+    dropped: list[DroppedAnswer]
+    records: list[LostRecordAnswer]
+    """By step and kind, the newest first."""
+    kept: int
+    """How many samples are kept for each step and kind."""
+    values: bool
+    """Whether samples have the values of records."""
 
 
 class _EventData(msgspec.Struct):

@@ -240,6 +240,15 @@ ROUTES: Final = (
     ),
     Route(
         "GET",
+        "/v1/job/lost",
+        "lost",
+        evidence.LostAnswer,
+        "What steps have dropped, with samples of the records.",
+        "lost",
+        problems=(503,),
+    ),
+    Route(
+        "GET",
         "/v1/job/logs",
         "logs",
         evidence.LogsAnswer,

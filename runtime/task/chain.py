@@ -24,6 +24,7 @@ from ...operators.elements import (
     WatermarkStatus,
 )
 from ...operators.graph import Node
+from ...operators.lost_records import Samples
 from ...operators.sink import RETRY_PAUSES_S, SinkOperator
 from ...state.keygroups import key_group_range
 from ...state.snapshot import CommitPermit
@@ -178,7 +179,7 @@ class ChainOutput:
         chained_readers = self.side_next.get(tag, ())
         partitions = self.side_partitions.get(tag, ())
         if not (chained_readers or partitions or tag in self.optional_sides):
-            self.drops.unread(tag, rows)
+            self.drops.unread(tag, batch, self.watermark)
         for chained, index in chained_readers:
             chained.records_in += rows
             chained.operator.process(batch, index)
@@ -381,7 +382,8 @@ def build_chain(
     """
     chained: dict[int, ChainedOperator] = {}
     for node in env.vertex.nodes:
-        output = ChainOutput(node.name)
+        samples = Samples(node.name, values=env.settings.lost_values)
+        output = ChainOutput(node.name, drops=Drops(samples if env.settings.lost_samples else None))
         operator = _instantiate(node)
         output.optional_sides = operator.optional_sides
         operator.output = output

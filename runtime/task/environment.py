@@ -24,6 +24,8 @@ from ..options.network import (
     DEBLOAT_SAMPLES,
     DEBLOAT_TARGET,
     DEBLOAT_THRESHOLD,
+    REST_LOST_RECORDS,
+    REST_LOST_VALUES,
 )
 from ..options.registry import Options
 from ..options.state import (
@@ -110,6 +112,10 @@ class TaskSettings:
     """
     commit_retries: int = 10
     """The number of times that a commit is repeated while its target is away (`sink.committer.retries`)."""
+    lost_samples: bool = False
+    """Whether samples of dropped records are taken (`headgate.rest.lost-records`)."""
+    lost_values: bool = False
+    """Whether they have the values of the records (`headgate.rest.lost-values`)."""
     debloat: DebloatSettings | None = None
     """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 
@@ -167,6 +173,8 @@ def task_settings(options: Options) -> TaskSettings:
         exactly_once=options.get(CHECKPOINT_MODE) == "EXACTLY_ONCE",
         latency_interval_ms=options.get(LATENCY_INTERVAL),
         commit_retries=options.get(COMMITTER_RETRIES),
+        lost_samples=options.get(REST_LOST_RECORDS) > 0,
+        lost_values=options.get(REST_LOST_VALUES),
         debloat=_debloat_settings(options) if options.get(DEBLOAT) else None,
     )
 

@@ -173,6 +173,12 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
             for each in operators
             for kind, count in each.output.drops.counts.items()
         ),
+        lost=tuple(
+            lost
+            for each in operators
+            if (samples := each.output.drops.samples) is not None
+            for lost in samples.take()
+        ),
         timers={
             each.name: pending
             for each in operators

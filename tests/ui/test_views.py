@@ -308,7 +308,16 @@ def test_the_page_asks_for_the_token_and_reads_well_when_enlarged(lab: Any) -> N
                 await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
                 # At 200 % a window of 1280 pixels has room for 640: only tables may be wider.
                 await page.set_viewport_size({"width": 640, "height": 400})
-                for view in ("", "vertex/1", "checkpoints", "logs", "state", "settings", "actions"):
+                for view in (
+                    "",
+                    "vertex/1",
+                    "checkpoints",
+                    "lost",
+                    "logs",
+                    "state",
+                    "settings",
+                    "actions",
+                ):
                     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
                     await expect(page.get_by_role("heading", level=2)).to_be_visible()
                     over = "() => document.documentElement.scrollWidth - innerWidth"
@@ -331,7 +340,7 @@ def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> No
             raise ValueError("seven")
         return bool(row.n % 2 == 0)
 
-    job = hg.Job("clicks", parallelism=1)
+    job = hg.Job("clicks", parallelism=1, options={"headgate.rest.lost-values": "true"})
     job.restart(attempts=3, delay="10ms")
     (
         job.read(from_list([{"n": n} for n in range(10)], schema={"n": "int64"}), name="events")
@@ -362,6 +371,9 @@ def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> No
         assert (step, count) == ("is_even", "1")
         assert why == "1 records that its function raised for"
         assert ".failed" in fix
+        (sample,) = await rows(page, "Samples of dropped records")
+        assert sample[:2] == ["is_even", "failed"]
+        assert sample[-2:] == ["ValueError: seven", "ns(n=7)"]
         assert await watched.accessible() == []
 
     beside(job, script)
