@@ -17,6 +17,7 @@ from ..operators.queries import check_unique
 from ..operators.sink import Guarantee
 from ..operators.source import REJECTED, Record, Source
 from ..operators.whole_numbers import check_whole_number
+from ..operators.windows.pre_aggregate import ENABLED_OPTION
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from .node_output import NodeOutput
 from .optimize import optimize
@@ -136,7 +137,8 @@ class JobDefinition:
             PlanError: see `validate`.
         """
         self.validate()
-        return optimize(self.graph, self.parallelism)
+        on = self.options.get(ENABLED_OPTION, "true").strip().lower() == "true"
+        return optimize(self.graph, self.parallelism, pre_aggregates=on and not self.as_batch)
 
     def effective_max_parallelism(self) -> int:
         """Return the number of key groups: as given, or from the highest parallelism of the job."""

@@ -1,4 +1,6 @@
-"""Rewrites of the logical graph that keep its results: prune columns, then merge expressions.
+"""Rewrites of the logical graph that keep its results.
+
+They prune columns, merge expressions, and aggregate windows in front of exchanges.
 
 Names, and so the addresses of state, stay as they are. The given graph is not changed.
 """
@@ -18,19 +20,29 @@ from ..operators.expressions.expression_steps import (
 )
 from ..operators.expressions.expressions import Column
 from ..operators.functions.bytecode import used_columns
-from ..operators.graph import Chaining, Graph, Input, Node
-from ..operators.partitioning import Custom, Forward, HashColumns, HashFunction
+from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Input, Node
+from ..operators.partitioning import Custom, Forward, Global, HashColumns, HashFunction
+from ..operators.windows.factory import WindowFactory
 from .resources import sharing_groups
 
 _PASSING = frozenset({"filter", "event_time", "union"})
 """The kinds of steps that pass on all columns of their input."""
 
 
-def optimize(graph: Graph, parallelism: int) -> Graph:
-    """Return a new graph with the same results; `parallelism` is that of nodes without their own."""
+def optimize(graph: Graph, parallelism: int, *, pre_aggregates: bool = False) -> Graph:
+    """Return a new graph with the same results.
+
+    Args:
+        graph: as the user wrote it.
+        parallelism: of nodes without their own.
+        pre_aggregates: whether windows are aggregated in front of exchanges, too.
+    """
     copy = _copy(graph)
     _prune(copy, parallelism)
     _fuse(copy, parallelism)
+    if pre_aggregates and not any(node.feeds is not None for node in graph.nodes):
+        for node in list(copy.nodes):
+            _pre_aggregate(copy, node, parallelism)
     return copy
 
 
@@ -254,3 +266,42 @@ def _input_schema(node: Node) -> pa.Schema:
     """Return the schema that arrives at an expression node, after pruning."""
     (input_,) = node.inputs
     return input_.node.schema if input_.side is None else input_.node.sides[input_.side]
+
+
+# aggregates
+
+
+def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
+    """Put a step that aggregates on the sender's side of the exchange of a window, if it is exact."""
+    factory = node.factory
+    if not isinstance(factory, WindowFactory) or not factory.takes_partials:
+        return
+    (input_,) = node.inputs
+    before = input_.node
+    if (
+        input_.side is not None
+        or before.chaining is Chaining.NEVER
+        or (before.parallelism or parallelism) == 1
+        or not isinstance(input_.partitioning, HashColumns | Global)
+        or _late_records_are_read(graph, node)
+    ):
+        return
+    step = Node(
+        id=max(each.id for each in graph.nodes) + 1,
+        name=_new_name(graph, f"{node.name} partials"),
+        kind=PRE_AGGREGATE,
+        origin=node.origin,
+        inputs=(Input(before, Forward()),),
+        factory=factory.pre_aggregate,
+        schema=before.schema,
+        parallelism=before.parallelism,
+        slot_sharing_group=before.slot_sharing_group,
+        columns_read=node.columns_read,
+        detail=node.detail,
+    )
+    node.inputs = (Input(step, input_.partitioning),)
+    graph.nodes.insert(graph.nodes.index(node), step)
+
+
+def _late_records_are_read(graph: Graph, node: Node) -> bool:
+    return any(reader.inputs[at].side is not None for reader, at in graph.consumers(node))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -92,6 +92,10 @@ class Node:
     """The states that clients outside the job read by key."""
     feeds: int | None = None
     """The id of the head of the loop that this node closes: its output goes back there."""
+
+
+PRE_AGGREGATE: Final = "pre-aggregate"
+"""The kind of the steps that aggregate in front of an exchange; the step behind it has the state."""
 
 
 @dataclass(slots=True)

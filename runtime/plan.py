@@ -18,7 +18,7 @@ import xxhash
 from ..api.resources import DEFAULT_GROUP, Resources, sharing_groups
 from ..api.settings import CheckpointSettings, RestartSettings
 from ..errors import PlanError
-from ..operators.graph import Chaining, Graph, Node
+from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Node
 from ..operators.partitioning import (
     Broadcast,
     Custom,
@@ -172,13 +172,17 @@ class PhysicalPlan:
 
     def addresses(self, edge: ExchangeEdge) -> Callable[[int, int], ChannelAddress]:
         """Return what names the channel from one sender of `edge` to one receiver in checkpoints."""
-        source = self.sender(edge)
+        source, side = self.sender(edge), edge.side
+        if source.kind == PRE_AGGREGATE:
+            # The channel has the same name as without this step, so that a job may be restored either way.
+            before = source.inputs[0]
+            source, side = before.node, before.side
         target = self.vertices[edge.target].head
 
         def address(sender: int, receiver: int) -> ChannelAddress:
             return ChannelAddress(
                 source=source.name,
-                side=edge.side or "",
+                side=side or "",
                 target=target.name,
                 input_index=edge.input_index,
                 sender=sender,

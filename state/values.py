@@ -49,10 +49,25 @@ class OrderedValues(Values):
         return cls(values.data, values.valid, by, times)
 
 
+@dataclass(frozen=True, slots=True)
+class PartialCounts(Values):
+    """The counts of partial results: each is added as it is, instead of 1 for each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialAverages(Values):
+    """The sums of partial results, with the number of values in each sum."""
+
+    counts: PartialCounts
+
+
 EVENT_TIME: Final = ""
 """Stands for a column with the times of the records."""
 NOW: Final = " now"
 """Stands for a column with the machine's time in every row, ms."""
+
+PARTIAL_ROWS: Final = " partial rows"
+"""The column with the number of records in each partial result; only partial results have it."""
 
 
 def values_of(array: pa.Array) -> Values:

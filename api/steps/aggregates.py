@@ -27,21 +27,19 @@ from ...operators.schema import SchemaLike, into_schema, record_class, same_colu
 from ...operators.suggestions import suggest
 from ...operators.windows.clocked_windows import ClockedWindows
 from ...operators.windows.counts import CountAggregate
+from ...operators.windows.factory import WindowFactory
 from ...operators.windows.kinds import (
     WINDOW_FIELDS,
     CountWindow,
     GlobalWindow,
     SlidingWindow,
-    TimeWindow,
     TumblingWindow,
     Window,
 )
 from ...operators.windows.late import late_sides
 from ...operators.windows.panes.global_windows import GlobalAggregate
-from ...operators.windows.panes.operator import PaneAggregate
 from ...operators.windows.sessions.operator import SessionAggregate
 from ...operators.windows.sessions.window import SessionWindow, bound_gap
-from ...operators.windows.tumbling import TumblingAggregate
 from ...state.keyed.keys import OPAQUE_KEYS, keys_of_columns
 from ...state.keyed.ttl import StateTtl, ttl_of
 from ...state.queryable import Queryable
@@ -269,19 +267,13 @@ def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> Operator
         return partial(GlobalAggregate, window, plan, step)
     if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
         return partial(_clocked, window, plan, step)
-    return partial(_timed, window, plan, step)
-
-
-def _timed(window: TimeWindow, plan: AggregatePlan, step: str) -> TumblingAggregate | PaneAggregate:
-    if isinstance(window, TumblingWindow) and window.plain:
-        return TumblingAggregate(window, plan, step)
-    return PaneAggregate(window, plan, step)
+    return WindowFactory(window, plan, step)
 
 
 def _clocked(
     window: TumblingWindow | SlidingWindow, plan: AggregatePlan, step: str
 ) -> ClockedWindows:
-    return ClockedWindows(window, _timed(window, plan, step), step)
+    return ClockedWindows(window, WindowFactory(window, plan, step)(), step)
 
 
 def session_aggregate(

@@ -37,7 +37,7 @@ from ...state.hashing import check_key_type
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import stored_key_type
 from ...state.snapshot import KEY_GROUP_COLUMN
-from ...state.values import EVENT_TIME, NOW
+from ...state.values import EVENT_TIME, NOW, PARTIAL_ROWS
 from ..elements import ColumnBatch
 from ..expressions.expression_steps import ExpressionSteps, SelectStep, columns_read
 from ..expressions.expressions import Column, check_value, one_line, result_type, show
@@ -552,6 +552,14 @@ class AggregatePlan:
     def kept(self) -> list[AggregateSpec]:
         """The aggregates of the state: `specs`, and with a time to live the last use of the key."""
         return self.specs if self.ttl_ms is None else [*self.specs, _LAST_USED]
+
+    @cached_property
+    def partial_fields(self) -> list[pa.Field]:
+        """Return the columns of partial results behind the keys; see `partials.py`."""
+        fields = [pa.field(PARTIAL_ROWS, pa.int64(), False)]
+        for spec, one in zip(self.specs, self.aggregates.values(), strict=True):
+            fields += spec.new().state_fields() if one.columns else []
+        return fields
 
     def new_state(self, epoch: TableEpoch) -> AggregateState:
         """Return empty accumulators of a table that counts its cuts with `epoch`."""

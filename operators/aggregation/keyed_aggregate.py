@@ -24,6 +24,7 @@ from ...state.slots.key_index import (
 from ...state.values import EVENT_TIME, Array, Index, Values, validity_of, values_of
 from ..elements import Batch, ColumnBatch, Timestamps
 from .aggregates import AggregatePlan
+from .partials import are_partial, partial_values
 
 Rows = slice | Index
 
@@ -56,6 +57,9 @@ class KeyedRows:
         self.size: int = data.num_rows
         self.key_columns = [data.column(key) for key in plan.keys]
         self.keys = BatchKeys(hasher, self.key_columns) if plan.keys else None
+        if are_partial(data):
+            self.values = partial_values(plan, data)
+            return
         made = plan.compute(data)
         computed = made.schema.names if made.num_columns else ()
         self.values = {

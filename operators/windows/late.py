@@ -17,7 +17,9 @@ import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
 from ...state.values import Index
+from ..aggregation.partials import are_partial, records_in
 from ..base import OperatorContext, Output
+from ..drops import DropKind
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..time_range import INSTANT_MAX_MS, is_instant
 from .panes.grid import Grid
@@ -82,6 +84,7 @@ class LateOutput:
     def __init__(self, context: OperatorContext, output: Output, tag: str = LATE) -> None:
         self._output, self._tag, self._step = output, tag, context.operator_name
         self._counter = context.metrics.counter(LATE_COUNTER)
+        self._drops = context.drops
         self._explained = tag + WITH_CONTEXT in context.sides_read
         # Where neither has a consumer, the plain records are sent, so that they count as dropped.
         self._plain = tag in context.sides_read or not self._explained
@@ -113,6 +116,12 @@ class LateOutput:
             watermark: how far event time is for all records, or for each.
             windows: for steps that have windows.
         """
+        if isinstance(batch, ColumnBatch) and are_partial(batch.data):
+            # Nothing reads late records, or they would not have been aggregated on their way here.
+            count = records_in(batch.data)
+            self._counter.inc(count)
+            self._drops.add(DropKind.LATE, count)
+            return
         self._counter.inc(len(batch))
         if self._plain:
             self._output.emit_side(self._tag, batch)

@@ -40,6 +40,20 @@ TASK_SLICE = Option[int](
     "Longest stretch of user code between two looks at barriers, credits and timers; longer batches "
     "are split.",
 )
+PRE_AGGREGATION = Option[bool](
+    "headgate.pre-aggregation.enabled",
+    Boolean(),
+    True,
+    "Aggregate the records of windows before they are sent to other subtasks, where no result can tell. "
+    "See docs/windows.md.",
+)
+PRE_AGGREGATION_GROUPS = Option[int](
+    "headgate.pre-aggregation.groups-max",
+    Integer(at_least=1, unit="partial results"),
+    65_536,
+    "The most partial results, one per key and part of a window, that one subtask holds before it sends "
+    "them on.",
+)
 ASYNC_WAITING_RECORDS = Option[int](
     "headgate.async.waiting-records",
     Integer(unit="records"),

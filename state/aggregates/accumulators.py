@@ -20,7 +20,7 @@ import pyarrow as pa
 from ...errors import DataError, StateError
 from ..slots.arrays import ObjectArray, SlotArray, SlotRanks, entries_of
 from ..slots.epochs import Field
-from ..values import Array, Index, Values, values_of
+from ..values import Array, Index, PartialAverages, PartialCounts, Values, values_of
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -64,10 +64,13 @@ class Accumulator:
     Attributes:
         type: the Arrow type of the result.
         name: the column of the result.
+        adds_partials: True if `add` takes partial results of other accumulators of this kind, and the
+            result is exactly that of all their rows, in whatever order.
     """
 
     type: pa.DataType
     name: str
+    adds_partials: bool = False
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         """Add a batch: row i belongs to `slots[i]`. Slots from `known` to `size` are new."""
@@ -121,18 +124,25 @@ class Accumulator:
 class CountAccumulator(Accumulator):
     """count() counts all rows, count(column) those that are not null."""
 
+    adds_partials = True
+
     def __init__(self, name: str) -> None:
         self.name, self.type = name, pa.int64()
         self._counts = SlotArray(np.int64)
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         self._counts.reserve(size)
+        if isinstance(values, PartialCounts):
+            np.add.at(self._counts.data, slots, values.data)
+            return
         if values is not None and values.valid is not None:
             slots = slots[values.valid]
         np.add.at(self._counts.data, slots, 1)
 
     def add_all(self, values: Values | None, rows: int, known: int) -> None:
-        if values is not None and values.valid is not None:
+        if isinstance(values, PartialCounts):
+            rows = int(values.data.sum())
+        elif values is not None and values.valid is not None:
             rows = int(np.count_nonzero(values.valid))
         self._counts.data[0] += rows
 
@@ -255,6 +265,8 @@ class IntSum(_NumericAccumulator):
     there are sums, so that no batch pays for all of them.
     """
 
+    adds_partials = True
+
     def __init__(self, name: str) -> None:
         super().__init__(name, pa.int64(), np.int64, 0)
         self._bound = 0
@@ -311,6 +323,8 @@ class IntSum(_NumericAccumulator):
 
 class Extreme(_NumericAccumulator):
     """The min or max of anything that lies in memory as a number."""
+
+    adds_partials = True
 
     def __init__(self, name: str, type_: pa.DataType, dtype: np.dtype[Any], largest: bool) -> None:
         initial: Any
@@ -412,14 +426,15 @@ class AvgAccumulator(Accumulator):
         self.name, self.type = name, pa.float64()
         self._total = total
         self._count = CountAccumulator(f"{name}__count")
+        self.adds_partials = total.adds_partials
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         self._total.add(slots, values, known, size)
-        self._count.add(slots, values, known, size)
+        self._count.add(slots, _counted(values), known, size)
 
     def add_all(self, values: Values | None, rows: int, known: int) -> None:
         self._total.add_all(values, rows, known)
-        self._count.add_all(values, rows, known)
+        self._count.add_all(_counted(values), rows, known)
 
     def merge(self, into_slots: Index, from_slots: Index) -> None:
         self._total.merge(into_slots, from_slots)
@@ -455,6 +470,11 @@ class AvgAccumulator(Accumulator):
 
     def state_fields(self) -> list[pa.Field]:
         return self._total.state_fields() + self._count.state_fields()
+
+
+def _counted(values: Values | None) -> Values | None:
+    """Return what the count of an average counts."""
+    return values.counts if isinstance(values, PartialAverages) else values
 
 
 def arrow_of(data: Array, type_: pa.DataType, mask: Mask | None) -> pa.Array:

@@ -18,9 +18,12 @@ from ..slots.arrays import SlotArray, entries_of
 from ..slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
 from ..values import (
     EVENT_TIME,
+    PARTIAL_ROWS,
     Array,
     Index,
     OrderedValues,
+    PartialAverages,
+    PartialCounts,
     Values,
     has_order,
     is_text,
@@ -224,6 +227,8 @@ class AggregateSpec:
 
     def values_in(self, columns: Mapping[str, Values]) -> Values | None:
         """Return the values of these columns for the accumulator; None if it counts rows."""
+        if PARTIAL_ROWS in columns:
+            return self._partial_in(columns)
         if self.column is None:
             return None
         values = columns[self.column]
@@ -231,6 +236,15 @@ class AggregateSpec:
             return values
         by = None if self.by == EVENT_TIME else columns[self.by]
         return OrderedValues.of(values, by, columns.get(EVENT_TIME))
+
+    def _partial_in(self, columns: Mapping[str, Values]) -> Values:
+        """Return the values of partial results, whose columns are those of `Accumulator.state_fields`."""
+        if self.kind == "count":
+            return PartialCounts(columns[self.name if self.column else PARTIAL_ROWS].data, None)
+        if self.kind != "avg":
+            return columns[self.name]
+        total, counts = columns[f"{self.name}__sum"], columns[f"{self.name}__count"]
+        return PartialAverages(total.data, total.valid, PartialCounts(counts.data, None))
 
 
 class AggregateState:

@@ -28,6 +28,11 @@ def totals(orders: Iterable[Order]) -> tuple[int, int]:
     return len(amounts), sum(amounts)
 
 
+def totals_of(amounts: list[int]) -> tuple[int, int, int, int, float]:
+    mean = round(sum(amounts) / len(amounts), 6)
+    return len(amounts), sum(amounts), min(amounts), max(amounts), mean
+
+
 def counted(assign: Assign, lateness: int = 0) -> tuple[list[Any], list[Any]]:
     """The totals of each key and window, and the records all whose windows were gone."""
     windows: dict[Any, list[Order]] = defaultdict(list)
@@ -98,6 +103,38 @@ def test_windows_of_event_time(golden: Any, text: str, made: Any, assign: Assign
         rows=rows,
         sides={"late": late},
         ordered=True,
+    )
+
+
+@pytest.mark.parametrize(("text", "made", "assign"), OF_EVENT_TIME.values(), ids=OF_EVENT_TIME)
+def test_windows_that_are_aggregated_in_front_of_the_exchange(
+    golden: Any, text: str, made: Any, assign: Assign
+) -> None:
+    """Nothing reads late records, so subtasks send partial results to each other."""
+    windows: dict[Any, list[int]] = defaultdict(list)
+    for each in ARRIVALS:
+        for start, end in assign(each.record.ms):
+            if each.watermark is None or end - 1 > each.watermark:
+                windows[each.record.ad, start, end].append(each.record.amount)
+    golden(
+        f"x: {{from: orders, keyBy: ad, window: {text}, aggregate: {{n: count(), s: sum(amount), "
+        "low: min(amount), high: max(amount), mean: avg(amount)}}",
+        lambda orders, rates: (
+            orders.key_by("ad")
+            .window(made())
+            .agg(
+                n=hg.count(),
+                s=hg.sum("amount"),
+                low=hg.min("amount"),
+                high=hg.max("amount"),
+                mean=hg.avg("amount"),
+                name="x",
+            )
+        ),
+        rows=[
+            (ad, to_time(start), to_time(end), *totals_of(held))
+            for (ad, start, end), held in windows.items()
+        ],
     )
 
 

@@ -1,0 +1,35 @@
+"""Makes the operators of windows over event time, also those in front of an exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..aggregation.aggregates import AggregatePlan
+from ..aggregation.partials import adds_partials
+from .kinds import TimeWindow, TumblingWindow
+from .panes.operator import PaneAggregate
+from .pre_aggregate import PreAggregate
+from .tumbling import TumblingAggregate
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFactory:
+    """Makes the operator of a step with windows over event time."""
+
+    window: TimeWindow
+    plan: AggregatePlan
+    step: str
+
+    def __call__(self) -> TumblingAggregate | PaneAggregate:
+        if isinstance(self.window, TumblingWindow) and self.window.plain:
+            return TumblingAggregate(self.window, self.plan, self.step)
+        return PaneAggregate(self.window, self.plan, self.step)
+
+    @property
+    def takes_partials(self) -> bool:
+        """True if records may be aggregated on their way here, because no result can tell."""
+        return not self.window.early and adds_partials(self.plan)
+
+    def pre_aggregate(self) -> PreAggregate:
+        """Return an operator that sends partial results to that of this step."""
+        return PreAggregate(self.window, self.plan)
