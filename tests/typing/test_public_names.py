@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,17 @@ def test_every_name_is_there() -> None:
     for home in (hg, connectors):
         for name in dir(home):
             assert getattr(home, name) is not None, name
+
+
+def test_connectors_that_are_not_used_are_not_loaded() -> None:
+    script = """
+import sys
+from headgate.connectors import blackhole, generator, parquet_source
+others = ("headgate.connectors.kafka", "headgate.connectors.formats.avro", "yaml")
+print([name for name in sys.modules if name.startswith(others)])
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 def test_type_checkers_find_what_python_finds() -> None:
