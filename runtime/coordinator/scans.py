@@ -62,6 +62,7 @@ class _Scan:
     Attributes:
         number: its number at the subtasks.
         attempts: the attempt of each subtask that has been asked.
+        begun: the subtasks that know the scan. None of them may begin it again.
         owner: the subtask that is read now.
         page: how many pages there were.
     """
@@ -74,6 +75,7 @@ class _Scan:
     number: int = field(default_factory=lambda: secrets.randbits(62))
     checkpoint_id: int = 0
     attempts: dict[int, int] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     owner: int = 0
     page: int = 0
     busy: bool = False
@@ -219,6 +221,7 @@ class _Reader:
             scan.checkpoint_id = committed_checkpoint(self._job, scan.state)
             answers = await self._ask_all(owners)
             if all(answer.outcome is StateOutcome.READ for answer in answers):
+                scan.begun.update(owners)
                 return
             for answer in answers:
                 check_read(answer, scan.state, self._options)
@@ -268,6 +271,7 @@ class _Reader:
                 raise ScanOver(
                     f"the scan cannot go on: {what} is gone state=`{scan.state.name}`", fix=_AGAIN
                 )
+            scan.begun.add(scan.owner)
             rows += zip(map(decode_key, answer.keys), answer.values, strict=True)
             bytes_left -= sum(map(len, answer.values))
             scan.owner += not answer.more
@@ -347,7 +351,7 @@ class _Reader:
             operator=scan.node.name,
             state=scan.state.state,
             scan=scan.number,
-            begins=scan.page == 0 or not scan.checkpoint_id,
+            begins=owner not in scan.begun,
             rows_max=rows_max,
             keys=scan.selection.encode(),
             bytes_max=options.get(QUERY_ANSWER_MAX),

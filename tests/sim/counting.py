@@ -157,6 +157,28 @@ def check_committed(world: World, checkpoint_id: int, key: int, least: int, coun
         world.violated(f"checkpoint {checkpoint_id} is older than {least} visible of key {key}")
 
 
+def check_scanned(
+    world: World, level: str, least: dict[int, int], pages: list[dict[str, Any]]
+) -> None:
+    """Check the pages of a scan: each key is there once, with the count that a query of it may have.
+
+    `least` has the numbers of visible records when the scan began.
+    """
+    counts: dict[int, int] = {}
+    for row in (row for page in pages for row in page["rows"]):
+        if row["key"] in counts:
+            world.violated(f"a scan has key {row['key']} twice")
+        counts[row["key"]] = row["value"]
+    checkpoints = {page["checkpoint"] for page in pages}
+    if len(checkpoints) > 1:
+        world.violated(f"a scan is of the checkpoints {checkpoints}")
+    for key, fewest in least.items():
+        if level == "live":
+            check_queried(world, key, fewest, counts.get(key, 0))
+        else:
+            check_committed(world, pages[0]["checkpoint"], key, fewest, counts.get(key, 0))
+
+
 def growing(job: hg.Job, token: str) -> Any:
     """A count of splits that become more while the job runs."""
     return _growing(job, token).key_with(key_of).process(Counted(), name="count")

@@ -39,7 +39,7 @@ from . import nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
-from .counting import check_committed, check_queried, noted_snapshot
+from .counting import check_committed, check_queried, check_scanned, noted_snapshot
 from .invariants import STAND_INS
 from .loop import SimLoop
 from .outside import KEYS, WORLDS, World
@@ -392,6 +392,9 @@ class Simulation:
         while True:
             await asyncio.sleep(rng.expovariate(1 / 0.05))
             level = rng.choice(("live", "committed"))
+            if rng.random() < 0.3:
+                await self._scan(rng, level)
+                continue
             keys, leader = rng.sample(range(KEYS), rng.choice((1, 1, 4))), self.leader
             least = [len(self.world.by_key.get(key, ())) for key in keys]
             client = LocalClient(leader.coordinator.clients, self.loop)
@@ -418,6 +421,33 @@ class Simulation:
                         check_committed(self.world, checkpoint, key, fewest, row["value"] or 0)
             finally:
                 reading.cancel()
+
+    async def _scan(self, rng: random.Random, level: str) -> None:
+        """A client reads all counts, a page at a time."""
+        least = {key: len(self.world.by_key.get(key, ())) for key in range(KEYS)}
+        pages: list[dict[str, Any]] = []
+        more: dict[str, Any] = {"level": level}
+        while "next" not in more or more["next"] is not None:
+            client = LocalClient(self.leader.coordinator.clients, self.loop)
+            reading = self.leader.process.context.run(
+                self.loop.create_task,
+                client.request("scan", state="count", limit=rng.choice((1, 3, 100)), **more),
+                name="answer scan",
+            )
+            try:
+                async with asyncio.timeout(20):
+                    pages.append(await asyncio.shield(reading))
+            except (HeadgateError, TimeoutError) as error:
+                self.watch.seen[f"scan {level} refused"] += 1
+                if isinstance(error, InternalError | UsageError | StateError):
+                    self.world.violated(f"scan: {error}")
+                return
+            finally:
+                reading.cancel()
+            more = {"next": pages[-1]["next"]}
+            await asyncio.sleep(rng.choice((0, 0, 0.05, 0.5)))
+        self.watch.seen[f"scan {level} done"] += 1
+        check_scanned(self.world, level, least, pages)
 
     # -- what is told -------------------------------------------------------------------------------
 
