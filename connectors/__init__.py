@@ -61,6 +61,8 @@ _NAMES = {
     "redis.source": ("redis_source",),
     "sinks": ("blackhole", "print_sink"),
     "spark.source": ("spark_source",),
+    "sqs.sink": ("sqs_sink",),
+    "sqs.source": ("sqs_source",),
 }
 """The other public names, by the module that each is in."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -114,6 +116,8 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .sinks import blackhole as blackhole
     from .sinks import print_sink as print_sink
     from .spark.source import spark_source as spark_source
+    from .sqs.sink import sqs_sink as sqs_sink
+    from .sqs.source import sqs_source as sqs_source
 
 __all__ = [
     "Crash",
@@ -171,6 +175,8 @@ __all__ = [
     "socket_sink",
     "socket_source",
     "spark_source",
+    "sqs_sink",
+    "sqs_source",
     "sse_source",
     "stdin_source",
     "stop_after_idle",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..errors import SourceError, UsageError
+from ..operators.clock import Clock
 
 ANSWER_S_MAX: Final = 15
 """The time in which a service has to answer a request."""
@@ -31,6 +33,7 @@ _THROTTLED: Final = frozenset(
     }
 )
 _FAILING: Final = frozenset({500, 502, 503, 504})
+_log = logging.getLogger("headgate.connectors.aws")
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,52 @@ class AwsService:
             fix="check the region, the credentials (those of the AWS client: environment, profile or role) "
             "and the network, on all machines of the cluster",
         )
+
+
+class Requests:
+    """Makes requests that may be repeated, again while the service is away for a moment."""
+
+    def __init__(self, service: AwsService, clock: Clock, is_closed: Callable[[], bool]) -> None:
+        """Begin to measure for how long the service is away.
+
+        Args:
+            service: to ask.
+            clock: measures the time.
+            is_closed: returns True if nobody waits for answers any more.
+        """
+        self._service = service
+        self._clock = clock
+        self._is_closed = is_closed
+        self._answered_s = clock.monotonic()
+
+    async def ask(self, request: Any, **arguments: Any) -> Any:
+        """Make a request.
+
+        Raises:
+            SourceError: the service stays away.
+            botocore.exceptions.ClientError: it refuses the request.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        while True:
+            try:
+                answer = await request(**arguments)
+            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
+                if self._is_closed():
+                    raise asyncio.CancelledError from error
+                if is_throttled(error):
+                    self._answered_s = self._clock.monotonic()
+                elif code_of(error) and not is_away(error):
+                    raise
+                elif not is_away(error) or self._clock.monotonic() - self._answered_s > AWAY_S:
+                    raise self._service.cannot_use(error) from error
+                _log.debug(
+                    "a request to `%s` is made again: %s", self._service.kind, reason_of(error)
+                )
+                await asyncio.sleep(PAUSE_S)
+            else:
+                self._answered_s = self._clock.monotonic()
+                return answer
 
 
 @cache

@@ -84,6 +84,8 @@ from .redis.sink import RedisSink
 from .rows import parse_time
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
+from .sqs import manifest as sqs
+from .sqs.sink import SqsSink
 from .throttle import stop_after_idle, throttle
 
 _BATCH_ROWS = Field(IntegerKind(1), "the most rows of a batch")
@@ -489,6 +491,11 @@ SOURCES["rabbitmq"] = SourceConnector(
     _files(rabbitmq.make_source),
     bad_records=True,
 )
+SOURCES["sqs"] = SourceConnector(
+    Section("sqs", {**sqs.SOURCE, "rate": _FILES["rate"]}),
+    _files(sqs.make_source),
+    bad_records=True,
+)
 SOURCES["redis"] = SourceConnector(
     Section("redis", {**redis.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(redis.make_source),
@@ -742,6 +749,7 @@ SINKS: dict[str, SinkConnector] = {
         PostgresSink.guarantees,
     ),
     "nats": SinkConnector(Section("nats", nats.SINK), _sink(nats.make_sink), NatsSink.guarantees),
+    "sqs": SinkConnector(Section("sqs", sqs.SINK), _sink(sqs.make_sink), SqsSink.guarantees),
     "rabbitmq": SinkConnector(
         Section("rabbitmq", rabbitmq.SINK), _sink(rabbitmq.make_sink), RabbitSink.guarantees
     ),

@@ -13,6 +13,7 @@ from headgate.tests.support.connector_cases import FILES_AND_MEMORY, KAFKA, POST
 from headgate.tests.support.kinesis_cases import KINESIS
 from headgate.tests.support.queue_cases import QUEUES
 from headgate.tests.support.s3_cases import S3
+from headgate.tests.support.sqs_cases import SQS
 from headgate.tests.support.stream_cases import NATS, RABBITMQ, REDIS
 
 CASES: dict[str, type[Any]] = {
@@ -26,6 +27,7 @@ CASES: dict[str, type[Any]] = {
     **RABBITMQ,
     **KINESIS,
     **QUEUES,
+    **SQS,
     **TABLES,
 }
 

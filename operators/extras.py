@@ -22,6 +22,7 @@ _PACKAGES: Final = {
     "rocksdb": ("rocksdict",),
     "s3": ("aiobotocore", "boto3"),
     "spark": ("pyspark",),
+    "sqs": ("aiobotocore",),
 }
 """The packages imported by each extra. Packages that only some uses need are left out."""
 

@@ -115,6 +115,7 @@ FAST_ONE_IN: dict[str, int] = {
     "spark/test_spark_forms.py": 1,
     "spark_state": 0,
     "state/test_hashing.py": 2,
+    "sqs": 0,
     "storage/test_corruption.py": 4,
     "storage/test_joblog_races.py::test_a_starter_that_sleeps_while_a_newer_one_takes_over": 4,
     "storage/test_joblog_races.py::test_a_starter_that_sleeps_while_its_slot_is_taken_and_trimmed": 4,

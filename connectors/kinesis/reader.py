@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, StateError
-from ..aws import AWAY_S, PAUSE_S, answered_ms, code_of, is_away, is_throttled, reason_of
+from ..aws import PAUSE_S, Requests, answered_ms, code_of, reason_of
 from ..fetched_splits import LoopedReader, Piece
 from ..formats.format import UndecodableError
 from ..messages import with_metadata
@@ -31,13 +31,6 @@ _KEEP_MS: Final = 60_000
 _SKEW_MS_MAX: Final = 300_000
 """The clock of the coordinator, which sets a start at the latest records, may be ahead by this time."""
 _log = logging.getLogger("headgate.connectors.kinesis")
-
-
-class _Answered:
-    """When the service answered last, for all shards."""
-
-    def __init__(self, now_s: float) -> None:
-        self.at_s = now_s
 
 
 class KinesisReader(LoopedReader[ShardSplit]):
@@ -109,7 +102,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         service = self._settings.service
         readings: set[asyncio.Task[None]] = set()
         async with service.client() as client:
-            self._answered = _Answered(self.context.clock.monotonic())
+            self._requests = Requests(service, self.context.clock, self.is_closed)
             self._retention_ms = await self._retention(client)
             try:
                 while True:
@@ -135,38 +128,10 @@ class KinesisReader(LoopedReader[ShardSplit]):
 
         stream = self._settings.stream
         try:
-            found = await self._ask(client.describe_stream_summary, StreamName=stream)
+            found = await self._requests.ask(client.describe_stream_summary, StreamName=stream)
         except ClientError as error:
             raise cannot_read(stream, error) from error
         return int(found["StreamDescriptionSummary"]["RetentionPeriodHours"]) * _HOUR_MS
-
-    async def _ask(self, request: Any, **arguments: Any) -> Any:
-        """Make a request that may be repeated, again while the service is away for a moment.
-
-        Raises:
-            SourceError: it stays away.
-            botocore.exceptions.ClientError: it refuses the request.
-        """
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        clock = self.context.clock
-        while True:
-            try:
-                answer = await request(**arguments)
-            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
-                if self.is_closed():
-                    raise asyncio.CancelledError from error
-                if is_throttled(error):
-                    self._answered.at_s = clock.monotonic()
-                elif code_of(error) and not is_away(error):
-                    raise
-                elif not is_away(error) or clock.monotonic() - self._answered.at_s > AWAY_S:
-                    raise self._settings.service.cannot_use(error) from error
-                _log.debug("a request to Kinesis is made again: %s", reason_of(error))
-                await asyncio.sleep(PAUSE_S)
-            else:
-                self._answered.at_s = clock.monotonic()
-                return answer
 
     async def _read(self, client: Any, at: ShardSplit) -> None:
         """Read a shard until it ends."""
@@ -180,7 +145,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
                 if iterator is None:
                     iterator = await self._iterator(client, at)
                 asked_ms = self.context.clock.now_ms()
-                answer = await self._ask(
+                answer = await self._requests.ask(
                     client.get_records, ShardIterator=iterator, Limit=self._limit
                 )
             except ClientError as error:
@@ -216,7 +181,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
             place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at.since_ms / 1000}
         while True:
             try:
-                found = await self._ask(
+                found = await self._requests.ask(
                     client.get_shard_iterator, StreamName=at.stream, ShardId=at.shard, **place
                 )
                 return str(found["ShardIterator"])

@@ -1,0 +1,1 @@
+"""Queues of Amazon SQS as sources and sinks."""

@@ -1,0 +1,56 @@
+"""The fields of the connectors `sqs` in a manifest."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...api.manifest.fields import ChoiceKind, Field, IntegerKind, TextKind, duration
+from ...operators.sink import Sink
+from ...operators.source import Source
+from ..formats.text import FORMATS
+from ..manifest_fields import DELIMITER, metadata_field
+from . import sink
+from .model import METADATA
+from .sink import sqs_sink
+from .source import sqs_source
+
+_QUEUE: Final = {
+    "queue": Field(TextKind(), "the name of the queue", required=True),
+    "region": Field(TextKind(), "the region of the queue; that of the environment"),
+    "endpoint": Field(
+        TextKind(), "the address of another service with the same requests; that of AWS"
+    ),
+}
+SOURCE: Final = {
+    **_QUEUE,
+    "format": Field(ChoiceKind(FORMATS), "of the data; json"),
+    "delimiter": DELIMITER,
+    "metadata": metadata_field(
+        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+    ),
+    "consumers": Field(IntegerKind(1), "the splits, each with one request at a time; 4"),
+    "visibility": Field(
+        duration(), "for how long a message is hidden from others if the job dies; 2m"
+    ),
+    "maxUnacknowledged": Field(
+        IntegerKind(1), "most messages that a subtask receives before some are deleted; 10000"
+    ),
+}
+SINK: Final = {
+    **_QUEUE,
+    "format": Field(ChoiceKind(sink.FORMATS), "of the data; json"),
+    "group": Field(TextKind(), "FIFO queues: the column with the message group"),
+    "deduplicationId": Field(
+        TextKind(), "FIFO queues: the column with the id by which repeats are dropped"
+    ),
+}
+
+
+def make_source(*, queue: str, **arguments: Any) -> Source:
+    """Return the source with these fields of a manifest as arguments."""
+    return sqs_source(queue, **arguments)
+
+
+def make_sink(*, queue: str, **arguments: Any) -> Sink:
+    """Return the sink with these fields of a manifest as arguments."""
+    return sqs_sink(queue, **arguments)
