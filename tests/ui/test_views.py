@@ -373,7 +373,7 @@ def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> No
         assert ".failed" in fix
         (sample,) = await rows(page, "Samples of dropped records")
         assert sample[:2] == ["is_even", "failed"]
-        assert sample[-2:] == ["ValueError: seven", "ns(n=7)"]
+        assert sample[-2:] == ["ValueError: seven", "{'n': 7}"]
         assert await watched.accessible() == []
 
     beside(job, script)
