@@ -16,14 +16,15 @@ The step behind the exchange cannot tell from its results whether records came o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
+from ...state.values import values_of
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedGroup, KeyedRows, Rows, identity_seed
 from ..aggregation.partials import partial_plan
@@ -47,7 +48,12 @@ REDUCTION_AGAIN: Final = 3
 PAUSE_ROWS: Final = 1 << 20
 PAUSE_ROWS_MAX: Final = 1 << 24
 """The records that go on as they are before the gain is measured again: the first time, and at most."""
+COUNTED_SPAN: Final = 4
+"""Integer keys are close together if there are at most this many numbers per record from least to greatest."""
 _SPARE_BYTES_MAX: Final = 1 << 22
+
+Part: TypeAlias = tuple[int, Rows | None, int]
+"""A pane, its rows in a batch (None: all), and how many these are."""
 
 
 class Gain:
@@ -107,6 +113,7 @@ class PreAggregate(Operator):
         self._groups_max = int(context.options.get(GROUPS_OPTION, GROUPS_MAX))
         # One sender would do alone what all receivers can share.
         self._pays = context.parallelism > 1
+        self._only_counts = self._hasher.dense and len(self._plan.aggregates) == 1
 
     # --- records -------------------------------------------------------------------------------
 
@@ -130,15 +137,38 @@ class PreAggregate(Operator):
         if len(parts) > PANES_MAX:
             self.output.emit(batch)
             return
-        rows = KeyedRows(self._plan, self._hasher, batch.data)
-        for pane, which, count in parts:
-            self._group(pane).add(rows, which)
+        if not (self._only_counts and self._add_counts(batch.data, parts)):
+            rows = KeyedRows(self._plan, self._hasher, batch.data)
+            for pane, which, _ in parts:
+                self._group(pane).add(rows, which)
+        for pane, _, count in parts:
             self._records[pane] += count
         if sum(group.state.size for group in self._panes.values()) >= self._groups_max:
             self._flush()
 
-    def _parts(self, times: Timestamps) -> list[tuple[int, Rows | None, int]]:
-        """Return the rows of each pane, and how many these are; None: all."""
+    def _add_counts(self, data: pa.RecordBatch, parts: Sequence[Part]) -> bool:
+        """Count the records of each key, and add the counts; return False if the keys are too scattered.
+
+        Only for `count()` per integer: the step then takes half the time.
+        """
+        column = data.column(self._plan.keys[0])
+        if column.null_count:
+            return False
+        keys = values_of(column).data.astype(np.int64, copy=False)
+        low = int(keys.min())
+        if int(keys.max()) - low >= COUNTED_SPAN * len(keys):
+            return False
+        keys = keys - low
+        for pane, which, _ in parts:
+            counts = np.bincount(keys if which is None else keys[which])
+            found = np.flatnonzero(counts)
+            columns = [pa.array(found + low).cast(column.type), pa.array(counts[found])]
+            counted = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            self._group(pane).add(KeyedRows(self._plan, self._hasher, counted), None)
+        return True
+
+    def _parts(self, times: Timestamps) -> list[Part]:
+        """Return the rows of each pane."""
         first, last = self._grid.pane_of(int(times.min())), self._grid.pane_of(int(times.max()))
         if first == last:
             return [(first, None, len(times))]

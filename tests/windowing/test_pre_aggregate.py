@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -261,6 +262,24 @@ def test_what_saves_little_is_given_up_and_tried_again() -> None:
     assert not gain.passes(1)
     gain.note(SAMPLE_ROWS, int(SAMPLE_ROWS / 2.5))
     assert not gain.passes(1)
+
+
+@pytest.mark.parametrize("type_", [pa.int8(), pa.int32(), pa.uint32(), pa.int64()], ids=str)
+def test_integer_keys_are_counted(type_: pa.DataType) -> None:
+    schema = pa.schema([("key", type_)])
+    plan = AggregatePlan(("key",), {"n": hg.count(), "m": hg.count()}, schema, WINDOW_FIELDS)
+    limits = np.iinfo(type_.to_pandas_dtype())
+    near = [limits.max - 1, limits.max, limits.max - 1] * 50
+    for keys in (near, [limits.min, limits.max] * 30, [None, 1, 2, 1], [3], [*near, limits.min]):
+        output = Recorder()
+        step = opened(WindowFactory(tumbling("1s"), plan, "step").pre_aggregate(), output)
+        for times in (range(len(keys)), [10 + 20 * at for at in range(len(keys))]):
+            data = pa.RecordBatch.from_arrays([pa.array(keys, type_)], schema=schema)
+            step.process(ColumnBatch(data, np.array(times, np.int64)), 0)
+        step.finish()
+        wanted = Counter((key, at // 1_000 * 1_000) for at, key in enumerate(keys))
+        wanted += Counter((key, (10 + 20 * at) // 1_000 * 1_000) for at, key in enumerate(keys))
+        assert Counter({(key, time): n for key, n, time in output.rows()}) == wanted
 
 
 def test_scattered_keys_go_on_as_they_are() -> None:
