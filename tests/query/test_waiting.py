@@ -86,6 +86,26 @@ def test_answers_come_between_batches() -> None:
     assert "no form in JSON" in worker.sent[1].text
 
 
+def test_queries_of_a_state_are_read_together() -> None:
+    worker = Worker()
+    read: list[list[Any]] = []
+
+    def query_many(state: str, keys: list[Any], checkpoint_id: int) -> list[Any]:
+        read.append(keys)
+        return [{"a": 1, "b": 2}[key] for key in keys]
+
+    worker.subtasks[0].chain.operators[0].operator.query_many = query_many
+    worker.ask(1, "a")
+    worker.ask(2, "b")
+    worker.subtasks[0].work()
+    assert (read, worker.outcomes) == ([["a", "b"]], [(1, "read"), (2, "read")])
+    assert [answer.values for answer in worker.sent] == [(b"1",), (b"2",)]
+    worker.ask(3, "a")
+    worker.ask(4, "missing")
+    worker.subtasks[0].work()
+    assert worker.outcomes[2:] == [(3, "read"), (4, "failed")]
+
+
 def test_an_error_of_a_query_is_its_answer() -> None:
     worker = Worker()
     worker.ask(1, "missing")
