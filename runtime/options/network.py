@@ -167,6 +167,14 @@ REST_WATCHERS = Option[int](
     32,
     "How many clients of the REST API may follow the events of the job at once; more are refused (503).",
 )
+REST_GRAFANA_URL = Option[str | None](
+    "headgate.rest.grafana-url",
+    Text(),
+    None,
+    "Address of a Grafana dashboard to which the web UI links, such as "
+    "`https://grafana.example.com/d/headgate-job?var-job_name={job}`; `{job}` becomes the name of the job. "
+    "Unset: there is no link.",
+)
 REST_LOG_LINES = Option[int](
     "headgate.rest.log-lines",
     Integer(at_most=100_000, unit="lines"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 from playwright.async_api import Page, expect
 
 import headgate as hg
@@ -136,6 +140,57 @@ def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
         assert await watched.accessible() == []
 
     beside(windows_job(lab), script, batches=2)
+
+
+@contextlib.asynccontextmanager
+async def behind_prefix(url: str, prefix: str) -> AsyncIterator[str]:
+    """Serve what is at `url` below a prefix of another port, as an ingress does."""
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+        async def pass_on(request: web.Request) -> web.StreamResponse:
+            target = url + request.path_qs.removeprefix(prefix)
+            headers = {k: v for k, v in request.headers.items() if k in ("Authorization", "Accept")}
+            async with session.get(target, headers=headers, allow_redirects=False) as found:
+                kept = {k: v for k, v in found.headers.items() if k not in ("Transfer-Encoding",)}
+                response = web.StreamResponse(status=found.status, headers=kept)
+                await response.prepare(request)
+                async for chunk in found.content.iter_any():
+                    await response.write(chunk)
+                return response
+
+        app = web.Application()
+        app.router.add_get(prefix + "/{path:.*}", pass_on)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}{prefix}"
+        finally:
+            await runner.cleanup()
+
+
+def test_behind_a_prefix_with_a_link_to_grafana(lab: Any) -> None:
+    grafana = "https://grafana.invalid/d/job?var-job={job}"
+
+    async def script(running: Any) -> None:
+        async with serving(running) as api:
+            await running.until("status", status="RUNNING")
+            async with (
+                behind_prefix(api.url, "/team/jobs/clicks") as url,
+                opened(f"{url}/ui#token={api.token}") as watched,
+            ):
+                page = watched.page
+                await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+                await expect(page.locator(".chart")).to_have_count(2)
+                await show(page, "Logs", "Logs")
+                await show(page, "Settings", "Settings")
+                await expect(page.get_by_label("Plan", exact=True)).to_contain_text("hash(user)")
+                link = page.get_by_role("link", name="Grafana")
+                address = "https://grafana.invalid/d/job?var-job=clicks"
+                await expect(link).to_have_attribute("href", address)
+                assert await watched.accessible() == []
+
+    lab.run(windows_job(lab, **{"headgate.rest.grafana-url": grafana}), script, batches=2)
 
 
 def test_timers_hot_key_groups_and_event_time_of_a_step(lab: Any, beside: Any) -> None:

@@ -6,7 +6,7 @@ import { Failures } from "./failures.js";
 import { duration } from "./format.js";
 import { ThemeSwitch, useToken } from "./frame.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
-import { useJob } from "./live.js";
+import { useAnswer, useJob } from "./live.js";
 import { Logs } from "./logs.js";
 import { Lost } from "./lost.js";
 import { Overview } from "./overview.js";
@@ -63,6 +63,7 @@ function Page({ job, route }) {
       <h1>${status.name}</h1>
       <${Status} name=${status.status} />
       ${status.status === "RUNNING" && html`<span>for ${duration(Math.floor(status.uptime_ms / 1000) * 1000)}</span>`}
+      <${Dashboard} job=${status.name} />
       <${ThemeSwitch} />
     </header>
     <nav aria-label="Views">
@@ -76,6 +77,15 @@ function Page({ job, route }) {
     <main id="content" ref=${main} tabindex="-1">
       <${View} key=${route.join("/")} job=${job} status=${status} argument=${argument} />
     </main>`;
+}
+
+// A link to the dashboard of the job, if the user has named one.
+function Dashboard({ job }) {
+  const { answer } = useAnswer("v1/job/config");
+  const option = answer && answer.options["headgate.rest.grafana-url"];
+  const address = option ? option.value.replaceAll("{job}", encodeURIComponent(job)) : "";
+  if (!/^https?:/.test(address)) return null;
+  return html`<a href=${address} target="_blank" rel="noopener noreferrer">Grafana</a>`;
 }
 
 // A number beside the name of a view that has something to look at.
