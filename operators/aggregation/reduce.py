@@ -256,22 +256,33 @@ class _StoredValues:
         results: list[Any],
     ) -> None:
         """Add the running value after each record to `results`."""
-        backend, table, expiry = self._backend, self._table, self._expiry
         groups = [-1] * len(keys)
-        if backend.needs_key_groups:
+        if self._backend.needs_key_groups:
             groups = key_groups_of(hash_keys(keys), self._context.max_parallelism).tolist()
-        set_key, get, put = backend.set_key, table.get, table.put
+        visited = self._backend.visit(keys, groups)
+        try:
+            self._reduce(function, zip(visited, records, strict=True), results)
+        finally:
+            self._backend.clear_key()
+
+    def _reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        keyed: Iterable[tuple[Any, Any]],
+        results: list[Any],
+    ) -> None:
+        """Add the running value after each record to `results`; `keyed` makes its key the current one."""
+        table, expiry = self._table, self._expiry
+        get, put = table.get, table.put
         if expiry is None:
-            for key, group, record in zip(keys, groups, records, strict=True):
-                set_key(key, group)
+            for _, record in keyed:
                 before = get()
                 value = record if before is ABSENT else function(before, record)
                 put(value)
                 results.append(value)
             return
         now, dead_until = expiry.clock.now(), expiry.dead_until()
-        for key, group, record in zip(keys, groups, records, strict=True):
-            set_key(key, group)
+        for _, record in keyed:
             before = get()
             if before is ABSENT or before[1] <= dead_until:
                 value, used = record, now
@@ -279,7 +290,7 @@ class _StoredValues:
                 value, used = function(before[0], record), max(now, before[1])
             put((value, used))
             results.append(value)
-        table.sweep(expiry.ttl.cleanup_per_access * len(keys), dead_until)
+        table.sweep(expiry.ttl.cleanup_per_access * len(results), dead_until)
 
     def get(self, key: Any, checkpoint_id: int) -> Any:
         """Return the value of a key, or `ABSENT`; it does not live longer for it. See `Operator.query`."""

@@ -7,7 +7,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -21,12 +21,17 @@ from ..settings import RocksDBSettings
 from ..snapshot import FilesCut, RestoredState, TableCut
 from .cut import DatabaseCut
 from .database import Database
-from .layout import EntryReader, Places, group_prefix, last_use, value_functions
+from .layout import EntryReader, Places, encode_addresses, group_prefix, last_use, value_functions
 from .restore import Restorer
 
 _ALIVE: Final = -(2**63)
 _WALKED: Final = 256
 """The keys that one piece of a walk has."""
+_VISIT_KEYS: Final = 4096
+_VISIT_BYTES: Final = 16 << 20
+"""The values of one state that are held for the keys of a batch: this many, or so much of them by
+the size of those before.
+"""
 
 
 class _Position:
@@ -129,17 +134,75 @@ class _Table:
 
 
 class RocksDBValueTable(_Table, ValueTable):
-    """A table with one value per address."""
+    """A table with one value per address.
+
+    The keys of a batch are known before its first record. Meanwhile their values are held, so that
+    they are read together, and written together. A sweep would have to know them too: it reads the
+    database beside the records, so values that expire are not held.
+    """
+
+    def __init__(self, spec: TableSpec, database: Database, position: _Position) -> None:
+        super().__init__(spec, database, position)
+        self._holds = False
+        self._can_hold = spec.ttl_ms is None and not spec.layout.namespaced
+        self._held: dict[bytes, bytes | None] = {}
+        self._written: set[bytes] = set()
+        self._reads, self._bytes_each = 0, 1
+
+    def hold(self, addresses: Sequence[bytes]) -> None:
+        """Hold the values of these addresses from now on, if they are likely to be read."""
+        if not self._can_hold:
+            return
+        self._holds = True
+        likely, self._reads = 2 * self._reads >= len(addresses), 0
+        if likely:
+            wanted = sorted(set(addresses))
+            self._held.update(zip(wanted, self.database.get_all(wanted), strict=True))
+
+    def write_held(self) -> None:
+        """Write the values that changed, and hold none from now on."""
+        held, written = self._held, self._written
+        if written:
+            self.database.write([(key, held[key]) for key in sorted(written)])
+            written.clear()
+        if held:
+            size = sum(len(data) for data in held.values() if data is not None)
+            self._bytes_each = max(1, size // len(held))
+            held.clear()
+        self._holds = False
+
+    def keys_to_hold(self) -> int:
+        """Return the number of keys whose values may be held."""
+        return max(1, min(_VISIT_KEYS, _VISIT_BYTES // self._bytes_each))
 
     def get(self) -> Any:
-        data = self.database.get(self._position.key)
+        key, held = self._position.key, self._held
+        if self._holds:
+            self._reads += 1
+            if key not in held:
+                held[key] = self.database.get(key)
+            data = held[key]
+        else:
+            data = self.database.get(key)
         return ABSENT if data is None else self._decode(data)
 
     def put(self, value: Any) -> None:
-        self.database.put(self._position.key, self._encode(value))
+        self._put(self._encode(value))
 
     def delete(self) -> None:
-        self.database.delete(self._position.key)
+        if self._holds:
+            self._put(None)
+        else:
+            self.database.delete(self._position.key)
+
+    def _put(self, data: bytes | None) -> None:
+        key = self._position.key
+        if self._holds:
+            self._held[key] = data
+            self._written.add(key)
+        else:
+            assert data is not None
+            self.database.put(key, data)
 
 
 class RocksDBEntryTable(_Table, EntryTable):
@@ -212,6 +275,7 @@ class RocksDBBackend(KeyedBackend):
             position = self._spaced if spec.layout.namespaced else self._plain
             kind = RocksDBValueTable if spec.layout.entry is None else RocksDBEntryTable
             self._tables[name] = kind(spec, database, position)
+        self._values = [t for t in self._tables.values() if isinstance(t, RocksDBValueTable)]
 
     def value_table(self, name: str) -> ValueTable:
         table = self._tables[name]
@@ -232,6 +296,29 @@ class RocksDBBackend(KeyedBackend):
         if self._any_spaced:
             self._spaced.set(address + self._namespace)
 
+    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
+        low = 0
+        while low < len(keys):
+            high = low + min((table.keys_to_hold() for table in self._values), default=_VISIT_KEYS)
+            yield from self._visit_some(keys[low:high], key_groups[low:high])
+            self._write_held()
+            low = high
+
+    def _visit_some(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
+        addresses = encode_addresses(key_groups, keys)
+        for table in self._values:
+            table.hold(addresses)
+        plain, spaced, any_spaced = self._plain, self._spaced, self._any_spaced
+        plain.is_set = True
+        for key, plain.key in zip(keys, addresses, strict=True):
+            if any_spaced:
+                spaced.set(plain.key + self._namespace)
+            yield key
+
+    def _write_held(self) -> None:
+        for table in self._values:
+            table.write_held()
+
     @property
     def current_key(self) -> Hashable:
         return self._plain.key
@@ -242,6 +329,7 @@ class RocksDBBackend(KeyedBackend):
             self._spaced.set(self._plain.key + self._namespace)
 
     def clear_key(self) -> None:
+        self._write_held()
         self._plain.clear()
         self._spaced.clear()
 

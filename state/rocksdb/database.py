@@ -231,6 +231,18 @@ class Database:
             self._note(key)
         del self._db[key]
 
+    def get_all(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of several keys, None where there is none; best in the order of keys."""
+        found: list[bytes | None] = self._db.get(keys)
+        return found
+
+    def write(self, changes: list[tuple[bytes, bytes | None]]) -> None:
+        """Set values, or remove keys where the value is None; best in the order of keys."""
+        if self._cuts:
+            for key, _ in changes:
+                self._note(key)
+        apply_changes(self._db, changes, self._no_log)
+
     def _note(self, key: bytes) -> None:
         for cut in self._cuts:
             cut.note(key)

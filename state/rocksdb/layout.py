@@ -11,17 +11,20 @@ Value: with a TTL first the time of the last use (8 bytes), then the value as it
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from ..hashing import hash_keys, key_groups_of
 from ..keyed.canonical import Layout, Rows, address_rows
 from ..keyed.keys import decode_token, encode_token, key_of, token
 from ..keygroups import KeyGroupRange
+from ..values import Index
 
 _GROUP: Final = struct.Struct(">H")
+_INT_ADDRESS: Final = np.dtype([("group", ">u2"), ("tag", "S1"), ("value", ">u8")])
 _INSTANT: Final = struct.Struct(">q")
 GROUP_BYTES: Final = _GROUP.size
 END_OF_GROUPS: Final = b"\xff\xff"
@@ -48,6 +51,28 @@ def behind(prefix: bytes) -> bytes:
     """Return the first possible key behind those that begin with `prefix`, which is not all 0xff."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,))
+
+
+def encode_addresses(key_groups: Sequence[int], keys: Sequence[Any]) -> list[bytes]:
+    """Return the bytes of keys that have no namespace, behind those of their key groups."""
+    if {*map(type, keys)} == {int}:
+        try:
+            return _encode_ints(np.array(key_groups), np.array(keys, np.int64))
+        except OverflowError:  # beyond 64 bits
+            pass
+    return [
+        group_prefix(group) + encode_token(token(key))
+        for group, key in zip(key_groups, keys, strict=True)
+    ]
+
+
+def _encode_ints(key_groups: Index, keys: Index) -> list[bytes]:
+    """Return what `group_prefix` and `encode_token` make of ints of 64 bits."""
+    rows = np.empty(len(keys), _INT_ADDRESS)
+    rows["group"], rows["tag"] = key_groups, b"i"
+    rows["value"] = keys.view(np.uint64) ^ np.uint64(1 << 63)
+    encoded: list[bytes] = rows.view(f"V{_INT_ADDRESS.itemsize}").tolist()
+    return encoded
 
 
 class Places:
