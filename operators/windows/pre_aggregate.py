@@ -9,9 +9,11 @@ The step behind the exchange cannot tell from its results whether records came o
 * A record goes on as it is unless it is ahead of the watermark of this sender. The watermark of the
   receiver is never ahead of that, so a record that is held is not late, and its windows have not
   fired. The same is true when it leaves, since the watermark has not ended its pane.
-* After a restore, or after an idle time, the receiver may be further than this sender. Then all the
-  records of a partial result are late, or none is: they have one key and one pane. They are counted
-  one by one (`PARTIAL_ROWS`). Where late records are read, no such operator is in the job.
+* After a restore the receiver may be further than this sender. Then all the records of a partial
+  result are late, or none is: they have one key and one pane. They are counted one by one
+  (`PARTIAL_ROWS`). Where late records are read, no such operator is in the job.
+* After an idle time the receiver does not wait for this sender until it has caught up, so records that
+  were held could become late meanwhile. From the first idle time on, records go on as they are.
 """
 
 from __future__ import annotations
@@ -225,8 +227,9 @@ class PreAggregate(Operator):
         self.output.emit_watermark(timestamp)
 
     def on_idle(self, idle: bool) -> None:
-        """Send everything: the receiver does not wait for the event time of an idle stream."""
+        """Send everything, now and from now on: the receiver may go ahead of this sender."""
         self._flush()
+        self._pays = False
         self.output.emit_idle(idle)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:

@@ -210,6 +210,20 @@ def test_records_go_on_before_the_stream_is_idle() -> None:
     assert [event for event, _ in output.events] == ["rows", "idle"]
 
 
+def test_records_are_not_held_behind_an_idle_time() -> None:
+    """The receiver goes on without a sender that was idle: what that held would become late."""
+    receiver = Receiver(factory(tumbling("1s"), n=hg.count(), s=hg.sum("x")), 2)
+    step, _ = sender()
+    step.output = receiver.at(0)
+    step.on_idle(True)
+    step.on_idle(False)
+    step.process(batch([("a", 1, None, 5_100)]), 0)
+    # The valve leaves the first sender out, since it is behind what the other one has sent.
+    receiver.step.on_watermark(6_000)
+    _, late, _ = receiver.found()
+    assert (late, [row[3] for row in receiver.output.rows()]) == (0, [1])
+
+
 def test_records_behind_the_watermark_go_on_as_they_are() -> None:
     step, output = sender()
     step.on_watermark(400)
