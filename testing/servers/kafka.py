@@ -14,12 +14,12 @@ import subprocess
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from ...operators.clock import SystemClock
+from .authority import Authority
 from .process import HeldPort, ServerProcess
 from .programs import NotAvailableError, made_once, run_command
 
@@ -288,7 +288,7 @@ class SecureKafkaServer(KafkaServer):
         return {"SASL": "SASL_PLAINTEXT", "SASLTLS": "SASL_SSL", "TLS": "SSL"}
 
     def _more_settings(self) -> dict[str, str]:
-        authority = _Authority(self._directory / "tls")
+        authority = Authority(self._directory / "tls")
         self.ca = authority.file
         self._authority = authority
         certificate, key = authority.issue("localhost")
@@ -403,63 +403,6 @@ def _wait_until(holds: Callable[[], bool]) -> None:
     """Wait until a change has reached the broker."""
     while not holds():
         time.sleep(0.02)
-
-
-class _Authority:
-    """Signs certificates that are valid for a day."""
-
-    def __init__(self, directory: Path) -> None:
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        directory.mkdir()
-        self.file = directory / "ca.pem"
-        self._directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self.file.write_bytes(self._signed("headgate tests", self._key.public_key(), ca=True))
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Return the files of a new certificate for a name, and of its key."""
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._directory / f"{name}.pem"
-        certificate.write_bytes(self._signed(name, key.public_key(), ca=False))
-        key_file = self._directory / f"{name}.key"
-        key_file.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return certificate, key_file
-
-    def _signed(self, name: str, key: Any, *, ca: bool) -> bytes:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.x509.oid import NameOID
-
-        def named(text: str) -> x509.Name:
-            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-        now = datetime.now(UTC)
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(named(name))
-            .issuer_name(named("headgate tests"))
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        )
-        if not ca:
-            made = made.add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
-            )
-        signed = made.sign(self._key, hashes.SHA256())
-        return signed.public_bytes(serialization.Encoding.PEM)
 
 
 @contextlib.contextmanager
