@@ -1,8 +1,8 @@
 """The processor time of queries of a running aggregate: `python benchmarks/state_queries.py [--keys N]`.
 
-Prints queries of a key per second of processor time, beside a job that takes 1,000 records/s. Client, REST
-API, coordinator and subtask are in one process, and all their time counts. The cases are the numbers of keys
-per request, and of requests that wait at a time.
+Prints queries of a key per second of processor time, beside a job that takes 1,000 records/s. Client,
+REST API, coordinator and subtask are in one process, and all their time counts. The cases are the numbers
+of keys per request, and of requests that wait at a time.
 """
 
 from __future__ import annotations

@@ -6,10 +6,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from headgate.runtime.control.messages import AskState, StateAnswer, StateOutcome
+from headgate.operators.selections import Selection
+from headgate.runtime.control.messages import (
+    AskState,
+    EndScan,
+    ScanState,
+    StateAnswer,
+    StateOutcome,
+)
 from headgate.runtime.coordinator.pending_queries import PendingQueries
 from headgate.runtime.worker.queries import StateQueries
 from headgate.state.keyed.keys import encode_key
+from headgate.state.queryable import KeyScan
 from headgate.tests.support.operators import ManualClock
 
 
@@ -70,6 +78,28 @@ class Worker:
             )
         )
 
+    def scan(self, query: int, scan: int, *, rows: int = 2, begins: bool = False) -> None:
+        self.queries.ask(
+            ScanState(
+                attempt=7,
+                query=query,
+                vertex=0,
+                index=0,
+                operator="step",
+                state="state",
+                scan=scan,
+                begins=begins,
+                rows_max=rows,
+                keys=Selection(prefix="k").encode(),
+                bytes_max=100,
+                waiting_max=9,
+                timeout_ms=1_000,
+                slice_ms=5,
+                idle_ms=100,
+            )
+        )
+        self.subtasks[0].work()
+
     @property
     def outcomes(self) -> list[tuple[int, str]]:
         return [(answer.query, answer.outcome.value) for answer in self.sent]
@@ -104,6 +134,38 @@ def test_queries_of_a_state_are_read_together() -> None:
     worker.ask(4, "missing")
     worker.subtasks[0].work()
     assert worker.outcomes[2:] == [(3, "read"), (4, "failed")]
+
+
+def test_a_scan_is_read_in_slices_and_never_begun_twice() -> None:
+    async def script() -> None:
+        worker = Worker()
+        ended: list[int] = []
+        operator = worker.subtasks[0].chain.operators[0].operator
+        operator.scan = lambda state, checkpoint: KeyScan(
+            iter([["k1", "x"], ["k2", "k3", "y"]]), lambda: ended.append(1)
+        )
+        operator.query_many = lambda state, keys, checkpoint_id: (int(key[1:]) for key in keys)
+        worker.scan(1, 5)
+        assert worker.outcomes == [(1, "scan_over")]
+        worker.scan(2, 5, rows=0, begins=True)
+        worker.scan(3, 5)
+        worker.scan(4, 5)
+        found = [(answer.values, answer.more) for answer in worker.sent[1:]]
+        assert found == [((), True), ((b"1", b"2"), True), ((b"3",), False)]
+        assert ended == [1]
+        worker.scan(5, 6, begins=True)
+        worker.queries.end_scan(EndScan(scan=6))
+        worker.scan(6, 6)
+        assert (worker.outcomes[-1], ended) == ((6, "scan_over"), [1, 1])
+        worker.scan(7, 7, begins=True)
+        await asyncio.sleep(0.3)  # longer than a scan may be idle
+        worker.scan(8, 7)
+        assert (worker.outcomes[-1], ended) == ((8, "scan_over"), [1, 1, 1])
+        worker.scan(9, 8, begins=True)
+        worker.queries.refuse_waiting([0])
+        assert ended == [1, 1, 1, 1]
+
+    asyncio.run(script())
 
 
 def test_an_error_of_a_query_is_its_answer() -> None:
