@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from ...errors import OptionError, UsageError
@@ -96,8 +97,13 @@ class Options:
 
     def effective(self) -> dict[str, str]:
         """The texts of everything with a value, set or default: what operators see."""
-        defaults = {o.key: o.default_text() for o in OPTIONS if o.default is not None}
-        return {**defaults, **self.explicit()}
+        return {**_default_texts(), **self.explicit()}
+
+
+@cache
+def _default_texts() -> Mapping[str, str]:
+    """Return the texts of all defaults, which each operator is given anew."""
+    return {o.key: o.default_text() for o in OPTIONS if o.default is not None}
 
 
 def _parse(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, OptionError]]:
