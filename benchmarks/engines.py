@@ -102,6 +102,8 @@ class FlinkHome:
     """An installed Flink: the interpreter that has `pyflink`, and the jars of the benchmark."""
 
     python: str
+    library: str
+    """The class path of Flink itself."""
     jars: tuple[str, ...]
     parquet: bool
 
@@ -124,7 +126,7 @@ def find_flink(results: Path) -> FlinkHome | None:
     build_jar(jar, home)
     found = os.environ.get("HEADGATE_BENCH_FLINK_PARQUET_JAR")
     extra = [found] if found else [str(path) for path in home.glob("lib/flink-sql-parquet-*.jar")]
-    return FlinkHome(python, (str(jar), *extra), bool(extra))
+    return FlinkHome(python, f"{home}/lib/*", (str(jar), *extra), bool(extra))
 
 
 class Flink:

@@ -9,9 +9,10 @@ A job of parallelism 1 runs in this process. With a higher one (`--parallelism 1
 processes of this machine that are joined by sockets, as on a cluster. `--windows` measures a count in
 tumbling windows of a second instead: the time from the end of a window to its results.
 
-There is no Flink beside it yet: compare two versions of headgate, or two options, in turns on one
-machine. Latency is time by the clock, which other work on the machine makes longer, so the load is
-printed. The processor time per million records is that of all processes of the job, start included.
+With `--flink` each round also runs the same job as a Flink DataStream (`peers/java/Latency.java`), in a JVM
+of its own with a mini cluster, at Flink's defaults with object reuse. Latency is time by the clock, which
+other work on the machine makes longer, so the load is printed. The processor time per million records is
+that of all processes of the job, start included.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,6 +32,7 @@ import msgspec
 import numpy as np
 import psutil
 import pyarrow as pa
+from engines import NOT_INSTALLED, FlinkHome, find_flink
 from process_cluster import running
 
 import headgate as hg
@@ -215,6 +219,40 @@ def measure(
         return np.concatenate(found), cpu_s / (rate * seconds) * US
 
 
+def measure_flink(
+    home: FlinkHome, rate: float, seconds: float, parallelism: int, windows: bool
+) -> tuple[np.ndarray, float]:
+    """Return the same for one run of the job in Flink."""
+    with tempfile.TemporaryDirectory(prefix="hg-latency-") as directory:
+        opens = [
+            f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")
+        ]
+        mode = "windows" if windows else "records"
+        arguments = [rate, seconds, parallelism, mode, WARM_S, directory]
+        began = children_cpu_seconds()
+        subprocess.run(
+            [
+                "java",
+                *opens,
+                "-cp",
+                f"{home.jars[0]}:{home.library}",
+                "Latency",
+                *map(str, arguments),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        cpu_s = children_cpu_seconds() - began
+        found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
+        return np.concatenate(found), cpu_s / (rate * seconds) * US
+
+
+def children_cpu_seconds() -> float:
+    """CPU seconds of the processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 async def in_processes(job: hg.Job, parallelism: int, directory: str) -> float:
     """Run a job in worker processes until all its sinks are done; return the CPU seconds they used."""
     own = psutil.Process()
@@ -240,25 +278,54 @@ def main() -> None:
     parser.add_argument("--parallelism", default="1")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
     parser.add_argument("--windows", action="store_true")
+    parser.add_argument("--flink", action="store_true", help="in turns with Flink")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
     tune_process()
     options = dict(each.split("=", 1) for each in given.option)
-    heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
-    print(f"records/s   p{heads}      max   CPU s per M   load   (ms, medians of {given.rounds})")
-    for parallelism in map(int, given.parallelism.split(",")):
-        for rate in map(float, given.rates.split(",")):
-            rows, cpu = [], []
-            for _ in range(given.rounds):
-                found, cpu_s = measure(rate, given.seconds, parallelism, options, given.windows)
-                rows.append([*np.percentile(found, PERCENTILES), found.max()])
-                cpu.append(cpu_s)
-            figures = "".join(f"{median(each):9.1f}" for each in zip(*rows, strict=True))
-            load = os.getloadavg()[0]
-            print(
-                f"{rate:9,.0f} {parallelism:3d}{figures} {median(cpu):13.2f} {load:6.1f}",
-                flush=True,
+    with tempfile.TemporaryDirectory(prefix="hg-latency-jar-") as directory:
+        flink = find_flink(Path(directory)) if given.flink else None
+        if given.flink and flink is None:
+            raise SystemExit(f"Flink is {NOT_INSTALLED}")
+        heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
+        print(
+            f"engine    records/s   p{heads}      max   CPU s per M   load   "
+            f"(ms, medians of {given.rounds}, and the range of p50 and p99)"
+        )
+        for parallelism in map(int, given.parallelism.split(",")):
+            for rate in map(float, given.rates.split(",")):
+                compare(flink, rate, parallelism, options, given)
+
+
+def compare(
+    flink: FlinkHome | None,
+    rate: float,
+    parallelism: int,
+    options: dict[str, str],
+    given: argparse.Namespace,
+) -> None:
+    """Run all rounds of a rate, and print a line for each engine."""
+    runs: dict[str, list[tuple[np.ndarray, float]]] = {"headgate": []}
+    if flink is not None:
+        runs["flink"] = []
+    for _ in range(given.rounds):
+        runs["headgate"].append(measure(rate, given.seconds, parallelism, options, given.windows))
+        if flink is not None:
+            runs["flink"].append(
+                measure_flink(flink, rate, given.seconds, parallelism, given.windows)
             )
+    for engine, found in runs.items():
+        rows = [[*np.percentile(each, PERCENTILES), each.max()] for each, _ in found]
+        columns = list(zip(*rows, strict=True))
+        figures = "".join(f"{median(each):9.1f}" for each in columns)
+        ranges = ", ".join(
+            f"{min(columns[at]):.1f}..{max(columns[at]):.1f}" for at in (0, PERCENTILES.index(99.0))
+        )
+        print(
+            f"{engine:<9} {rate:9,.0f} {parallelism:3d}{figures} "
+            f"{median(cpu for _, cpu in found):13.2f} {os.getloadavg()[0]:6.1f}   ({ranges})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
