@@ -156,7 +156,7 @@ HINT: Final = "hint"
 """The kind of items that every subtask gets back, and whose loss does no harm."""
 
 
-class StateInfo(Record, frozen=True, kw_only=True):
+class StateInfo(Record, frozen=True, kw_only=True, gc=False):
     """The declaration of a state by its operator: for inspection, checks and evolution.
 
     `schema` is the Arrow IPC message of the schema of its canonical table (None: the state consists of
@@ -194,7 +194,7 @@ def state_info(
     )
 
 
-class ChannelAddress(Record, frozen=True, kw_only=True):
+class ChannelAddress(Record, frozen=True, kw_only=True, gc=False):
     """A channel between two subtasks, named so that the name is valid in later attempts too.
 
     Attributes:
@@ -223,7 +223,7 @@ HANDLE_KINDS: Final = frozenset({"table", "delta", "items", "file", "meta", "inp
 """The possible values of `StateHandle.kind`."""
 
 
-class StateHandle(Record, frozen=True, kw_only=True):
+class StateHandle(Record, frozen=True, kw_only=True, gc=False):
     """The place of one piece of state of one subtask: inline in the manifest, or in a file.
 
     `file` is relative to the root of the job's storage, or of the savepoint. `checksum` is xxh3-64 of
@@ -259,7 +259,7 @@ class StateHandle(Record, frozen=True, kw_only=True):
     """The position of the piece in its file; only in-flight records share a file."""
 
 
-class OperatorSnapshot(Record, frozen=True, kw_only=True):
+class OperatorSnapshot(Record, frozen=True, kw_only=True, gc=False):
     """All state of one operator subtask in one checkpoint."""
 
     operator: str

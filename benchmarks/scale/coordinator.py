@@ -299,23 +299,20 @@ class Measured:
         """Return the size of the largest entry of the job log."""
         return max(path.stat().st_size for path in self._directory.glob("*/log/*.json"))
 
+    async def longest_turn(self, work: Any) -> float:
+        """Return the longest time in which the event loop did nothing else but `work`."""
+        longest = 0.0
+        working = asyncio.ensure_future(work)
+        while not working.done():
+            longest = max(longest, await self.cpu_of(asyncio.sleep(0)))
+        await working
+        return longest
+
     async def cpu_of(self, work: Any) -> float:
         """Return the seconds of processor time that the coordinator takes for `work`."""
         workers_s, before = self.traffic.workers_s, time.process_time()
         await work
         return time.process_time() - before - (self.traffic.workers_s - workers_s)
-
-
-async def longest_turn(work: Any) -> float:
-    """Return the longest time in which the event loop did nothing else but `work`."""
-    longest = 0.0
-    working = asyncio.ensure_future(work)
-    while not working.done():
-        before = time.process_time()
-        await asyncio.sleep(0)
-        longest = max(longest, time.process_time() - before)
-    await working
-    return longest
 
 
 async def measure(workers: int, slots: int) -> Figures:
@@ -335,7 +332,7 @@ async def measure(workers: int, slots: int) -> Figures:
                 ack_messages=job.traffic.messages["CheckpointAcked"] // CHECKPOINTS,
                 ack_bytes=job.traffic.bytes["CheckpointAcked"] // CHECKPOINTS,
                 entry_bytes=job.entry_bytes(),
-                longest_turn_s=await longest_turn(job.checkpoint()),
+                longest_turn_s=await job.longest_turn(job.checkpoint()),
                 restart_s=await job.cpu_of(job.restart()),
             )
         finally:

@@ -567,7 +567,7 @@ class SubtaskFailed(Message, frozen=True):
     """The region of a failure that is not of one subtask; -1: the failure is of all regions."""
 
 
-class CheckpointAcked(Message, frozen=True):
+class CheckpointAcked(Message, frozen=True, gc=False):
     """This subtask's part of the checkpoint is durable."""
 
     attempt: int

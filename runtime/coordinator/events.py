@@ -11,6 +11,8 @@ from ..control.messages import Messages
 from ..protocol.failover import RegionId
 from .failures import Failure
 
+EVENTS_PER_TURN = 64
+"""After this number of events everything else in the event loop has its turn."""
 HAND_OVER = "hand-over"
 """The verb with which a client lets this coordinator leave, and the run go on under the next one."""
 
@@ -143,6 +145,20 @@ JobEvent: TypeAlias = (
     | RegionsReady
     | Suspected
 )
+
+
+@final
+class EventQueue(asyncio.Queue[JobEvent]):
+    """The queue of a job. A burst of events does not keep heartbeats from the event loop."""
+
+    _taken = 0
+
+    async def get(self) -> JobEvent:
+        """Return the next event, now and then after a turn of everything else."""
+        self._taken += 1
+        if self._taken % EVENTS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        return await super().get()
 
 
 class PutEvent(Protocol):

@@ -68,7 +68,7 @@ from .ending import (
     outcome_of_end,
 )
 from .environment import JobEnvironment
-from .events import JobEvent
+from .events import EventQueue
 from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .leadership import Leadership, check_not_followed, patiently
@@ -175,7 +175,7 @@ class JobCoordinator:
         """A text about the end of the former run; empty: there was none."""
         self._patience_ms = self._options.get(STORE_PATIENCE) if takes_over else 0
         self._leadership = Leadership()
-        self._events: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._events = EventQueue()
         self._scans = OpenScans()
         self._context: JobContext | None = None
         self._over: JobOutcome | None = None

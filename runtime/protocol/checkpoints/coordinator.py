@@ -452,6 +452,8 @@ class CheckpointCoordinator(Generic[Payload]):
         elif subtask in pending.missing:
             pending.missing.remove(subtask)
             pending.acks[subtask] = payload
+            if pending.missing:
+                return []  # nothing has become possible
         else:
             self._check(subtask in pending.acks, "ack of an unknown subtask", subtask=subtask)
         return self._decisions()
