@@ -51,7 +51,7 @@ PAUSE_ROWS: Final = 1 << 20
 PAUSE_ROWS_MAX: Final = 1 << 24
 """The records that go on as they are before the gain is measured again: the first time, and at most."""
 COUNTED_SPAN: Final = 4
-"""Integer keys are close together if there are at most this many numbers per record from least to greatest."""
+"""Integer keys are close together if their range has at most this many numbers per record."""
 _SPARE_BYTES_MAX: Final = 1 << 22
 
 Part: TypeAlias = tuple[int, Rows | None, int]
