@@ -68,6 +68,10 @@ class MqttReader(AcknowledgingReader[Any]):
         ]
         return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
+    def lag_s(self) -> float | None:
+        """Return None: messages of MQTT do not say when they were published."""
+        return None
+
     # -- the thread ---------------------------------------------------------------------------------
 
     def fetch_forever(self) -> None:

@@ -70,6 +70,7 @@ def test_messages_come_and_go_over_tls(tls: dict[str, Any]) -> None:
         writer.write(ColumnBatch(pa.RecordBatch.from_pylist([{"id": n} for n in range(20)])))
         prepare = writer.roll(1)
         assert prepare is not None
+        assert reader.lag_s() is None
         await asyncio.to_thread(prepare)
         await asyncio.to_thread(writer.close)
         found: list[Any] = []
