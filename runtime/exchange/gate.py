@@ -17,7 +17,8 @@ from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import Batch, CheckpointBarrier, Control, Element
 from ...state.snapshot import ChannelAddress
 from .channel_state import GateCapture, InFlightRecords
-from .partition import BATCHES, OutputChannel, append_control, barrier_index, batches_before
+from .partition import OutputChannel
+from .queues import BATCHES, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
 from .wire import ChannelId
 

@@ -23,7 +23,8 @@ from ...errors import ExchangeError, HeadgateError
 from ...operators.elements import Batch, Control, EndOfPartition
 from ..listening import GREETING_BYTES_MAX
 from .gate import InputGate
-from .partition import BATCHES, OutputChannel
+from .partition import OutputChannel
+from .queues import BATCHES
 from .settings import ExchangeSettings
 from .wire import (
     BACKLOG_MAX,

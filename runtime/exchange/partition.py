@@ -28,9 +28,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from ...errors import ExchangeError, HeadgateError, check
@@ -49,12 +48,13 @@ from ...operators.elements import (
 )
 from ...state.snapshot import ChannelAddress
 from .channel_state import InFlightRecords
+from .held_progress import HeldProgress
 from .partitioners import Partitioner
+from .queues import BATCHES, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
 from .slicing import BatchSizer, Coalescer, cut, rows_within
 from .wire import ChannelId
 
-BATCHES = (ColumnBatch, ObjectBatch)
 EARLY_PAUSE_S = 0.002
 """The least time between two early flushes, per channel.
 
@@ -94,6 +94,7 @@ class ResultPartition:
         clock: Clock,
         addresses: Sequence[ChannelAddress] | None = None,
         gather_rows: int = 0,
+        may_hold_watermarks: bool = False,
     ) -> None:
         """Nothing is sent yet.
 
@@ -105,6 +106,7 @@ class ResultPartition:
             addresses: of the channels, if barriers may overtake records here.
             gather_rows: column batches are gathered until they have this number of rows, and then split;
                 0: each is split when it is emitted.
+            may_hold_watermarks: watermarks may wait for partly filled buffers, see `HeldProgress`.
         """
         check(channels, "a result partition needs a channel")
         self._channels = list(channels)
@@ -122,6 +124,9 @@ class ResultPartition:
         self._gathered = Coalescer()
         self._gathered_since = 0.0
         """The time at which the first of the gathered records was emitted."""
+        self._held: HeldProgress | None = None
+        if may_hold_watermarks and len(channels) > 1 and self._timeout_s is not None:
+            self._held = HeldProgress(self._timeout_s)
         self._early_from = 0.0
         """The earliest time of the next early flush."""
         self._awaits_credit = False
@@ -183,6 +188,9 @@ class ResultPartition:
         Raises:
             ExchangeError: a channel broke.
         """
+        if self._holds(element):
+            self._raise_if_failed()
+            return
         self.flush()
         if isinstance(element, CheckpointBarrier):
             self._send_barrier(element)
@@ -193,6 +201,20 @@ class ResultPartition:
             for channel in self._channels:
                 channel.send_control(element)
         self._raise_if_failed()
+
+    def _holds(self, element: Control) -> bool:
+        """Return True if a watermark or status waits for the partly filled buffers in front of it."""
+        nothing = not self._buffered_since and not self._gathered.pieces
+        if self._held is None or nothing or not isinstance(element, Watermark | WatermarkStatus):
+            return False
+        return self._held.hold(element, self._clock.monotonic())
+
+    def _send_held(self) -> None:
+        """Send the watermarks that waited; all records in front of them have left."""
+        if self._held:
+            for element in self._held.take(self._clock.monotonic()):
+                for channel in self._channels:
+                    channel.send_control(element)
 
     def _send_barrier(self, barrier: CheckpointBarrier) -> None:
         if self._outgoing is not None:
@@ -211,10 +233,11 @@ class ResultPartition:
         return outgoing if outgoing and outgoing.barrier.checkpoint_id == checkpoint_id else None
 
     def flush(self) -> None:
-        """Send all partly filled buffers now."""
+        """Send all partly filled buffers now, and the watermarks that wait for them."""
         self._split_gathered()
         for index in list(self._buffered_since):
             self._flush_channel(index)
+        self._send_held()
 
     def _gather(self, batch: Batch, size: int) -> None:
         """Take a batch of `size` bytes; split what is gathered if it is enough."""
@@ -307,9 +330,12 @@ class ResultPartition:
         # What is gathered is younger than any buffer: all that was emitted before it has been split.
         gathered_since = self._gathered_since if self._gathered.pieces else None
         oldest = next(iter(self._buffered_since.values()), gathered_since)
-        if oldest is None or self._timeout_s is None:
+        if self._timeout_s is None:
             return None
-        return oldest + self._timeout_s
+        due = None if oldest is None else oldest + self._timeout_s
+        if not self._held:
+            return due
+        return self._held.due if due is None else min(due, self._held.due)
 
     def flush_due(self, now: float) -> bool:
         """True if a partly filled buffer has waited for the buffer timeout."""
@@ -336,10 +362,12 @@ class ResultPartition:
                 self._early_from = now + pause_s
             else:
                 self._awaits_credit = True
+        if not self._buffered_since:
+            self._send_held()
 
     def next_early(self) -> float | None:
         """Monotonic time from which `flush_early` may send something; None: not before credit comes."""
-        nothing = not self._buffered_since and not self._gathered.pieces
+        nothing = not self._buffered_since and not self._gathered.pieces and not self._held
         if nothing or self._timeout_s is None or self._awaits_credit:
             return None
         return self._early_from
@@ -412,6 +440,7 @@ class ResultPartition:
             channel.release()
         self._coalescers = [Coalescer() for _ in self._channels]
         self._gathered = Coalescer()
+        self._held = None
         self._buffered_since.clear()
         if self._error is None:
             self.channel_failed(ExchangeError("the result partition is closed"))
@@ -677,71 +706,3 @@ class OutputChannel(ABC):
 
     def _flush(self) -> None:  # noqa: B027  only some transports collect
         """Send what `_transmit` collected."""
-
-
-def append_control(queue: deque[Element], control: Control, controls_max: int) -> None:
-    """Append `control`, merging it with those it makes obsolete.
-
-    The order relative to batches and barriers is kept. Of adjacent watermarks and statuses at most three
-    remain; of latency markers the oldest of each source, since it has measured most of the wait.
-
-    Raises:
-        ExchangeError: `controls_max` control elements are queued already.
-    """
-    if isinstance(control, Watermark | WatermarkStatus):
-        _append_progress(queue, control)
-    elif not (isinstance(control, LatencyMarker) and _has_marker_of(queue, control)):
-        queue.append(control)
-    # Counting is left out while the queue is short, which it always is in good health.
-    if len(queue) > controls_max:
-        count = sum(not isinstance(element, BATCHES) for element in queue)
-        if count > controls_max:
-            raise ExchangeError(
-                f"too many control elements wait on one channel count=`{count}` "
-                f"queued_controls_max=`{controls_max}`",
-                fix="the receiver takes no records: look for a user function that hangs",
-            )
-
-
-def _append_progress(queue: deque[Element], newest: Watermark | WatermarkStatus) -> None:
-    """Bring the run of watermarks and statuses at the end into the form: active, watermark, idle.
-
-    `active` comes first because a valve ignores watermarks of an idle channel, `idle` last for the same
-    reason.
-    """
-    run: list[Watermark | WatermarkStatus] = [newest]
-    while queue and isinstance(element := queue[-1], Watermark | WatermarkStatus):
-        run.append(element)
-        queue.pop()
-    watermark = next((each for each in run if isinstance(each, Watermark)), None)
-    statuses = [each.idle for each in run if isinstance(each, WatermarkStatus)]
-    if False in statuses:
-        queue.append(WatermarkStatus(idle=False))
-    if watermark is not None:
-        queue.append(watermark)
-    if statuses and statuses[0]:
-        queue.append(WatermarkStatus(idle=True))
-
-
-def _has_marker_of(queue: deque[Element], marker: LatencyMarker) -> bool:
-    return any(
-        isinstance(element, LatencyMarker)
-        and element.source_id == marker.source_id
-        and element.subtask_index == marker.subtask_index
-        for element in queue
-    )
-
-
-def barrier_index(queue: deque[Element], checkpoint_id: int) -> int | None:
-    """The position of a checkpoint's barrier in a queue."""
-    for index, element in enumerate(queue):
-        if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
-            return index
-    return None
-
-
-def batches_before(queue: deque[Element], index: int) -> Iterator[Batch]:
-    """The batches among the first `index` elements."""
-    for element in islice(queue, index):
-        if isinstance(element, BATCHES):
-            yield element

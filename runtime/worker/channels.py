@@ -173,6 +173,7 @@ class ChannelMap:
                 self._clock,
                 addresses,
                 gather_rows(edge.partitioning, len(channels)),
+                may_hold_watermarks=len(self._connections[edge.id].senders_of(receivers[0])) > 1,
             )
             leaving: NodePartition[OutputPartition] = NodePartition(edge.side, partition, edge.id)
             outputs.setdefault(edge.source_node, []).append(leaving)
