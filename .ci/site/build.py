@@ -277,9 +277,9 @@ def _homes() -> dict[str, tuple[str, ...]]:
 def _exported(room: str) -> list[str]:
     """Return the public names of a room, with the modules that define them."""
     body = ast.parse((ROOT / room / "__init__.py").read_text()).body
-    imports = [
-        statement for statement in body if isinstance(statement, ast.ImportFrom) and statement.level
-    ]
+    # Those that are loaded when they are first used are imported for type checkers only.
+    parts = [part for each in body for part in (each.body if isinstance(each, ast.If) else [each])]
+    imports = [each for each in parts if isinstance(each, ast.ImportFrom) and each.level]
     return [f"{room}.{each.module}.{alias.name}" for each in imports for alias in each.names]
 
 
