@@ -13,7 +13,8 @@
     │   ├── ClusterError      the cluster gave no worker
     │   ├── SourceError       what a source reads could not be made
     │   ├── JobNotFound       no running job answers to that name
-    │   └── JobNotReady       the job starts or restarts: the same request will do later
+    │   ├── JobNotReady       the job starts or restarts: the same request will do later
+    │   └── ScanOver          a scan of state cannot go on, and has to begin again
     ├── StorageError        the checkpoint store or a file system refused or broke
     │   ├── FencedError       a newer coordinator owns the job; this one must stop
     │   ├── TargetAwayError   the target of a sink does not answer; its commit is repeated

@@ -88,6 +88,20 @@ def add_reduce(
     )
 
 
+def _check_no_result(queryable: object, origin: Origin) -> None:
+    """Check that `queryable` is not meant as the name of a result.
+
+    Raises:
+        PlanError: it is an aggregate.
+    """
+    if isinstance(queryable, Aggregate):
+        raise PlanError(
+            "`queryable` is the name under which clients read the state, and no result can be called so",
+            where=str(origin),
+            fix="give the result another name",
+        )
+
+
 def _queryable(
     output: NodeOutput, name: object, kind: str, origin: Origin, values: pa.Schema | None
 ) -> tuple[QueryableState, ...]:
@@ -96,12 +110,6 @@ def _queryable(
     Raises:
         PlanError: this cannot be a name.
     """
-    if isinstance(name, Aggregate):
-        raise PlanError(
-            "`queryable` is the name under which clients read the state, and no result can be called so",
-            where=str(origin),
-            fix="give the result another name",
-        )
     fields = None
     if not callable(output.key) and output.schema is not None:
         fields = [output.schema.field(column) for column in output.key or ()]
@@ -152,6 +160,7 @@ def add_aggregate(
 ) -> NodeOutput:
     """Add the step of `keyed.agg(...)`."""
     rules = _checked_ttl(ttl, origin)
+    _check_no_result(queryable, origin)
     if not isinstance(output.partitioning, HashColumns):
         raise PlanError(
             "agg needs a key made of columns, and key_with gives a function",

@@ -25,8 +25,9 @@ class NoSubtasks:
     def __init__(self) -> None:
         nothing = SimpleNamespace(everything=frozenset(), subtasks_of=lambda regions: [])
         self.number = 7
+        self.plan_blob = b""
         self.restoring: dict[tuple[str, int], tuple[int, int]] = {}
-        self.plan = SimpleNamespace(vertices=[])
+        self.plan = SimpleNamespace(vertices=[], slots_by_group={})
         self.executions = SimpleNamespace(
             place=lambda workers, slots: None, placement={}, failover=nothing
         )
@@ -40,7 +41,7 @@ class Watched:
         self.texts: list[str] = []
         self.env = SimpleNamespace(
             clock=self.clock,
-            spec=SimpleNamespace(checkpoint=None),
+            spec=SimpleNamespace(checkpoint=None, options={}),
             store=None,
             publish=lambda kind, text, **_: self.texts.append(text),
         )
