@@ -36,7 +36,7 @@ help:
 	@echo "make kube-up   start such a cluster to try things in, until Ctrl-C (as root)"
 	@echo "make dashboards   draw the dashboards of a live run into docs/images (as root)"
 	@echo "make ui-pictures   draw the web UI of a live run into docs/images"
-	@echo "make bench   run the benchmarks, beside Flink where it is installed (twenty minutes; ARGS=--quick: five)"
+	@echo "make bench   run the benchmarks, beside Flink where it is installed (ARGS=--quick: fewer records, p=1)"
 	@echo "make bench-state   what keyed state costs (ARGS=--full: the real sizes, half an hour)"
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
 	@echo "make bench-recovery   from kill -9 of a worker to output again (eight minutes; ARGS='--keys 100000 --kills 3': two)"
