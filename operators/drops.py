@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from .elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from .lost_records import Samples
+if TYPE_CHECKING:  # the command line shows drops, and must not wait for Arrow to load
+    from .elements import Batch
+    from .lost_records import Samples
 
 DROPPED_COUNTER: Final = "dropped_records"
 
@@ -86,8 +87,7 @@ class Drops:
         kind = _SIDES.get(side, DropKind.UNREAD)
         self.add(kind, len(batch))
         if self.samples is not None:
-            known = None if watermark in (WATERMARK_MIN, WATERMARK_MAX) else watermark
-            self.samples.add_rows(kind, batch, watermark=known)
+            self.samples.add_rows(kind, batch, watermark=watermark)
 
     @property
     def total(self) -> int:

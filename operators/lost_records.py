@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from .elements import Batch, ColumnBatch
+from .elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
 
 TEXT_MAX: Final = 500
 """A longer text is cut, in characters."""
@@ -77,7 +77,7 @@ class Samples:
             step=self._step,
             kind=kind,
             event_time=event_time,
-            watermark=watermark,
+            watermark=None if watermark in (WATERMARK_MIN, WATERMARK_MAX) else watermark,
             position=shortened(position),
             error=error,
             value=shown,
