@@ -21,7 +21,7 @@ PARQUET_READ_MAX = 16_000_000
 """headgate reads the Parquet file several times, up to this number of rows in all; Flink once."""
 CHECK_ROWS = 500_000
 EMPTY_RUNS = 3
-"""Of empty jobs in Flink the cheapest counts: in the others the JVM still compiles the job before."""
+"""The cheapest of the empty jobs in Flink counts: in the others the JVM still compiles the job before."""
 LAMBDA_EVENTS = {"q1": 300_000, "q2": 300_000, "w": 60_000}
 """Records of a PyFlink run; the other queries need no Python function."""
 NOT_INSTALLED = "not installed: pip install 'headgate[flink]', and a JDK 17 (java, javac, jar)"

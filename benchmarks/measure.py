@@ -70,7 +70,7 @@ class Sampler:
         return self._at(self._cpu, ended) - self._at(self._cpu, began)
 
     def foreign_cores(self, began: float, ended: float) -> float:
-        """How many cores all other processes had between two moments."""
+        """Return the number of cores that all other processes had between two moments."""
         whole = self._at(self._machine, ended) - self._at(self._machine, began)
         return max(0.0, whole - self.cpu_seconds(began, ended)) / (ended - began)
 
@@ -107,7 +107,7 @@ class Run:
     peak_bytes: int
     answer: dict[str, Any]
     foreign_cores: float = 0.0
-    """What other processes took of the machine meanwhile."""
+    """The part of the machine that other processes took meanwhile."""
 
 
 class Host:

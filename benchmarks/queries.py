@@ -39,7 +39,7 @@ class Query:
     """Records of a run, of which the first quarter is warm-up: two or three seconds on one core."""
     flink_events: int
     columns: tuple[str, ...]
-    """What it reads of the bids."""
+    """The columns of the bids that it reads."""
     event_time: bool = False
 
 

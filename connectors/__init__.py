@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Functions with the name of their module: whoever imported that module would put it in their place.
+# These functions have the name of their module: an import of that module would put it in their place.
 from .collect import collect
 from .generator import (
     choice,

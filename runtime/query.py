@@ -43,7 +43,7 @@ T = TypeVar("T")
 Level: TypeAlias = Literal["live", "committed"]
 PATIENCE: Final = "10s"
 _SCANS: Final = 5
-"""How often a table is read from its begin on."""
+"""The number of times that a table is read from its beginning."""
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
 _Connect = Callable[[], Awaitable[RestClient]]

@@ -1,4 +1,4 @@
-"""What a shuffle between p and p subtasks takes, by formula.
+"""The costs of a shuffle between p and p subtasks, by formula.
 
     python benchmarks/scale/channels.py [--sizes 64x1 64x8 ...]     parallelism x slots of a worker
 

@@ -1,4 +1,4 @@
-"""What a coordinator costs as its job gets wider: the real one, with workers that only answer.
+"""The costs of a coordinator as its job gets wider: the real one, with workers that only answer.
 
     python benchmarks/scale/coordinator.py [--workers 5x1 50x1 500x1 625x8]
 
@@ -75,7 +75,7 @@ STATE = state_info(
     ),
     ("k",),
 )
-"""What the aggregate says of its state."""
+"""The description of the state of the aggregate."""
 
 
 @dataclass
@@ -242,7 +242,7 @@ def scale_job(width: int, storage: str) -> hg.Job:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a job costs its coordinator: seconds of its processor, messages and bytes."""
+    """The costs of a job for its coordinator: seconds of its processor, messages and bytes."""
 
     subtasks: int
     deploy_s: float

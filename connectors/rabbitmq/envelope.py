@@ -18,7 +18,7 @@ _VALUE: Final = 0x77
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message holds.
+    """The contents of a message.
 
     Attributes:
         data: its data.

@@ -43,7 +43,7 @@ _MESSAGE_BYTES: Final = 200
 _CREDIT: Final = 4
 """The number of chunks that a broker sends ahead."""
 _LOOK_S: Final = 10.0
-"""How often the end of a stream is asked for, which also tells whether the broker still answers."""
+"""The end of a stream is asked for this often, which also tells whether the broker still answers."""
 _READING: Final = 0
 """The number of the subscription."""
 _log = logging.getLogger("headgate.connectors.rabbitmq")

@@ -28,7 +28,7 @@ _MESSAGE_BYTES: Final = 500
 """About what a message takes beside its data."""
 _BUFFER_BYTES: Final = 64 << 20
 _LOOK_S: Final = 10.0
-"""How often the number of messages in the queue is asked for."""
+"""The number of messages in the queue is asked for this often."""
 _log = logging.getLogger("headgate.connectors.sqs")
 
 

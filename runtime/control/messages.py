@@ -145,7 +145,7 @@ class Welcome(Message, frozen=True):
     generation: int = 0
     """The coordinator's generation; 0: it keeps no job log. A worker that obeys it obeys no older one."""
     takes_logs: bool = False
-    """Whether the coordinator keeps lines of the worker's log."""
+    """True if the coordinator keeps lines of the worker's log."""
 
 
 class BusyStep(msgspec.Struct, frozen=True):
@@ -170,7 +170,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class DeployCommon(msgspec.Struct, frozen=True, kw_only=True):
-    """What all Deploy messages of an attempt have in common: it is encoded once."""
+    """The part that all Deploy messages of an attempt have in common: it is encoded once."""
 
     job: bytes
     """The PhysicalPlan, by cloudpickle; by value, so that the modules of the user need not be installed."""
@@ -202,7 +202,7 @@ class Deploy(Message, frozen=True):
     plan: str
     """The fingerprint of the plan."""
     common: bytes
-    """What all workers get: a DeployCommon, encoded and compressed."""
+    """The part that all workers get: a DeployCommon, encoded and compressed."""
     common_size: int
     """The size of `common` before it was compressed."""
     subtasks: tuple[bytes, ...]
@@ -402,7 +402,7 @@ class ScanState(Message, frozen=True):
     waiting_max: int
     timeout_ms: int
     slice_ms: int
-    """How long the subtask reads, at most, before it goes on with its batches."""
+    """The longest time that the subtask reads before it goes on with its batches."""
     idle_ms: int
     """After this time without a message about it, the scan is over."""
     checkpoint_id: int = 0

@@ -19,7 +19,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 MESSAGE_MAX: Final = 2_000
 """A longer message is cut, in characters."""
 DETAIL_MAX: Final = 8_000
-"""Of a longer traceback the end is kept, in characters."""
+"""A longer traceback is cut to its end, in characters."""
 
 
 @final

@@ -102,7 +102,7 @@ class Options:
 
 @cache
 def _default_texts() -> Mapping[str, str]:
-    """Return the texts of all defaults, which each operator is given anew."""
+    """Return the texts of all defaults, which each operator is given."""
     return {o.key: o.default_text() for o in OPTIONS if o.default is not None}
 
 

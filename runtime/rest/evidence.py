@@ -1,4 +1,4 @@
-"""What the REST API answers about single events in a job, lines of its log, and lost records.
+"""The answers of the REST API about single events in a job: lines of its log, and lost records.
 
 Events of a job travel as server-sent events.
 """
@@ -39,7 +39,7 @@ class LogsAnswer(Answer, frozen=True):
     skipped: int
     """Lines that workers wrote faster than they send them."""
     kept: int
-    """How many lines are kept for each level."""
+    """The number of lines that are kept for each level."""
 
 
 class LostRecordAnswer(Answer, frozen=True):
@@ -63,15 +63,15 @@ class LostRecordAnswer(Answer, frozen=True):
 
 
 class LostAnswer(Answer, frozen=True):
-    """What steps have dropped, with samples of the records."""
+    """The records that steps have dropped, with samples of them."""
 
     dropped: list[DroppedAnswer]
     records: list[LostRecordAnswer]
     """By step and kind, the newest first."""
     kept: int
-    """How many samples are kept for each step and kind."""
+    """The number of samples that are kept for each step and kind."""
     values: bool
-    """Whether samples have the values of records."""
+    """True if samples have the values of records."""
 
 
 class _EventData(msgspec.Struct):

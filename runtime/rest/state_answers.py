@@ -1,4 +1,4 @@
-"""What the REST API answers about the state of a job that clients read."""
+"""The answers of the REST API about the state of a job that clients read."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ class ScanAnswer(Answer, frozen=True):
     rows: list[ScannedAnswer]
     """In no particular order."""
     next: str | None
-    """What the next request gives as `next`; null: these are the last rows."""
+    """The text that the next request gives as `next`; null: these are the last rows."""

@@ -113,9 +113,9 @@ class TaskSettings:
     commit_retries: int = 10
     """The number of times that a commit is repeated while its target is away (`sink.committer.retries`)."""
     lost_samples: bool = False
-    """Whether samples of dropped records are taken (`headgate.rest.lost-records`)."""
+    """True if samples of dropped records are taken (`headgate.rest.lost-records`)."""
     lost_values: bool = False
-    """Whether they have the values of the records (`headgate.rest.lost-values`)."""
+    """True if they have the values of the records (`headgate.rest.lost-values`)."""
     debloat: DebloatSettings | None = None
     """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 

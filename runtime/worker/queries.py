@@ -142,11 +142,12 @@ def _alike(
         for each, _ in waiting.values():
             if isinstance(each, ScanState) or each is asked:
                 continue
+            if (each.operator, each.state, each.checkpoint_id) != of_state:
+                continue
             keys += len(each.keys)
             if keys > _KEYS_AT_ONCE:
                 break
-            if (each.operator, each.state, each.checkpoint_id) == of_state:
-                found.append(each)
+            found.append(each)
     return found
 
 

@@ -37,7 +37,7 @@ def wire_up(make, clock):
 
 
 def sent(gate):
-    """What the first channel delivers."""
+    """Return the elements that the first channel delivers."""
     found = []
     while (polled := gate.poll()) is not None:
         position, element = polled
