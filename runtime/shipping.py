@@ -36,6 +36,7 @@ from msgspec.structs import fields as struct_fields
 
 from ..errors import HeadgateError, PlanError
 from ..operators.functions.checks import function_name
+from ..operators.functions.pickling import FunctionPickler
 from ..operators.graph import Graph, Node
 from ..operators.origin import is_own_module, shown_path
 
@@ -173,14 +174,12 @@ def _by_value(modules: list[types.ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(FunctionPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and isinstance(obj, _StructMeta) and _travels_by_value(obj):
             return _make_struct, _skeleton(obj), _members(obj), None, None, _set_members
         if isinstance(obj, msgspec.Meta):  # of annotated types; it has no pickle form of its own
             return _make_meta, (dict(obj.__rich_repr__()),)
-        if isinstance(obj, CodeType):
-            return _make_code, (*_reduce_code(obj), obj.co_filename)
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would send a copy of what is left to read in it.
             raise TypeError(f"cannot pickle an open file: {getattr(obj, 'name', obj)}")
@@ -196,19 +195,6 @@ def _travels_by_value(struct: type) -> bool:
     for part in struct.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is not struct
-
-
-def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Return what cloudpickle makes of code. From 3.1.2 on it leaves out the name of the file."""
-    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return make, arguments
-
-
-def _make_code(
-    make: Callable[..., CodeType], arguments: tuple[Any, ...], file_name: str
-) -> CodeType:
-    """Return code with the name of the user's file, which tracebacks show with its line."""
-    return make(*arguments).replace(co_filename=file_name)
 
 
 def _make_meta(constraints: dict[str, Any]) -> msgspec.Meta:

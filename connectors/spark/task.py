@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-import cloudpickle
 import msgspec
 import xxhash
 
 from ...errors import UsageError
+from ...operators.functions.pickling import dump_function
 
 # --- the query -------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class SparkQuery:
         """Return the plan with the function in it."""
         if self.function is None:
             return self.plan
-        return msgspec.structs.replace(self.plan, function=cloudpickle.dumps(self.function))
+        return msgspec.structs.replace(self.plan, function=dump_function(self.function))
 
     def describe(self) -> str:
         """Return a short text for `explain`."""
