@@ -9,15 +9,20 @@ from typing import Any
 
 from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
 from headgate.tests.spark.test_conformance import SparkSourceCase
-from headgate.tests.support.connector_cases import FILES_AND_MEMORY, KAFKA, POSTGRES, TABLES
+from headgate.tests.support.connector_cases import FILES_AND_MEMORY
+from headgate.tests.support.http_cases import HTTP
+from headgate.tests.support.kafka_cases import KAFKA
 from headgate.tests.support.kinesis_cases import KINESIS
+from headgate.tests.support.postgres_cases import POSTGRES
 from headgate.tests.support.queue_cases import QUEUES
 from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.sqs_cases import SQS
 from headgate.tests.support.stream_cases import NATS, RABBITMQ, REDIS
+from headgate.tests.support.table_cases import TABLES
 
 CASES: dict[str, type[Any]] = {
     **FILES_AND_MEMORY,
+    **HTTP,
     **S3,
     "spark_source": SparkSourceCase,
     **KAFKA,

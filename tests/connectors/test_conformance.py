@@ -1,4 +1,4 @@
-"""The connectors of files and memory keep all promises of the conformance kit."""
+"""The connectors of files, memory and HTTP keep all promises of the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from headgate.testing.connectors import Case, Check, SourceCase, sink_checks, source_checks
 from headgate.tests.support.connector_cases import FILES_AND_MEMORY
+from headgate.tests.support.http_cases import HTTP
 
 THOROUGH = pytest.mark.skipif(
     not os.environ.get("HEADGATE_THOROUGH"), reason="make test-all, or HEADGATE_THOROUGH=1"
@@ -38,6 +39,6 @@ def checks_of(cases: dict[str, type[Case]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("kind", "check"), checks_of(FILES_AND_MEMORY))
+@pytest.mark.parametrize(("kind", "check"), checks_of({**FILES_AND_MEMORY, **HTTP}))
 def test_it_keeps_the_promise(kind: type[Any], check: Check[Any]) -> None:
     asyncio.run(check.run(kind()))

@@ -25,8 +25,8 @@ from headgate.errors import HeadgateError, JobError, PlanError, UsageError
 from headgate.operators.sink import EpochOutput, GlobalCommit, GuaranteeLike, Sink
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
-from headgate.tests.support.connector_cases import DeltaSinkCase
 from headgate.tests.support.skips import thorough_only
+from headgate.tests.support.table_cases import DeltaSinkCase
 
 CHECKS = [check for check in sink_checks() if check.applies_to(DeltaSinkCase)]
 

@@ -38,10 +38,10 @@ from headgate.operators.sink import EpochOutput, GlobalCommit, GuaranteeLike, Si
 from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import Check, SinkCase, sink_checks
-from headgate.tests.support.connector_cases import IcebergSinkCase, let_readers_be
 from headgate.tests.support.iceberg_rest import rest_catalog
 from headgate.tests.support.operators import operator_context
 from headgate.tests.support.skips import thorough_only
+from headgate.tests.support.table_cases import IcebergSinkCase, let_readers_be
 
 CHECKS = [check for check in sink_checks() if check.applies_to(IcebergSinkCase)]
 

@@ -12,7 +12,7 @@ from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.testing.connectors import Check, sink_checks, source_checks
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.test_exactly_once import KilledSink
-from headgate.tests.support.connector_cases import KafkaSinkCase, KafkaSource, StagedKafkaCase
+from headgate.tests.support.kafka_cases import KafkaSinkCase, KafkaSource, StagedKafkaCase
 
 SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
 """These take half a minute and more. `test_exactly_once.py` kills the broker in each run, too."""

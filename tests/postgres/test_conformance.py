@@ -13,7 +13,7 @@ from headgate.connectors.postgres.writer import PostgresWriter
 from headgate.operators.sink import GuaranteeLike, Sink, SinkWriter
 from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
 from headgate.testing.servers.postgres import PostgresServer
-from headgate.tests.support.connector_cases import POSTGRES, PostgresSinkCase
+from headgate.tests.support.postgres_cases import POSTGRES, PostgresSinkCase
 
 SLOW = ("once_after_any_two_crashes",)
 """These take a minute and more."""
