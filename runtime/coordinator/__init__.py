@@ -4,8 +4,8 @@
 other. What the states share is in `context.py`, whose parts are the environment (`environment.py`), the
 present attempt (`attempt.py`), and the modules below.
 
-* States: `states.py` has the transitions; `adopting.py`, `deploying.py`, `running.py` with `regional.py`,
-  `restarting.py` and `ending.py` have the states. Everything that happens is an event (`events.py`).
+* States: `context.py` has the transitions; `adopting.py`, `deploying.py`, `running.py` with `regional.py`,
+  `restarting.py` and `ending.py` have the states. Everything that happens is an event (`environment.py`).
 * Who leads: `former.py` (another run of the job), `leadership.py` (another coordinator of this run).
 * Workers: `workers.py` starts and watches them, and they connect to the port in `control/link.py`;
   `placement.py` says what runs where.

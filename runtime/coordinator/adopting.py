@@ -23,10 +23,15 @@ from ..protocol.adoption import Adopted, Refused, WorkerReport, decide, refusal_
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import DeploymentRecord
 from ..slots import worker_groups
-from .context import JobContext
-from .environment import JobEnvironment
-from .events import ClientCommand, DeploymentPrepared, FromWorker, JobEvent, WorkerLost
-from .states import ToDeploying, ToRunning, Transition, end_by, ends_at_once
+from .context import JobContext, ToDeploying, ToRunning, Transition, end_by, ends_at_once
+from .environment import (
+    ClientCommand,
+    DeploymentPrepared,
+    FromWorker,
+    JobEnvironment,
+    JobEvent,
+    WorkerLost,
+)
 from .workers import LiveWorker
 
 REPORT_TIMEOUT_S = 10.0

@@ -16,12 +16,11 @@ from ..options.recovery import FAILOVER_STRATEGY, ORPHANED_MAX
 from ..plan import PhysicalPlan
 from ..protocol.adoption import Adopted
 from ..protocol.backpressure import RecentRecords
-from ..protocol.drops import DropLedger
+from ..protocol.drops import DropLedger, LostRecords
 from ..protocol.failover import RegionId
 from ..protocol.failure_history import RestoreFigures
 from ..protocol.ids import SubtaskId
 from ..protocol.joblog import DeploymentRecord
-from ..protocol.lost_records import LostRecords
 from ..shipping import ship
 from .environment import JobEnvironment
 from .placement import Executions

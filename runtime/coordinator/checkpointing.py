@@ -58,8 +58,7 @@ from ..savepoint import store as savepoints
 from ..savepoint.store import savepoint_of
 from ..storage.base import CheckpointStore
 from ..storage.joblog_store import JobLog
-from .environment import JobEnvironment
-from .events import PublishResult
+from .environment import JobEnvironment, PublishResult
 from .global_commit import GlobalCommitter
 
 _log = logging.getLogger("headgate.checkpoint")

@@ -27,7 +27,7 @@ from ..control.job_client import (
 )
 from ..options.network import REST_EVENTS
 from ..protocol.job_result import JobFailure
-from .events import HAND_OVER, ClientCommand, PutEvent
+from .environment import HAND_OVER, ClientCommand, PutEvent
 
 EVENTS_KEPT = 200
 """Events a late subscriber still gets."""

@@ -14,8 +14,7 @@ from ..plan import JobSpec, PhysicalPlan, Vertex
 from ..savepoint import store
 from ..savepoint.locate import savepoint_address
 from .attempt import Attempt
-from .environment import JobEnvironment
-from .events import ClientCommand
+from .environment import ClientCommand, JobEnvironment
 
 FORMER_MAX: Final = 16
 """A savepoint that is requested again is looked for in this number of generations before this one."""

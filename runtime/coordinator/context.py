@@ -1,10 +1,24 @@
-"""The job as its states share it: its environment, its parts, and its course so far."""
+"""The states of a job: how one leads to the next, and what they share.
+
+    Adopting ──> Running    (a takeover; otherwise, or if nothing can be adopted: Deploying)
+
+    Deploying ──> Running ──> Ended
+        ^          │   │
+        ├─ Failing <┘   │   (also from Deploying; Failing may give up: Ended)
+        │               │   (a failure of some regions only is handled within Running: `regional.py`)
+        └─ Rescaling <──┘
+
+A state does one thing (`adopting.py`, `deploying.py`, `running.py`, `restarting.py`, `ending.py`). What
+it returns is one of the transitions below, from which `job.py` makes the next state. So no state
+knows the others. All of them work with one `JobContext`: the job's environment, its parts, and its course
+so far.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import msgspec
 
@@ -13,21 +27,116 @@ from ..control.messages import Messages
 from ..job_settings import checkpoint_rules
 from ..observe.figures import JobFigures
 from ..options.network import REST_CURVES
+from ..protocol.adoption import Adopted
 from ..protocol.checkpoints.coordinator import CheckpointCoordinator
 from ..protocol.curves import Curves
+from ..protocol.joblog import JobStatus
+from ..protocol.restart import RestartDecision
 from .attempt import Attempt
 from .checkpointing import CheckpointDriver
 from .discovery import SplitDiscovery
-from .environment import JobEnvironment
-from .events import ClientCommand, Tick
+from .environment import HAND_OVER, ClientCommand, JobEnvironment, Tick
 from .failures import Failure, Failures
 from .global_commit import GlobalCommitter
 from .output import OutputReplacer
 from .placement import SlotAffinity
 from .restore import RestorePoints, dispose_claimed
 from .sources import FreshSplits
-from .states import EndOfJob
-from .workers import WorkerPool
+from .workers import LiveWorker, WorkerPool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToAdopting:
+    """An earlier coordinator ran the job; perhaps its attempt goes on."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToDeploying:
+    """The next attempt begins."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToRunning:
+    """All subtasks are ready; or they are at work already, if `adopted`."""
+
+    workers: list[LiveWorker]
+    adopted: Adopted | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToFailing:
+    """The attempt is over, for the whole job.
+
+    Attributes:
+        failure: the failure that ended it.
+        decision: what follows, if that was decided already.
+        merged: it happened while regions restart after another failure, and belongs to that one.
+        why: the reason why the whole job restarts and not only a part of it, if it has parts.
+    """
+
+    failure: Failure
+    decision: RestartDecision | None = None
+    merged: bool = False
+    why: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToRescaling:
+    """The job stopped with a checkpoint, to go on at another parallelism."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToHandingOver:
+    """The run is left to its next coordinator, as a client commanded."""
+
+    command: ClientCommand
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EndOfJob:
+    """The job is over.
+
+    Attributes:
+        status: how it ended.
+        reason: why, for the user.
+        failure: the failure that ended it, if one did.
+        command: the command of the client that ended it.
+        savepoint: the address of the savepoint that the client wanted with the end.
+        savepoint_bytes: its size.
+    """
+
+    status: JobStatus
+    reason: str = ""
+    failure: Failure | None = None
+    command: ClientCommand | None = None
+    savepoint: str = ""
+    savepoint_bytes: int = 0
+
+
+Transition: TypeAlias = (
+    ToAdopting | ToDeploying | ToRunning | ToFailing | ToRescaling | ToHandingOver | EndOfJob
+)
+
+
+def ends_at_once(command: ClientCommand) -> bool:
+    """Return True for a command that can be carried out while no attempt runs."""
+    wants_more = "savepoint" in command.arguments or command.arguments.get("drain")
+    return command.verb in ("cancel", HAND_OVER) or (command.verb == "stop" and not wants_more)
+
+
+def end_by(command: ClientCommand) -> Transition:
+    """End the job, or this coordinator, while no attempt runs: the last checkpoint is the newest state."""
+    if command.verb == HAND_OVER:
+        return ToHandingOver(command)
+    status = JobStatus.CANCELED if command.verb == "cancel" else JobStatus.STOPPED
+    return EndOfJob(status, f"{command.verb} by a client", command=command)
 
 
 @final

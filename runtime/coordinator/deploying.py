@@ -30,14 +30,14 @@ from ..savepoint.store import opened
 from ..slots import worker_groups
 from ..storage.base import CheckpointStore
 from .attempt import Attempt
-from .context import JobContext
+from .context import JobContext, ToDeploying, ToFailing, ToRunning, Transition, end_by, ends_at_once
 from .discovery import check_keys_kept, going_on, ledger_start
-from .environment import JobEnvironment
-from .events import (
+from .environment import (
     AttemptFailed,
     ClientCommand,
     DeploymentPrepared,
     FromWorker,
+    JobEnvironment,
     JobEvent,
     WorkerLost,
 )
@@ -53,7 +53,6 @@ from .restore import (
     reader_of,
     split_items,
 )
-from .states import ToDeploying, ToFailing, ToRunning, Transition, end_by, ends_at_once
 from .workers import LiveWorker
 
 PROGRESS_S = 1.0

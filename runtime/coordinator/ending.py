@@ -15,11 +15,10 @@ from ..protocol.failures import FailureKind
 from ..protocol.job_result import JobFailure, JobOutcome
 from ..protocol.joblog import JobEnded, JobStatus
 from ..storage.stored_jobs import sweep_orphans, withdraw_token
-from .context import JobContext
-from .events import ClientCommand, FromWorker, PublishResult
+from .context import EndOfJob, JobContext
+from .environment import ClientCommand, FromWorker, PublishResult
 from .failures import Failure
 from .sources import discard_source_data
-from .states import EndOfJob
 from .status import describe
 
 STATUS = "HANDED_OVER"

@@ -38,8 +38,7 @@ from ..options.state import COMMITTER_RETRIES
 from ..protocol.checkpoints.manifest import Manifest
 from ..protocol.failures import as_headgate_error
 from ..savepoint.store import opened
-from .environment import JobEnvironment
-from .events import AttemptFailed
+from .environment import AttemptFailed, JobEnvironment
 from .failures import failure_from
 from .restore import ReadHandle, Restored, reader_of, split_items
 

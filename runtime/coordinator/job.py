@@ -56,7 +56,17 @@ from ..storage.stored_jobs import publish_token, sweep_orphans, withdraw_token
 from .adopting import Adopting
 from .clients import Clients
 from .commands import dispose_savepoint, savepoint_of_trigger
-from .context import JobContext
+from .context import (
+    EndOfJob,
+    JobContext,
+    ToAdopting,
+    ToDeploying,
+    ToFailing,
+    ToHandingOver,
+    ToRescaling,
+    ToRunning,
+    Transition,
+)
 from .deploying import Deploying
 from .ending import (
     REASON,
@@ -67,8 +77,7 @@ from .ending import (
     logged_failure,
     outcome_of_end,
 )
-from .environment import JobEnvironment
-from .events import EventQueue
+from .environment import EventQueue, JobEnvironment
 from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .leadership import Leadership, check_not_followed, patiently
@@ -79,16 +88,6 @@ from .reporting import register_job
 from .restarting import Failing, Rescaling
 from .running import Running
 from .scans import OpenScans, scan_state
-from .states import (
-    EndOfJob,
-    ToAdopting,
-    ToDeploying,
-    ToFailing,
-    ToHandingOver,
-    ToRescaling,
-    ToRunning,
-    Transition,
-)
 from .status import describe, describe_curves, describe_dropped, sample_curves
 from .views import (
     checkpoint_directory,

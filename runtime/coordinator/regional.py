@@ -23,12 +23,11 @@ from ..protocol.failures import as_headgate_error
 from ..protocol.ids import SubtaskId
 from ..protocol.restart import GiveUp, Restart, RestartDecision
 from ..slots import worker_groups
-from .context import JobContext
+from .context import JobContext, ToFailing
 from .deploying import choose_workers, deploy_regions, ensure_workers
-from .events import RegionsReady, Suspected
+from .environment import RegionsReady, Suspected
 from .failures import ROOT_CAUSE_S, Failure, failure_of_subtask
 from .reporting import announce_restart, report_restored
-from .states import ToFailing
 from .workers import LiveWorker
 
 

@@ -12,11 +12,10 @@ from ..protocol.failure_history import FailureEntry
 from ..protocol.joblog import JobStatus
 from ..protocol.restart import GiveUp
 from ..slots import worker_groups
-from .context import JobContext
-from .events import ClientCommand, FromWorker, JobEvent, PublishResult, WorkerLost
+from .context import EndOfJob, JobContext, ToDeploying, ToFailing, Transition, end_by, ends_at_once
+from .environment import ClientCommand, FromWorker, JobEvent, PublishResult, WorkerLost
 from .failures import ROOT_CAUSE_S, failure_of_subtask, failure_of_worker
 from .reporting import announce_restart
-from .states import EndOfJob, ToDeploying, ToFailing, Transition, end_by, ends_at_once
 
 
 @final

@@ -44,9 +44,19 @@ from ..protocol.watermark_alignment import Announcement, Member
 from ..slots import worker_groups
 from .checkpointing import Outcome
 from .commands import check_keeps_checkpoints, check_rescale, savepoint_target
-from .context import JobContext, OngoingRescale
+from .context import (
+    EndOfJob,
+    JobContext,
+    OngoingRescale,
+    ToFailing,
+    ToHandingOver,
+    ToRescaling,
+    Transition,
+    end_by,
+    ends_at_once,
+)
 from .deploying import is_progress
-from .events import (
+from .environment import (
     HAND_OVER,
     AttemptFailed,
     ClientCommand,
@@ -65,15 +75,6 @@ from .failures import Failure, failure_from, failure_of_subtask, failure_of_work
 from .regional import RegionalRestart
 from .reporting import report_recovered
 from .sources import alignment_of, ended_splits, quiet_sources, read_histories
-from .states import (
-    EndOfJob,
-    ToFailing,
-    ToHandingOver,
-    ToRescaling,
-    Transition,
-    end_by,
-    ends_at_once,
-)
 from .workers import LiveWorker
 
 FINAL = "final"

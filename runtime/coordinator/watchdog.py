@@ -14,8 +14,7 @@ from ..protocol.failures import FailureKind
 from ..protocol.ids import SubtaskId
 from ..protocol.liveness import StallMonitor
 from .context import JobContext
-from .environment import JobEnvironment
-from .events import AttemptFailed
+from .environment import AttemptFailed, JobEnvironment
 from .failures import Failure
 from .workers import busy_steps
 

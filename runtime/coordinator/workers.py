@@ -59,7 +59,7 @@ from ..options.registry import Options
 from ..protocol.ids import WorkerId
 from ..protocol.liveness import HeartbeatMonitor
 from ..protocol.restart import StartFailures
-from .events import FromWorker, PutEvent, WorkerLost
+from .environment import FromWorker, PutEvent, WorkerLost
 from .failures import SILENT
 from .leadership import Leadership
 from .pending_queries import PendingQueries

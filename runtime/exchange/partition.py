@@ -48,9 +48,8 @@ from ...operators.elements import (
 )
 from ...state.snapshot import ChannelAddress
 from .channel_state import InFlightRecords
-from .held_progress import HeldProgress
 from .partitioners import Partitioner
-from .queues import BATCHES, append_control, barrier_index, batches_before
+from .queues import BATCHES, HeldProgress, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
 from .slicing import BatchSizer, Coalescer, cut, rows_within
 from .wire import ChannelId

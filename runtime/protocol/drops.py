@@ -1,4 +1,4 @@
-"""The ledger of a job's drops: totals over its subtasks, and those due to be announced.
+"""The ledger of a job's drops: totals over its subtasks, those due to be announced, and the last samples.
 
 Subtasks count from 0 in each attempt. Drops of an attempt stay in the totals when it is over;
 records that are read again after a failure, and dropped again, count again.
@@ -6,11 +6,13 @@ records that are read again after a failure, and dropped again, count again.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import msgspec
+
+from ...operators.lost_records import LostRecord
 
 REMIND_MS: Final = 60_000
 """A step that keeps dropping records of one kind is announced again after this time, ms."""
@@ -80,3 +82,32 @@ class DropLedger:
                 self._announced[each.step, each.kind] = each.count, now_ms
                 found.append(each)
         return found
+
+
+class Found(NamedTuple):
+    """A sample, with the subtask that dropped the record, and when the coordinator heard of it."""
+
+    at_ms: int
+    subtask: int
+    record: LostRecord
+
+
+@final
+class LostRecords:
+    """Keeps the newest samples of each step and reason, in all attempts of a job."""
+
+    def __init__(self, records_max: int) -> None:
+        """`records_max`: samples that are kept for each step and reason."""
+        self._records_max = records_max
+        self._kept: dict[tuple[str, str], deque[Found]] = {}
+
+    def report(self, at_ms: int, subtask: int, records: Iterable[LostRecord]) -> None:
+        """Take in the samples of a subtask."""
+        for record in records:
+            place = record.step, record.kind
+            kept = self._kept.setdefault(place, deque(maxlen=self._records_max))
+            kept.append(Found(at_ms, subtask, record))
+
+    def all(self) -> list[Found]:
+        """Return all samples: by step and reason, and the newest of them first."""
+        return [found for _, kept in sorted(self._kept.items()) for found in reversed(kept)]

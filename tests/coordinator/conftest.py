@@ -12,7 +12,7 @@ import pytest
 from headgate.operators.graph import Graph
 from headgate.runtime.control.messages import CheckpointAcked, Messages, TriggerCheckpoint
 from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome
-from headgate.runtime.coordinator.events import PublishResult
+from headgate.runtime.coordinator.environment import PublishResult
 from headgate.runtime.coordinator.global_commit import GlobalCommitter
 from headgate.runtime.observe.spans import NoSpans
 from headgate.runtime.options.registry import Options

@@ -25,7 +25,7 @@ from headgate.runtime.control.job_client import (
     outcome_of,
 )
 from headgate.runtime.coordinator.clients import Clients, connect_locally
-from headgate.runtime.coordinator.events import ClientCommand
+from headgate.runtime.coordinator.environment import ClientCommand
 from headgate.runtime.options.registry import Options
 from headgate.runtime.protocol.job_result import JobFailure, JobOutcome
 from headgate.runtime.rest.client import RestClient

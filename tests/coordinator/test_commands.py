@@ -10,7 +10,7 @@ import pytest
 
 from headgate.errors import UsageError
 from headgate.runtime.coordinator.commands import savepoint_target
-from headgate.runtime.coordinator.events import ClientCommand
+from headgate.runtime.coordinator.environment import ClientCommand
 from headgate.runtime.options.registry import Options
 from headgate.runtime.storage.open_store import open_store_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from headgate.runtime.coordinator.events import EVENTS_PER_TURN, EventQueue, Tick
+from headgate.runtime.coordinator.environment import EVENTS_PER_TURN, EventQueue, Tick
 
 
 def test_a_burst_does_not_keep_the_event_loop() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from headgate.api.resources import DEFAULT_GROUP
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello
-from headgate.runtime.coordinator.events import JobEvent
+from headgate.runtime.coordinator.environment import JobEvent
 from headgate.runtime.coordinator.workers import PoolSettings, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
 

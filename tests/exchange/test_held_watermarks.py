@@ -13,8 +13,8 @@ from headgate.operators.elements import (
     Watermark,
     WatermarkStatus,
 )
-from headgate.runtime.exchange.held_progress import BURST, PAUSE_S
 from headgate.runtime.exchange.partition import ResultPartition
+from headgate.runtime.exchange.queues import BURST, PAUSE_S
 from headgate.runtime.exchange.settings import ExchangeSettings
 
 WIDE = ExchangeSettings(exclusive_buffers=1000, object_rows_per_buffer=10)

@@ -10,7 +10,7 @@ from headgate.errors import ExchangeError, InternalError
 from headgate.operators.elements import CheckpointBarrier, ColumnBatch, Watermark
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.task.merging import BatchMerger
+from headgate.runtime.task.input_subtask import BatchMerger
 
 SETTINGS = ExchangeSettings(rows_per_buffer_target=100, object_rows_per_buffer=50)
 

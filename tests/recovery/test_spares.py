@@ -13,10 +13,10 @@ from headgate.api.resources import DEFAULT_GROUP
 from headgate.errors import ClusterError, ExchangeError, JobError
 from headgate.runtime.control.link import MemoryLink
 from headgate.runtime.control.messages import Hello, Warm
-from headgate.runtime.coordinator.events import JobEvent, WorkerLost
+from headgate.runtime.coordinator.context import ToFailing
+from headgate.runtime.coordinator.environment import JobEvent, WorkerLost
 from headgate.runtime.coordinator.failures import Failure
 from headgate.runtime.coordinator.restarting import Failing
-from headgate.runtime.coordinator.states import ToFailing
 from headgate.runtime.coordinator.workers import PoolSettings, WorkerPool
 from headgate.runtime.exchange.hub import WorkerAddress
 from headgate.runtime.protocol.failures import FailureKind

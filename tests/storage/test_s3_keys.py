@@ -19,7 +19,7 @@ from headgate.runtime.options.registry import Options
 from headgate.runtime.storage import s3
 from headgate.runtime.storage.base import CheckpointStore
 from headgate.runtime.storage.open_store import open_store, open_store_at
-from headgate.runtime.storage.s3_keys import Keys
+from headgate.runtime.storage.s3 import Keys
 
 ENTROPY = {"s3.entropy.key": "_entropy_", "s3.entropy.length": "4"}
 NAMES = ["log/1.json", "chk/1-2/a.parquet", "chk/1-2/b.bin", "sources/x/y", "probe/z.json"]
