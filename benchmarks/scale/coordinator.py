@@ -42,6 +42,7 @@ from headgate.runtime.control.messages import (
     Hello,
     Messages,
     Shutdown,
+    SubtaskAck,
     SubtaskAssignment,
     TriggerCheckpoint,
     decode,
@@ -175,8 +176,8 @@ class StandIn:
             case Cancel(attempt=attempt, regions=regions):
                 yield Cancelled(attempt=attempt, regions=regions)
             case TriggerCheckpoint(attempt=attempt, checkpoint_id=id_):
-                for subtask in self._subtasks:
-                    yield acknowledgement(attempt, id_, subtask.vertex, subtask.index)
+                acks = tuple(acknowledgement(id_, s.vertex, s.index) for s in self._subtasks)
+                yield CheckpointAcked(attempt=attempt, checkpoint_id=id_, subtasks=acks)
 
 
 class StandIns(InProcessCluster):
@@ -198,7 +199,7 @@ class StandIns(InProcessCluster):
             await worker.died()
 
 
-def acknowledgement(attempt: int, id_: int, vertex: int, index: int) -> CheckpointAcked:
+def acknowledgement(id_: int, vertex: int, index: int) -> SubtaskAck:
     """Return what a subtask acknowledges: the split of a source, or a table and what changed since."""
     if vertex == 0:
         split = StateHandle(
@@ -212,9 +213,9 @@ def acknowledgement(attempt: int, id_: int, vertex: int, index: int) -> Checkpoi
             changes(index, id_ - back, back == DELTAS) for back in range(DELTAS, -1, -1)
         )
         snapshot = OperatorSnapshot(operator="sums", handles=handles, states=(STATE,))
-    return CheckpointAcked(
-        attempt=attempt, checkpoint_id=id_, vertex=vertex, index=index, snapshots=(snapshot,),
-        finished=False, sync_ms=1.5, async_ms=12.25, alignment_ms=0.5, written_bytes=FILE_BYTES,
+    return SubtaskAck(
+        vertex=vertex, index=index, snapshots=(snapshot,), finished=False, sync_ms=1.5,
+        async_ms=12.25, alignment_ms=0.5, written_bytes=FILE_BYTES, held_ms=3.25,
     )  # fmt: skip
 
 

@@ -567,11 +567,9 @@ class SubtaskFailed(Message, frozen=True):
     """The region of a failure that is not of one subtask; -1: the failure is of all regions."""
 
 
-class CheckpointAcked(Message, frozen=True, gc=False):
-    """This subtask's part of the checkpoint is durable."""
+class SubtaskAck(msgspec.Struct, frozen=True, gc=False):
+    """The acknowledgement of one subtask: its part of the checkpoint is durable."""
 
-    attempt: int
-    checkpoint_id: int
     vertex: int
     index: int
     snapshots: tuple[OperatorSnapshot, ...]
@@ -589,6 +587,16 @@ class CheckpointAcked(Message, frozen=True, gc=False):
     """The bytes of records that were processed during the alignment."""
     wrote: tuple[str, ...] = ()
     """The names of the sinks here that took records before the barrier, in this attempt."""
+    held_ms: float = 0.0
+    """The time for which it waited at the worker for acknowledgements of other subtasks."""
+
+
+class CheckpointAcked(Message, frozen=True, gc=False):
+    """These subtasks of a worker have acknowledged a checkpoint: all of them, or those that are ready."""
+
+    attempt: int
+    checkpoint_id: int
+    subtasks: tuple[SubtaskAck, ...]
 
 
 class CheckpointDeclined(Message, frozen=True):

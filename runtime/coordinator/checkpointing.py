@@ -20,6 +20,7 @@ from ..control.messages import (
     CheckpointCompleted,
     CheckpointDeclined,
     Messages,
+    SubtaskAck,
     TriggerCheckpoint,
 )
 from ..observe.figures import CheckpointFigures
@@ -96,7 +97,7 @@ class CheckpointDriver:
 
     def __init__(
         self,
-        protocol: CheckpointCoordinator[CheckpointAcked],
+        protocol: CheckpointCoordinator[SubtaskAck],
         env: JobEnvironment,
         host: CheckpointHost,
         commits: GlobalCommitter,
@@ -112,6 +113,8 @@ class CheckpointDriver:
         self._retain = checkpoint.retain if checkpoint is not None else 1
         self._attempt = 0
         self._plan: PhysicalPlan | None = None
+        self._tasks: tuple[str, ...] = ()
+        """The names of the vertices of the plan."""
         self._next_parallelism = 0
         self._publishing: dict[int, asyncio.Task[None]] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -185,6 +188,7 @@ class CheckpointDriver:
         """
         self._attempt = attempt
         self._plan = plan
+        self._tasks = tuple(vertex.name for vertex in plan.vertices)
         self.committed = committed
         self._next_parallelism = 0
         logged = self._log.view.next_checkpoint_id if self._log is not None else 1
@@ -241,20 +245,18 @@ class CheckpointDriver:
         return self._carry_out(decisions)
 
     def acked(self, message: CheckpointAcked) -> Outcome:
-        """Handle an acknowledgement: the part of a subtask is durable."""
+        """Handle the acknowledgements of a worker: the parts of these subtasks are durable."""
+        now_ms = self._clock.now_ms()
         record = self.history.record(message.checkpoint_id)
         if record is not None:
-            task = self.plan.vertices[message.vertex].name
-            part = part_of(message, task, self._clock.now_ms() - record.trigger_ms)
-            if self.history.acknowledged(message.checkpoint_id, part):
-                self._observe(part)
+            since_ms = now_ms - record.trigger_ms
+            for ack in message.subtasks:
+                part = part_of(ack, self._tasks[ack.vertex], since_ms - ack.held_ms)
+                if self.history.acknowledged(message.checkpoint_id, part):
+                    self._observe(part)
+        acks = {SubtaskId(ack.vertex, ack.index): ack for ack in message.subtasks}
         return self._carry_out(
-            self.protocol.acked(
-                CheckpointId(message.checkpoint_id),
-                SubtaskId(message.vertex, message.index),
-                message,
-                self._clock.now_ms(),
-            )
+            self.protocol.acked(CheckpointId(message.checkpoint_id), acks, now_ms)
         )
 
     def _observe(self, part: SubtaskPart) -> None:
@@ -357,7 +359,7 @@ class CheckpointDriver:
 
     # -- decisions out ------------------------------------------------------------------------------
 
-    def _carry_out(self, decisions: Sequence[CheckpointDecision[CheckpointAcked]]) -> Outcome:
+    def _carry_out(self, decisions: Sequence[CheckpointDecision[SubtaskAck]]) -> Outcome:
         fail: FailJob | None = None
         done: list[RequestDone] = []
         refused: list[RequestFailed] = []
@@ -397,7 +399,11 @@ class CheckpointDriver:
             self._savepoint_ids.add(checkpoint_id)
         kind = "savepoint" if options.savepoint else "checkpoint"
         vertices = self.plan.vertices
-        everyone = [(v.name, index) for v in vertices for index in range(v.parallelism)]
+        everyone = [
+            (task, index)
+            for task, vertex in zip(self._tasks, vertices, strict=True)
+            for index in range(vertex.parallelism)
+        ]
         self.history.started(CheckpointRecord(checkpoint_id, kind, trigger_ms, everyone))
         self._host.broadcast(
             TriggerCheckpoint(
@@ -432,7 +438,7 @@ class CheckpointDriver:
             )
         self._host.broadcast(CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id))
 
-    def _publish(self, decision: Publish[CheckpointAcked]) -> None:
+    def _publish(self, decision: Publish[SubtaskAck]) -> None:
         checkpoint_id, options = decision.checkpoint_id, decision.options
         manifest = make_manifest(decision, self.plan, self._clock.now_ms())
         if options.savepoint:
@@ -536,7 +542,7 @@ class CheckpointDriver:
         if self.trimmer is not None:
             await self.trimmer.trim(self._retain, keep_from)
 
-    async def _delete(self, discard: Discard[CheckpointAcked]) -> None:
+    async def _delete(self, discard: Discard[SubtaskAck]) -> None:
         """Delete the files that were written for this checkpoint only."""
         address = discard.options.savepoint
         snapshots = [snapshot for ack in discard.payloads for snapshot in ack.snapshots]
@@ -558,7 +564,7 @@ async def _warn_only(coroutine: Coroutine[Any, Any, None]) -> None:
         _log.warning("something was left over: %s", error)
 
 
-def make_manifest(decision: Publish[CheckpointAcked], plan: PhysicalPlan, now_ms: int) -> Manifest:
+def make_manifest(decision: Publish[SubtaskAck], plan: PhysicalPlan, now_ms: int) -> Manifest:
     """Return all acknowledgements as one manifest, by operator name."""
     operators: list[ManifestOperator] = []
     for vertex in plan.vertices:
@@ -638,21 +644,21 @@ class Trimmer:
             self._doomed = []
 
 
-def part_of(message: CheckpointAcked, task: str, ack_ms: float) -> SubtaskPart:
+def part_of(ack: SubtaskAck, task: str, ack_ms: float) -> SubtaskPart:
     """Return the statistics of an acknowledgement."""
-    handles = [handle for snapshot in message.snapshots for handle in snapshot.handles]
+    handles = [handle for snapshot in ack.snapshots for handle in snapshot.handles]
     return SubtaskPart(
         task=task,
-        index=message.index,
+        index=ack.index,
         ack_ms=max(0.0, ack_ms),
-        start_delay_ms=message.start_delay_ms,
-        alignment_ms=message.alignment_ms,
-        sync_ms=message.sync_ms,
-        async_ms=message.async_ms,
-        written_bytes=message.written_bytes,
+        start_delay_ms=ack.start_delay_ms,
+        alignment_ms=ack.alignment_ms,
+        sync_ms=ack.sync_ms,
+        async_ms=ack.async_ms,
+        written_bytes=ack.written_bytes,
         state_bytes=sum(handle.size_bytes for handle in handles),
-        processed_bytes=message.processed_bytes,
-        persisted_bytes=message.in_flight_bytes,
-        unaligned=message.unaligned,
-        finished=message.finished,
+        processed_bytes=ack.processed_bytes,
+        persisted_bytes=ack.in_flight_bytes,
+        unaligned=ack.unaligned,
+        finished=ack.finished,
     )

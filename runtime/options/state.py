@@ -187,6 +187,14 @@ DELTA_CHAIN_MAX = Option[int](
     "How many files a table of a subtask may consist of, with the deltas of incremental checkpoints; "
     "more make for smaller checkpoints and slower restores.",
 )
+ACK_DELAY = Option[int](
+    "headgate.checkpoint.acknowledgement-delay",
+    Duration(),
+    200,
+    "The longest time for which a subtask's acknowledgement of a checkpoint waits for those of the other "
+    "subtasks of its worker, which go to the coordinator in one message; 0: each is sent at once. No "
+    "checkpoint completes later for it, since it needs all of them.",
+)
 TRANSFERS_MAX = Option[int](
     "headgate.checkpoint.transfers-max",
     Integer(at_least=1, at_most=1000, unit="files"),

@@ -21,7 +21,6 @@ from ...operators.splits import SourceSplits
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
 from ..control.messages import (
-    CheckpointAcked,
     CheckpointDeclined,
     Deploy,
     DeployCommon,
@@ -31,6 +30,7 @@ from ..control.messages import (
     RestoreProgress,
     SplitsOffered,
     Statistics,
+    SubtaskAck,
     SubtaskAssignment,
     SubtaskFailed,
     SubtaskFinished,
@@ -580,6 +580,10 @@ class MessageSender(Protocol):
         """Send a message; never blocks."""
         ...
 
+    def acked(self, attempt: int, checkpoint_id: int, ack: SubtaskAck) -> None:
+        """Send the acknowledgement of a subtask, perhaps together with others; never blocks."""
+        ...
+
 
 class RestoreMeter:
     """Adds up what the subtasks have read and reports it, not too often."""
@@ -637,25 +641,22 @@ class SubtaskReporter:
     ) -> None:
         if self._copies is not None:
             self._copies.acked(checkpoint_id, snapshots)
-        self._sender.send(
-            CheckpointAcked(
-                attempt=self._attempt,
-                checkpoint_id=checkpoint_id,
-                vertex=self._vertex,
-                index=self._index,
-                snapshots=tuple(snapshots),
-                finished=timing.finished,
-                sync_ms=timing.sync_ms,
-                async_ms=timing.async_ms,
-                alignment_ms=timing.alignment_ms,
-                start_delay_ms=timing.start_delay_ms,
-                unaligned=timing.unaligned,
-                written_bytes=timing.written_bytes,
-                in_flight_bytes=timing.in_flight_bytes,
-                processed_bytes=timing.processed_bytes,
-                wrote=timing.wrote,
-            )
+        ack = SubtaskAck(
+            vertex=self._vertex,
+            index=self._index,
+            snapshots=tuple(snapshots),
+            finished=timing.finished,
+            sync_ms=timing.sync_ms,
+            async_ms=timing.async_ms,
+            alignment_ms=timing.alignment_ms,
+            start_delay_ms=timing.start_delay_ms,
+            unaligned=timing.unaligned,
+            written_bytes=timing.written_bytes,
+            in_flight_bytes=timing.in_flight_bytes,
+            processed_bytes=timing.processed_bytes,
+            wrote=timing.wrote,
         )
+        self._sender.acked(self._attempt, checkpoint_id, ack)
 
     def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
         self._sender.send(

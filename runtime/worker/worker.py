@@ -52,6 +52,7 @@ from ..control.messages import (
     SplitsOffered,
     Start,
     Statistics,
+    SubtaskAck,
     SubtaskAssignment,
     SubtaskFailed,
     SubtaskFinished,
@@ -70,7 +71,7 @@ from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..observe.recent_logs import UnsentLogs
 from ..options.registry import Options
-from ..options.state import STATE_BACKEND, TRANSFERS_MAX
+from ..options.state import ACK_DELAY, STATE_BACKEND, TRANSFERS_MAX
 from ..protocol.adoption import IN_PARTS, Subtask, WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -79,6 +80,7 @@ from ..task.accounting import LoopLoad
 from ..task.concurrency import all_of, in_thread, to_the_end
 from ..task.local_files import LocalCopies
 from ..task.subtask import Subtask as Task
+from .acknowledgements import GatheredAcks
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
 from .heartbeats import HeartbeatThreads
 from .local_directories import Backups, LocalDirectories, local_dirs
@@ -151,6 +153,7 @@ class Worker:
             self._heartbeats_of[link] = heartbeats
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
+        self._acks = GatheredAcks(self._send, self._subtasks_of, clock)
         self._queries = StateQueries(self._regions, self._leader.send, clock)
         self._profiler = Profiler(self._regions, self._leader.send)
         self._silent = False
@@ -171,6 +174,7 @@ class Worker:
                 if found is None:
                     break
                 welcome, orphaned_ms = found
+                self._acks.flush()
                 self._leader.send(Inventory(report=self._report(orphaned_ms)))
         finally:
             await self._close()
@@ -281,6 +285,18 @@ class Worker:
 
     def send(self, message: Messages) -> None:
         """Send news of the attempt. A coordinator that takes over gets it even if the message is lost."""
+        self._acks.flush()
+        self._send(message)
+
+    def acked(self, attempt: int, checkpoint_id: int, ack: SubtaskAck) -> None:
+        """Send the acknowledgement of a subtask, together with those of others that are ready soon."""
+        self._acks.add(attempt, checkpoint_id, ack)
+
+    def _subtasks_of(self, attempt: int) -> int:
+        """Return the number of subtasks of an attempt here."""
+        return sum(len(each.subtasks) for each in self._regions.of_attempt(attempt))
+
+    def _send(self, message: Messages) -> None:
         if self._record is not None:
             self._record.said(message)
             if isinstance(message, SubtaskFailed):
@@ -347,6 +363,7 @@ class Worker:
 
     async def _cancel(self, message: Cancel) -> None:
         def done() -> None:
+            self._acks.flush()
             self._watch.cancelled(message.attempt)
             self._leader.send(Cancelled(attempt=message.attempt, regions=message.regions))
 
@@ -399,6 +416,7 @@ class Worker:
             directories = await self._directories_for(common.settings)
             copies = await self._copies_for(message, common.settings)
             plan, stores = unship(common.job), SharedStores(self._open_at, common.settings)
+            self._acks.delay_ms = Options(common.settings).get(ACK_DELAY)
             if self._transfers is None:
                 self._transfers = asyncio.Semaphore(Options(common.settings).get(TRANSFERS_MAX))
             resources = WorkerResources(

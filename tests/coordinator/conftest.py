@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from headgate.operators.graph import Graph
-from headgate.runtime.control.messages import CheckpointAcked, Messages, TriggerCheckpoint
+from headgate.runtime.control.messages import (
+    CheckpointAcked,
+    Messages,
+    SubtaskAck,
+    TriggerCheckpoint,
+)
 from headgate.runtime.coordinator.checkpointing import CheckpointDriver, Outcome
 from headgate.runtime.coordinator.environment import PublishResult
 from headgate.runtime.coordinator.global_commit import GlobalCommitter
@@ -126,19 +131,16 @@ class DrivenJob:
             for file in files
         )
         snapshots = (OperatorSnapshot(operator=OPERATOR, handles=handles),)
-        return self.driver.acked(
-            CheckpointAcked(
-                attempt=1,
-                checkpoint_id=id_,
-                vertex=0,
-                index=0,
-                snapshots=snapshots,
-                finished=False,
-                sync_ms=0.0,
-                async_ms=0.0,
-                alignment_ms=0.0,
-            )
+        ack = SubtaskAck(
+            vertex=0,
+            index=0,
+            snapshots=snapshots,
+            finished=False,
+            sync_ms=0.0,
+            async_ms=0.0,
+            alignment_ms=0.0,
         )
+        return self.driver.acked(CheckpointAcked(attempt=1, checkpoint_id=id_, subtasks=(ack,)))
 
     async def answer(self) -> Outcome:
         """The oldest publication under way is answered, and the job hears of it."""

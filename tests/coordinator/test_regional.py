@@ -18,7 +18,12 @@ import pytest
 
 import headgate as hg
 from headgate.runtime.control.job_client import PublishedEvent
-from headgate.runtime.control.messages import CheckpointAcked, LoopRoundBack, SubtaskFailed
+from headgate.runtime.control.messages import (
+    CheckpointAcked,
+    LoopRoundBack,
+    SubtaskFailed,
+    SubtaskFinished,
+)
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.placement import Executions, failover_of
 from headgate.runtime.coordinator.status import describe
@@ -416,28 +421,24 @@ def test_what_is_said_of_an_attempt_that_is_over_is_late() -> None:
         index: executions.failover.region_of(SubtaskId(0, index)) == second for index in (0, 1)
     }
 
-    def acked(attempt: int, index: int) -> CheckpointAcked:
-        times = {"sync_ms": 0.0, "async_ms": 0.0, "alignment_ms": 0.0}
-        return CheckpointAcked(
-            attempt=attempt,
-            checkpoint_id=1,
-            vertex=0,
-            index=index,
-            snapshots=(),
-            finished=False,
-            **times,
-        )
+    def finished(attempt: int, index: int) -> SubtaskFinished:
+        return SubtaskFinished(attempt=attempt, vertex=0, index=index)
+
+    def acked(attempt: int) -> CheckpointAcked:
+        return CheckpointAcked(attempt=attempt, checkpoint_id=1, subtasks=())
 
     def failed(attempt: int, region: int) -> SubtaskFailed:
         said = {"task_name": "exchange", "error": b"", "text": "", "kind": "exchange"}
         return SubtaskFailed(attempt=attempt, vertex=-1, index=-1, region=region, **said)
 
     for index, restarted in where.items():
-        assert executions.is_current(acked(1, index)) is not restarted
-        assert executions.is_current(acked(2, index)) is restarted
+        assert executions.is_current(finished(1, index)) is not restarted
+        assert executions.is_current(finished(2, index)) is restarted
     assert executions.is_current(failed(1, first))
     assert not executions.is_current(failed(1, second))
-    assert not executions.is_current(acked(3, 0))
+    assert not executions.is_current(finished(3, 0))
+    # A worker acknowledges for all its subtasks of an attempt, whatever their region.
+    assert [executions.is_current(acked(attempt)) for attempt in (1, 2, 3)] == [True, True, False]
     assert executions.attempts == [1, 2]
 
 

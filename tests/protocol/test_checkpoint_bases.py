@@ -44,7 +44,7 @@ class Harness:
         return decision.options
 
     def ack_all(self, id_: int) -> list[Any]:
-        return self.acked(id_, A, f"{id_}/a", 0) + self.acked(id_, B, f"{id_}/b", 0)
+        return self.acked(id_, {A: f"{id_}/a"}, 0) + self.acked(id_, {B: f"{id_}/b"}, 0)
 
     def complete(self, id_: int) -> list[Any]:
         return self.ack_all(id_) + self.published(id_, 0)
@@ -130,7 +130,7 @@ def test_without_increments_there_is_no_base() -> None:
 def test_a_discard_says_whose_files_and_what_they_were_written_for() -> None:
     job = Harness(base=4, next_id=5)
     options = job.trigger()
-    job.acked(5, A, "5/a", 0)
+    job.acked(5, {A: "5/a"}, 0)
     decisions = job.job_failed(0)
     assert Discard(5, options, ("5/a",)) in decisions
-    assert job.acked(5, B, "5/b", 0) == [Discard(5, options, ("5/b",))]
+    assert job.acked(5, {B: "5/b"}, 0) == [Discard(5, options, ("5/b",))]

@@ -47,7 +47,7 @@ class Harness:
         return call
 
     def ack(self, id_: int, subtask: SubtaskId, now_ms: int):
-        return self.acked(id_, subtask, f"{id_}/{subtask}", now_ms)
+        return self.acked(id_, {subtask: f"{id_}/{subtask}"}, now_ms)
 
     def ack_all(self, id_: int, now_ms: int):
         self.ack(id_, A, now_ms)
@@ -561,3 +561,21 @@ def test_a_backlog_may_end_while_the_job_is_down() -> None:
     job.job_failed(20)
     assert job.backlog(500, False) == []
     assert job.start([A, B], 1, 1_000) == [WakeAt(1_100)]
+
+
+def test_the_acknowledgements_of_a_worker_are_one_event() -> None:
+    job = Harness(max_concurrent=2)
+    job.tick(100)
+    assert job.acked(1, {A: "1/0.0", B: "1/1.0"}, 110)[0] == publish(1, 100)
+    job.published(1, 110)
+    job.tick(200)
+    job.ack(2, A, 210)
+    again = job.acked(2, {A: "again", B: "2/1.0"}, 220)
+    assert again[0] == publish(2, 200), "the first acknowledgement of a subtask counts"
+
+
+def test_late_acknowledgements_of_a_worker_are_discarded_together() -> None:
+    job = Harness()
+    job.tick(100)
+    job.job_failed(150)
+    assert job.acked(1, {A: "a", B: "b"}, 160) == [Discard(1, PLAIN, ("a", "b"))]

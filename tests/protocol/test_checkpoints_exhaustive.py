@@ -115,6 +115,8 @@ class World:
             for subtask in SUBTASKS:
                 if (id_, subtask) not in self.acked:
                     yield lambda world, i=id_, s=subtask: world.ack(i, s)
+            if not any((id_, subtask) in self.acked for subtask in SUBTASKS):
+                yield lambda world, i=id_: world.ack(i, *SUBTASKS)
         yield from (lambda world, i=id_: world.publish(i) for id_ in self.publishing)
         if self.coordinator.phase is Phase.IDLE and not self.publishing:
             yield World.restart
@@ -150,10 +152,11 @@ class World:
             )
         )
 
-    def ack(self, id_: int, subtask: SubtaskId) -> None:
-        self.acked.add((id_, subtask))
-        self.files.add(f"{id_}/{subtask}")
-        self.apply(self.coordinator.acked(id_, subtask, f"{id_}/{subtask}", self.now_ms))
+    def ack(self, id_: int, *subtasks: SubtaskId) -> None:
+        acks = {subtask: f"{id_}/{subtask}" for subtask in subtasks}
+        self.acked.update((id_, subtask) for subtask in subtasks)
+        self.files.update(acks.values())
+        self.apply(self.coordinator.acked(id_, acks, self.now_ms))
 
     def decline(self, id_: int, subtask: SubtaskId) -> None:
         reason = CheckpointFailure.ASYNC_EXCEPTION

@@ -48,8 +48,8 @@ class Harness:
         return call
 
     def ack_all(self, id_: int, now_ms: int) -> list[Any]:
-        self.acked(id_, A, "a", now_ms)
-        return self.acked(id_, B, "b", now_ms)
+        self.acked(id_, {A: "a"}, now_ms)
+        return self.acked(id_, {B: "b"}, now_ms)
 
     def complete(self, id_: int, now_ms: int) -> list[Any]:
         self.ack_all(id_, now_ms)
@@ -155,11 +155,11 @@ def test_the_last_checkpoint_waits_for_nothing_and_subsumes_what_is_under_way(
 ) -> None:
     job = Harness()
     job.tick(100)
-    job.acked(1, A, "a", 105)
+    job.acked(1, {A: "a"}, 105)
     decisions = job.request(110, token="end", **asked)
     assert decisions[:2] == [Discard(1, UNALIGNED, ("a",)), NotifyAborted(1, F.SUBSUMED)]
     assert [trigger.checkpoint_id for trigger in triggers(decisions)] == [2]
-    assert job.acked(1, B, "b", 120) == [Discard(1, UNALIGNED, ("b",))]
+    assert job.acked(1, {B: "b"}, 120) == [Discard(1, UNALIGNED, ("b",))]
     assert job.declined(1, B, F.SUBSUMED, 130) == []
     assert job.coordinator.phase is Phase.ENDING
 

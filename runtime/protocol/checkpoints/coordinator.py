@@ -317,7 +317,7 @@ class CheckpointCoordinator(Generic[Payload]):
         self._schedule = CheckpointSchedule(settings)
         self._wake_ms: int | None = None
         self._out: list[CheckpointDecision[Payload]] = []
-        self._recent_events: deque[str] = deque(maxlen=RECENT_EVENTS_MAX)
+        self._recent_events: deque[tuple[object, ...]] = deque(maxlen=RECENT_EVENTS_MAX)
 
     @property
     def phase(self) -> Phase:
@@ -437,26 +437,27 @@ class CheckpointCoordinator(Generic[Payload]):
     # -- events: subtasks ---------------------------------------------------------------------------
 
     def acked(
-        self, checkpoint_id: CheckpointId, subtask: SubtaskId, payload: Payload, now_ms: int
+        self, checkpoint_id: CheckpointId, acks: Mapping[SubtaskId, Payload], now_ms: int
     ) -> list[CheckpointDecision[Payload]]:
-        """Handle an acknowledgement: a subtask's snapshot is durable.
+        """Handle acknowledgements: the snapshots of some subtasks are durable.
 
         Repeated and late ones are expected.
         """
-        self._event("acked", now_ms, checkpoint_id, subtask)
+        self._event("acked", now_ms, checkpoint_id, *acks)
         pending = self._pending.get(checkpoint_id)
         if pending is None:
             # Not if the id is merely unknown: it may be complete, and the files in use.
             if (options := self._aborted.options_of(checkpoint_id)) is not None:
-                self._out.append(Discard(checkpoint_id, options, (payload,)))
-        elif subtask in pending.missing:
-            pending.missing.remove(subtask)
-            pending.acks[subtask] = payload
-            if pending.missing:
-                return []  # nothing has become possible
-        else:
-            self._check(subtask in pending.acks, "ack of an unknown subtask", subtask=subtask)
-        return self._decisions()
+                self._out.append(Discard(checkpoint_id, options, tuple(acks.values())))
+            return self._decisions()
+        for subtask, payload in acks.items():
+            if subtask in pending.missing:
+                pending.missing.remove(subtask)
+                pending.acks[subtask] = payload
+            else:
+                self._check(subtask in pending.acks, "ack of an unknown subtask", subtask=subtask)
+        # While one is missing, nothing has become possible.
+        return [] if pending.missing else self._decisions()
 
     def declined(
         self,
@@ -698,7 +699,7 @@ class CheckpointCoordinator(Generic[Payload]):
 
     def _event(self, name: str, now_ms: int, *details: object) -> None:
         self._now_ms = max(self._now_ms, now_ms)
-        self._recent_events.append(" ".join([f"{now_ms}ms", name, *map(str, details)]))
+        self._recent_events.append((f"{now_ms}ms", name, *details))
 
     def _check(self, condition: object, message: str, **context: object) -> None:
         """Check a condition as `errors.check` does; the error contains the history of events."""
@@ -708,7 +709,7 @@ class CheckpointCoordinator(Generic[Payload]):
                 message,
                 **context,
                 phase=self._phase.value,
-                events="; ".join(self._recent_events),
+                events="; ".join(" ".join(map(str, event)) for event in self._recent_events),
             )
 
     def validate(self) -> None:
