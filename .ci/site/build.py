@@ -71,7 +71,7 @@ def main() -> int:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     for path in (ROOT / "docs").rglob("*"):
-        if path.suffix in (".png", ".svg", ".json"):
+        if path.suffix in (".png", ".webp", ".svg", ".json"):
             place = folder / path.relative_to(ROOT / "docs")
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
@@ -213,7 +213,9 @@ def _uri(path: str) -> str:
 
 def _is_page(path: str) -> bool:
     """Return False for pictures and data, which are copied."""
-    return not (path.startswith("docs/") and Path(path).suffix in (".png", ".svg", ".json"))
+    return not (
+        path.startswith("docs/") and Path(path).suffix in (".png", ".webp", ".svg", ".json")
+    )
 
 
 def _text_of(path: str) -> str:

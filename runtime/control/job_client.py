@@ -123,6 +123,8 @@ class PublishedEvent(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     text: str
     body: bytes = b"null"
+    at_ms: int | None = None
+    """When it happened, in ms since the epoch; None: that is not known."""
 
 
 class EventListener(Protocol):

@@ -249,6 +249,7 @@ class JobEnvironment:
         if kind != "progress":
             fields = {"job": self.spec.name, "attempt": self.attempt or None}
             _log.log(level, "%s", text, extra={**fields, "detail": body.get("detail", "")})
-        event = PublishedEvent(kind=kind, text=text, body=json.dumps(body).encode())
+        at_ms = self.clock.now_ms()
+        event = PublishedEvent(kind=kind, text=text, body=json.dumps(body).encode(), at_ms=at_ms)
         for listener in list(self.listeners):
             listener(event)

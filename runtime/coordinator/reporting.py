@@ -169,7 +169,8 @@ def announce_restart(
     executions = job.attempt.executions
     tasks, total = executions.tasks(regions), sum(map(len, executions.failover.regions))
     delay_ms = max(0, restart.at_ms - job.env.steady_clock.now_ms())
-    text = f"restart {restart.number} in {delay_ms} ms: {executions.describe(regions)}"
+    delay = format_duration(round(delay_ms, -1))
+    text = f"restart {restart.number} in {delay}: {executions.describe(regions)}"
     text += f", since {why}" if why else ""
     job.failures.history.decided(text, tasks, total)
     job.set_status("RESTARTING")

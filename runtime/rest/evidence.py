@@ -77,12 +77,13 @@ class LostAnswer(Answer, frozen=True):
 class _EventData(msgspec.Struct):
     text: str
     body: msgspec.Raw = msgspec.Raw(b"null")
+    at_ms: int | None = None
 
 
 def encode_event(event: PublishedEvent) -> bytes:
-    """An event as a server-sent event: its kind, and as data an object of its text and its body."""
+    """An event as a server-sent event: its kind, and as data an object of its text, body and time."""
     body: Any = msgspec.json.decode(event.body)  # a line break in it would end the data
-    data = msgspec.json.encode({"text": event.text, "body": body})
+    data = msgspec.json.encode({"text": event.text, "body": body, "at_ms": event.at_ms})
     return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), data)
 
 
@@ -96,4 +97,4 @@ def decode_event(kind: str, data: str) -> PublishedEvent:
         found = msgspec.json.decode(data, type=_EventData)
     except msgspec.DecodeError as error:
         raise JobError(f"this is no event of a REST API of headgate: {error}") from None
-    return PublishedEvent(kind=kind, text=found.text, body=bytes(found.body))
+    return PublishedEvent(kind=kind, text=found.text, body=bytes(found.body), at_ms=found.at_ms)

@@ -247,7 +247,7 @@ def test_one_of_two_pipelines_fails_and_the_other_never_stops(
 
     run = drive(make_job(keyed=True, **options), script)
     (restart,) = [e.text for e in run.events if e.kind == "restart"]
-    assert restart.startswith("restart 1 in 4000 ms: region 1 of 2 (numbers left")
+    assert restart.startswith("restart 1 in 4s: region 1 of 2 (numbers left")
     numbers = [number for _, number in run.seen if number % SPLITS >= 2]
     assert len(numbers) == len(set(numbers)), "what was not restarted sends nothing twice"
 

@@ -132,4 +132,4 @@ def test_crash_is_not_hidden(configure: Configure, capsys: Any) -> None:
     job.run()
     text = capsys.readouterr().err
     assert re.search(r"(?m) WARNING headgate\.job \[job=again attempt=\d+\] items -> talk", text)
-    assert " restart 1 in 0 ms" in text
+    assert " restart 1 in 0s" in text

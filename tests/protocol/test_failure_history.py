@@ -19,7 +19,7 @@ def test_a_failure_and_the_recovery_from_it() -> None:
     history.failed(entry(1_000), attempt=1)
     assert history.recovering_since_ms == 1_000
     history.cancelled(1_200, [entry(1_010, "me too")])
-    history.decided("restart 1 in 3000 ms")
+    history.decided("restart 1 in 3s")
     history.waited(4_200)
     history.deployed(5_000, "checkpoint 7")
     history.running(5_050)

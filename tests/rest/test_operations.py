@@ -174,11 +174,18 @@ def test_what_waits_when_the_job_ends_is_still_handed_out() -> None:
 
 
 def test_an_event_travels_and_comes_back() -> None:
-    there = PublishedEvent(kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}')
+    there = PublishedEvent(
+        kind="ended", text="over\nand out", body=b'{"status":\n"FAILED"}', at_ms=17
+    )
     sent = encode_event(there)
-    assert sent == b'event: ended\ndata: {"text":"over\\nand out","body":{"status":"FAILED"}}\n\n'
+    assert (
+        sent
+        == b'event: ended\ndata: {"text":"over\\nand out","body":{"status":"FAILED"},"at_ms":17}\n\n'
+    )
     kind, data = (line.partition(": ")[2] for line in sent.decode().splitlines()[:2])
     back = decode_event(kind, data)
-    assert (back.kind, back.text, back.body) == ("ended", "over\nand out", b'{"status":"FAILED"}')
+    assert back == PublishedEvent(
+        kind="ended", text="over\nand out", body=b'{"status":"FAILED"}', at_ms=17
+    )
     with pytest.raises(JobError, match="no event of a REST API"):
         decode_event("ended", "[]")

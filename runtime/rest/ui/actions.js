@@ -87,7 +87,7 @@ function Confirm({ action, status, close, follow }) {
   };
   return html`<dialog ref=${dialog} onClose=${close} aria-labelledby="asked">
     <form onSubmit=${submit}>
-      <h3 id="asked">${action.title}: ${status.name}?</h3>
+      <h3 id="asked">${action.title} ${action.verb.endsWith("point") ? "of " : ""}${status.name}?</h3>
       <p>${action.text}</p>
       ${action.fields.map((field) => html`<p key=${field.name}><label>
         ${field.type === "checkbox"

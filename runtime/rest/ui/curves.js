@@ -1,12 +1,12 @@
 // Curves of the last minutes, drawn by uPlot from the samples that the coordinator keeps.
 
 import { get } from "./api.js";
-import { NOTHING } from "./format.js";
+import { clock, duration, NOTHING } from "./format.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 
 const EVERY_MS = 2000;
 const GAP_MS = 3500;
-const HEIGHT = 170;
+const HEIGHT = 160;
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 const DASHES = [[], [6, 3], [2, 3]];
 const MOST = COLOURS.length * DASHES.length;
@@ -36,6 +36,12 @@ export function useCurves() {
     };
   }, []);
   return curves;
+}
+
+// Name the time that the curves show. The first points are those of the present coordinator.
+export function spanOf(curves) {
+  const whole = curves.at_ms[curves.at_ms.length - 1] - curves.at_ms[0] > curves.span_ms - GAP_MS;
+  return whole ? `The last ${duration(curves.span_ms)}` : "Since the coordinator began";
 }
 
 // Add later points, and forget those that the coordinator has forgotten, too.
@@ -109,7 +115,10 @@ function options(place, width, shown, show) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.05 : 1] } },
-    axes: [{ ...axis, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 78, values: (_, values) => values.map((value) => show(value)) }],
+    axes: [
+      { ...axis, space: 90, size: 26, values: (_, times) => times.map((seconds) => clock(seconds * 1000)) },
+      { ...axis, space: 36, size: 78, values: (_, values) => values.map((value) => show(value)) },
+    ],
     series: [
       {},
       ...shown.map((each, index) => ({
@@ -126,10 +135,6 @@ function options(place, width, shown, show) {
 // Lines that often lie on each other, and those for which no colour is left, are told apart by dashes.
 function dashOf(series, index) {
   return series.dash || Math.floor(index / COLOURS.length);
-}
-
-function clock(seconds) {
-  return new Date(seconds * 1000).toTimeString().slice(0, 8);
 }
 
 // While the job does not run there are no points, and there is no line.

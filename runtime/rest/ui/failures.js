@@ -1,6 +1,6 @@
 // Failures of the job, what followed each of them, and how long each phase of the restart took.
 
-import { count, duration, size } from "./format.js";
+import { attemptOf, capital, count, duration, size } from "./format.js";
 import { html } from "./lib.js";
 import { PhaseLegend, Phases, Sentence, Time } from "./parts.js";
 
@@ -34,14 +34,14 @@ export function Failure({ failure }) {
   const restore = failure.restore || {};
   const [text, ...more] = failure.text.split("\n");
   return html`<article class="failure" data-time=${failure.time_ms}>
-    <h3><${Sentence} text=${text} /></h3>
+    <h3><${Sentence} text=${capital(text)} /></h3>
     ${more.length > 0 && html`<pre tabindex="0">${more.join("\n")}</pre>`}
     <p>
-      <${Time} at=${failure.time_ms} /> in <code>${failure.where}</code>
-      ${failure.worker && failure.worker !== failure.where ? ` on ${failure.worker}` : ""} (${failure.kind}, attempt ${failure.attempt % 65536})
+      Failed <${Time} at=${failure.time_ms} /> in <code>${failure.where}</code>
+      ${failure.worker && failure.worker !== failure.where ? ` on ${failure.worker}` : ""} (${failure.kind.replaceAll("_", " ")}, attempt ${attemptOf(failure.attempt)})
     </p>
     ${line && html`<p class="user-line"><code>${line.file}</code>, line ${line.number}, in <code>${line.name}</code>${line.code && html`: <code>${line.code}</code>`}</p>`}
-    ${failure.outcome && html`<p><${Sentence} text=${failure.outcome} /></p>`}
+    ${failure.outcome && html`<p><${Sentence} text=${capital(failure.outcome)} />.</p>`}
     ${failure.down_ms !== null && html`<p>
         Ran again${failure.restored ? ` from ${failure.restored}` : ""} after ${duration(failure.down_ms)}:
         ${" "}${phases.filter(([, ms]) => ms).map(([name, ms]) => `${name} ${duration(ms)}`).join(", ")}

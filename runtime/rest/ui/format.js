@@ -34,6 +34,7 @@ export function sizeRate(perSecond) {
 
 // A time use: the API has milliseconds per second.
 export function share(msPerSecond) {
+  if (msPerSecond === null || msPerSecond === undefined) return NOTHING;
   return `${Math.round(msPerSecond / 10)} %`;
 }
 
@@ -53,11 +54,25 @@ export function duration(ms) {
   return found.filter(Boolean).join(" ");
 }
 
+// A duration that grows while one looks at it.
+export function seconds(ms) {
+  return ms < 1000 ? "0 s" : duration(Math.floor(ms / 1000) * 1000).replace(".0", "");
+}
+
 export function ago(atMs, nowMs) {
   const ms = nowMs - atMs;
   if (Math.abs(ms) < 1000) return "now";
-  const text = duration(Math.floor(Math.abs(ms) / 1000) * 1000).replace(".0", "");
+  const text = seconds(Math.abs(ms));
   return ms > 0 ? `${text} ago` : `in ${text}`;
+}
+
+export function clock(atMs) {
+  return new Date(atMs).toTimeString().slice(0, 8);
+}
+
+// The coordinator counts attempts in the low bits of a number, behind its own generation.
+export function attemptOf(number) {
+  return number % 65536;
 }
 
 export function exact(atMs) {

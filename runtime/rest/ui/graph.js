@@ -18,7 +18,7 @@ export function Graph({ vertices, edges, causes }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Graph of the job">
     <svg class="graph" width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="group"
       aria-label="Steps and exchanges">
-      ${edges.map((edge, index) => html`<${Edge} key=${index} edge=${edge} places=${places} />`)}
+      ${edges.map((edge, index) => html`<${Edge} key=${index} edge=${edge} edges=${edges} places=${places} />`)}
       ${vertices.map((vertex) => html`<${Node} key=${vertex.id} vertex=${vertex} place=${places.get(vertex.id)}
         cause=${causes.has(vertex.name)} />`)}
     </svg>
@@ -53,7 +53,7 @@ function shortened(name) {
   return name.length > NAME_MAX ? `${name.slice(0, NAME_MAX - 1)}…` : name;
 }
 
-function Edge({ edge, places }) {
+function Edge({ edge, edges, places }) {
   const from = places.get(edge.source);
   const to = places.get(edge.target);
   if (!from || !to) return null;
@@ -66,12 +66,24 @@ function Edge({ edge, places }) {
   const path = back
     ? `M ${x1} ${y1} C ${x1 + 40} ${low} ${x1} ${low} ${x1 - 40} ${low} L ${x2 + 40} ${low} C ${x2} ${low} ${x2 - 40} ${low} ${x2} ${y2}`
     : `M ${x1} ${y1} C ${x1 + GAP_X / 2} ${y1} ${x2 - GAP_X / 2} ${y2} ${x2} ${y2}`;
-  const [x, y] = back ? [(x1 + x2) / 2, low] : [(x1 + x2) / 2, (y1 + y2) / 2];
+  const [flowY, howY] = back ? [low - 7, low + 16] : textPlaces(edge, edges, y1, y2);
   return html`<g class="edge">
     <path d=${path} />
-    <text x=${x} y=${y - 7}>${flow}</text>
-    <text class="how" x=${x} y=${y + 16}>${edge.partitioning}</text>
+    <text x=${(x1 + x2) / 2} y=${flowY}>${flow}</text>
+    <text class="how" x=${(x1 + x2) / 2} y=${howY}>${edge.partitioning}</text>
   </g>`;
+}
+
+// The texts of an exchange stand at that end which it shares with fewer others, on the side that its line does not pass.
+function textPlaces(edge, edges, y1, y2) {
+  const forward = edges.filter((each) => !isBack(each));
+  const atSource = forward.filter((each) => each.source === edge.source).length;
+  const atTarget = forward.filter((each) => each.target === edge.target).length;
+  const atEnd = atSource > atTarget;
+  const y = atEnd ? y2 : y1;
+  if (y1 === y2) return Math.max(atSource, atTarget) > 1 ? [y - 23, y - 7] : [y - 7, y + 16];
+  const below = atEnd === y2 > y1;
+  return below ? [y + 16, y + 32] : [y - 23, y - 7];
 }
 
 // Return the place of each vertex. Columns follow the exchanges; the order in a column is that of the

@@ -60,7 +60,7 @@ function checkpoint(job) {
 function Runs({ job }) {
   const columns = [
     { title: "Run", cell: (r) => html`<code>${r.run || NOTHING}</code>` },
-    { title: "Status", cell: (r) => html`<${Status} name=${r.status || "NOT ENDED"} />` },
+    { title: "Status", cell: (r) => html`<${Status} name=${r.status || (r.run === job.run ? job.status : "NOT ENDED")} />` },
     { title: "Began", cell: (r) => html`<${Time} at=${r.began_ms} />` },
     { title: "Ended", cell: (r) => html`<${Time} at=${r.ended_ms} />` },
     { title: "Lasted", number: true, cell: (r) => (r.began_ms && r.ended_ms ? duration(r.ended_ms - r.began_ms) : NOTHING) },

@@ -1,9 +1,9 @@
 // The last lines of the log, of the coordinator and of all workers.
 
 import { get } from "./api.js";
-import { count, exact } from "./format.js";
+import { attemptOf, count, exact } from "./format.js";
 import { html, useEffect, useState } from "./lib.js";
-import { Time, Waiting } from "./parts.js";
+import { Clock, Sentence, Waiting } from "./parts.js";
 
 const EVERY_MS = 2000;
 const LEVELS = ["INFO", "WARNING", "ERROR"];
@@ -77,14 +77,16 @@ function Lines({ logs, text }) {
 }
 
 function Line({ line }) {
-  const where = Object.entries(line.fields).filter(([name]) => name !== "job" && name !== "worker");
+  const fields = Object.entries(line.fields).filter(([name]) => name !== "job" && name !== "worker");
   return html`<li data-level=${line.level}>
-    <div class="quiet">
-      <span class="level" data-level=${line.level}>${line.level}</span>
-      ${" "}<${Time} at=${line.at_ms} />${" "}${line.process}${" "}${line.logger}
-      ${where.map(([name, value]) => html` ${name} <code>${value}</code>`)}
+    <${Clock} at=${line.at_ms} />
+    <span class="level" data-level=${line.level}>${line.level}</span>
+    <div>
+      <span class="said">${line.logger.startsWith("headgate") ? html`<${Sentence} text=${line.message} />` : line.message}</span>
+      <span class="where quiet">
+        ${line.process}${" "}${line.logger}${fields.map(([name, value]) => ` ${name} ${name === "attempt" ? attemptOf(value) : value}`)}
+      </span>
     </div>
-    <div>${line.message}</div>
     ${line.detail && html`<details><summary>Traceback</summary><pre tabindex="0">${line.detail}</pre></details>`}
   </li>`;
 }

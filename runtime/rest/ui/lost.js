@@ -33,8 +33,8 @@ function Samples() {
     { title: "Subtask", number: true, cell: (r) => r.subtask, sort: (r) => r.subtask },
     { title: "Event time", cell: (r) => html`<${Watermark} at=${r.event_time} />`, sort: (r) => r.event_time || 0 },
     { title: "Behind the watermark", number: true, cell: (r) => duration(behind(r)), sort: (r) => behind(r) || 0 },
-    { title: "Read from", wide: true, cell: (r) => r.position },
-    { title: "Error", wide: true, cell: (r) => r.error },
+    ...(rows.some((r) => r.position) ? [{ title: "Read from", wide: true, cell: (r) => r.position }] : []),
+    ...(rows.some((r) => r.error) ? [{ title: "Error", wide: true, cell: (r) => r.error }] : []),
     ...(answer.values ? [{ title: "Record", wide: true, cell: (r) => html`<code>${r.value}</code>` }] : []),
   ];
   return html`<h3>Samples</h3>

@@ -3,7 +3,7 @@
 import { Actions } from "./actions.js";
 import { Checkpoints } from "./checkpoints.js";
 import { Failures } from "./failures.js";
-import { duration } from "./format.js";
+import { seconds } from "./format.js";
 import { ThemeSwitch, useToken } from "./frame.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { useAnswer, useJob } from "./live.js";
@@ -46,7 +46,10 @@ function Page({ job, route }) {
   const first = useRef(true);
   useEffect(() => {
     // Whoever follows a link by keyboard or screen reader goes on at the new view.
-    if (!first.current) main.current.focus();
+    if (!first.current) {
+      main.current.focus({ preventScroll: true });
+      scrollTo(0, 0);
+    }
     first.current = false;
   }, [route.join("/")]);
   useEffect(() => {
@@ -62,7 +65,7 @@ function Page({ job, route }) {
     <header>
       <h1>${status.name}</h1>
       <${Status} name=${status.status} />
-      ${status.status === "RUNNING" && html`<span>for ${duration(Math.floor(status.uptime_ms / 1000) * 1000)}</span>`}
+      ${status.status === "RUNNING" && html`<span>for ${seconds(status.uptime_ms)}</span>`}
       <${Dashboard} job=${status.name} />
       <${ThemeSwitch} />
     </header>

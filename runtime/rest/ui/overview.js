@@ -1,20 +1,27 @@
 // The job graph, and above it, in sentences, what holds the job up.
 
 import { count, duration, rate, share, size } from "./format.js";
-import { Chart, useCurves } from "./curves.js";
+import { Chart, spanOf, useCurves } from "./curves.js";
 import { Graph } from "./graph.js";
 import { html } from "./lib.js";
-import { Figures, Legend, Sentence, Table, Time, TimeUse, Watermark } from "./parts.js";
+import { Clock, Figures, Legend, Sentence, Table, Time, TimeUse, Watermark } from "./parts.js";
 
 const HELD_MS = 10_000;
+// While the job is down, the last rates and shares of time say nothing.
+const NO_FIGURES = Object.fromEntries(
+  ["records_in_per_second", "records_out_per_second", "busy", "busy_mean", "backpressured", "backpressured_mean", "idle_mean"]
+    .map((name) => [name, null]),
+);
 
 export function Overview({ job, status }) {
-  const vertices = status.vertices || [];
+  const works = ["RUNNING", "FINISHED"].includes(status.status);
+  const vertices = (status.vertices || []).map((vertex) => (works ? vertex : { ...vertex, ...NO_FIGURES }));
+  const edges = (status.edges || []).map((edge) => (works ? edge : { ...edge, records_per_second: null }));
   return html`
     <h2>Overview</h2>
     <${Verdict} status=${status} />
     <${Figures} of=${figures(status)} />
-    <${Graph} vertices=${vertices} edges=${status.edges || []} causes=${causes(status)} />
+    <${Graph} vertices=${vertices} edges=${edges} causes=${causes(status)} />
     <${Legend} />
     <${Vertices} vertices=${vertices} />
     <${Charts} />
@@ -39,7 +46,7 @@ function Charts() {
   const curves = useCurves();
   if (!curves || curves.at_ms.length < 2) return null;
   const series = (key) => curves.vertices.map((vertex) => ({ name: vertex.name, values: vertex[key] }));
-  return html`<h3>The last ${duration(curves.span_ms)}</h3>
+  return html`<h3>${spanOf(curves)}</h3>
     <div class="charts">
       <${Chart} title="Records in, per second" atMs=${curves.at_ms} series=${series("records_in_per_second")} show=${rate} />
       <${Chart} title="Busy, mean of the subtasks" atMs=${curves.at_ms} series=${series("busy")} show=${share} />
@@ -85,7 +92,7 @@ function findings(status) {
   for (const step of status.event_time || []) {
     const holder = step.held_by;
     if (holder && holder.for_ms >= HELD_MS) {
-      const split = holder.split ? `, split \`${holder.split}\`` : "";
+      const split = holder.split ? `, \`${holder.split}\`,` : "";
       found.push({ level: "some", text: `Event time of \`${step.step}\` has been held back by \`${holder.task}\`${split} for ${duration(holder.for_ms)}` });
     }
   }
@@ -108,7 +115,7 @@ function Vertices({ vertices }) {
     { title: "Records out", number: true, cell: (v) => count(v.records_out), sort: (v) => v.records_out },
     { title: "Out", number: true, cell: (v) => rate(v.records_out_per_second), sort: (v) => v.records_out_per_second },
     { title: "Time use, mean", cell: (v) => html`<${TimeUse} busy=${v.busy_mean} backpressured=${v.backpressured_mean} idle=${v.idle_mean} />` },
-    { title: "Busiest subtask", number: true, cell: (v) => `busy ${share(v.busy)}`, sort: (v) => v.busy },
+    { title: "Busiest subtask", number: true, cell: (v) => share(v.busy), sort: (v) => v.busy },
     { title: "Backpressure", number: true, cell: (v) => share(v.backpressured), sort: (v) => v.backpressured },
     { title: "Watermark", cell: (v) => html`<${Watermark} at=${v.watermark} />`, sort: (v) => v.watermark || 0 },
   ];
@@ -120,7 +127,9 @@ function Log({ log }) {
   if (!log.length) return html`<p class="quiet">Nothing since the coordinator began.</p>`;
   return html`<ol class="log" reversed>
     ${[...log].reverse().slice(0, 20).map((event, index) => html`<li key=${log.length - index}>
-      <span class="kind">${event.kind}</span> <${Sentence} text=${event.text} />
+      <${Clock} at=${event.at_ms || event.seenMs} />
+      <span class="kind">${event.kind}</span>
+      <span><${Sentence} text=${event.text} /></span>
     </li>`)}
   </ol>`;
 }

@@ -1,10 +1,11 @@
 // Small parts that several views use.
 
-import { ago, duration, exact, isTime, NOTHING, share } from "./format.js";
+import { ago, clock, duration, exact, isTime, NOTHING, share } from "./format.js";
 import { html, useState } from "./lib.js";
 import { useNow } from "./live.js";
 
 const PAGE_ROWS = 100;
+const DAY_MS = 86_400_000;
 
 // A text of the engine: names are between backticks.
 export function Sentence({ text }) {
@@ -17,16 +18,20 @@ export function Time({ at }) {
   return html`<time datetime=${new Date(at).toISOString()} title=${exact(at)}>${ago(at, now)}</time>`;
 }
 
+// The time of day, for lists in which each entry has its time.
+export function Clock({ at }) {
+  return html`<time class="clock" datetime=${new Date(at).toISOString()} title=${exact(at)}>${clock(at)}</time>`;
+}
+
 export function Watermark({ at }) {
   const now = useNow();
   if (!isTime(at)) return NOTHING;
-  return html`<time datetime=${new Date(at).toISOString()} title=${exact(at)}>
-    ${exact(at).slice(0, 19)} (${ago(at, now)})
-  </time>`;
+  const date = Math.abs(now - at) < DAY_MS ? "" : `${exact(at).slice(0, 19)}, `;
+  return html`<time datetime=${new Date(at).toISOString()} title=${exact(at)}>${date}${ago(at, now)}</time>`;
 }
 
 export function Status({ name }) {
-  return html`<span class="status" data-status=${name}>${name}</span>`;
+  return html`<span class="status" data-status=${name}>${name.replaceAll("_", " ")}</span>`;
 }
 
 // Names and values side by side. Values that are null are left out.
@@ -41,12 +46,13 @@ export function Figures({ of }) {
 // How a second is spent, as a bar and in words. Shares are in ms per second.
 export function TimeUse({ busy, backpressured, idle }) {
   const parts = [["busy", busy], ["backpressured", backpressured], ["idle", idle]];
+  const known = busy !== null;
   const said = parts.map(([name, value]) => `${name} ${share(value)}`).join(", ");
   let start = 0;
   return html`<svg class="use" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label=${said}>
     <title>${said}</title>
     <rect class="idle" width="1000" height="10" />
-    ${parts.slice(0, 2).map(([name, value]) => {
+    ${known && parts.slice(0, 2).map(([name, value]) => {
       const found = html`<rect class=${name} x=${start} width=${value} height="10" />`;
       start += value;
       return found;
@@ -56,8 +62,7 @@ export function TimeUse({ busy, backpressured, idle }) {
 
 export function Legend() {
   return html`<p class="legend">
-    <span class="key busy"></span> busy <span class="key backpressured"></span> backpressured${" "}
-    <span class="key idle"></span> idle
+    ${["busy", "backpressured", "idle"].map((name) => html`<span key=${name}><span class=${`key ${name}`}></span> ${name}</span>`)}
   </p>`;
 }
 
@@ -81,7 +86,7 @@ export function Phases({ of, total }) {
 
 export function PhaseLegend({ names }) {
   return html`<p class="legend">
-    ${names.map((name) => html`<span key=${name}><span class="key phase" data-phase=${name}></span> ${name} </span>`)}
+    ${names.map((name) => html`<span key=${name}><span class="key phase" data-phase=${name}></span> ${name}</span>`)}
   </p>`;
 }
 

@@ -6,18 +6,23 @@ import { html, useState } from "./lib.js";
 import { Figures } from "./parts.js";
 
 const SECONDS = 5;
-const ROW = 20;
-const WIDTH = 1000;
-const NARROWEST = 2;
+const ROW_REM = 1.25;
+const NARROWEST = 0.2;
+const LISTED = 5;
+const NAMED = 3;
 
+// The graph of one subtask; that which works most is proposed.
 export function Profile({ vertex, subtasks }) {
-  const [subtask, setSubtask] = useState(0);
+  const [chosen, setSubtask] = useState(null);
+  const busiest = subtasks.reduce((most, each) => (each.busy > most.busy ? each : most), subtasks[0]);
+  const subtask = chosen === null ? busiest.index : chosen;
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState(null);
   const [waits, setWaits] = useState(false);
   const take = async (event) => {
     event.preventDefault();
     setFound("taking");
+    setSubtask(subtask);
     setProblem(null);
     try {
       setFound(await get(`v1/job/vertices/${vertex}/profile?subtask=${subtask}&seconds=${SECONDS}`));
@@ -29,8 +34,8 @@ export function Profile({ vertex, subtasks }) {
   const taking = found === "taking";
   return html`<h3>Flame graph</h3>
     <form class="controls profile" onSubmit=${take}>
-      <label for="profiled">Subtask (0 to ${subtasks - 1})</label>
-      <input id="profiled" type="number" min="0" max=${subtasks - 1} value=${subtask}
+      <label for="profiled">Subtask (0 to ${subtasks.length - 1})</label>
+      <input id="profiled" type="number" min="0" max=${subtasks.length - 1} value=${subtask}
         onInput=${(event) => setSubtask(Number(event.target.value))} />
       <button type="submit" disabled=${taking}>${taking ? `Looking for ${SECONDS} s …` : `Look for ${SECONDS} s`}</button>
       <label><input type="checkbox" checked=${waits} onChange=${(event) => setWaits(event.target.checked)} /> what it waits for</label>
@@ -56,20 +61,21 @@ function Flames({ profile, kind }) {
   const root = tree(profile, kind);
   if (!root.samples) return html`<p>${kind === "running" ? "The subtask did not run in this time." : "The subtask did not wait in this time."}</p>`;
   const boxes = placed(root);
-  const height = (Math.max(...boxes.map((box) => box.depth)) + 1) * ROW;
+  const rows = Math.max(...boxes.map((box) => box.depth)) + 1;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Flame graph">
-    <svg class="flames" viewBox=${`0 0 ${WIDTH} ${height}`} width="100%" height=${height} preserveAspectRatio="none" role="img"
-      aria-label=${`${count(root.samples)} samples of ${kind}`}>
-      ${boxes.map((box) => html`<g key=${box.key}>
-        <title>${box.name}: ${count(box.samples)} of ${count(root.samples)} samples</title>
-        <rect class=${`flame ${kind}`} x=${box.x} y=${box.depth * ROW} width=${box.width} height=${ROW - 1} />
-      </g>`)}
-    </svg>
-    <ol class="flame-list">
-      ${boxes.filter((box) => box.width >= WIDTH / 20).map((box) => html`<li key=${box.key} style=${{ marginLeft: `${box.depth * 0.8}rem` }}>
-        ${Math.round((100 * box.samples) / root.samples)} % <code>${box.name}</code>
-      </li>`)}
-    </ol>
+    <div class="flames" style=${{ height: `${rows * ROW_REM}rem` }} role="img" aria-label=${`${count(root.samples)} samples of ${kind}`}>
+      ${boxes.map((box) => html`<div key=${box.key} class=${`flame ${kind}`}
+        style=${{ left: `${box.x}%`, width: `${box.width}%`, top: `${box.depth * ROW_REM}rem` }}
+        title=${`${box.name}: ${count(box.samples)} of ${count(root.samples)} samples`}>${box.width >= NAMED && box.name}</div>`)}
+    </div>
+    <details>
+      <summary>The same as a list</summary>
+      <ol class="flame-list">
+        ${boxes.filter((box) => box.width >= LISTED).map((box) => html`<li key=${box.key} style=${{ marginLeft: `${box.depth * 0.8}rem` }}>
+          ${Math.round((100 * box.samples) / root.samples)} % <code>${box.name}</code>
+        </li>`)}
+      </ol>
+    </details>
   </div>`;
 }
 
@@ -92,13 +98,14 @@ export function tree(profile, kind) {
   return root;
 }
 
+// Return a box for each call: its place and width are parts of the whole, in percent.
 function placed(root) {
   const boxes = [];
   const place = (node, x, depth, path) => {
     let start = x;
     const inner = [...node.children].sort((a, b) => b[1].samples - a[1].samples);
     for (const [frame, child] of inner) {
-      const width = (WIDTH * child.samples) / root.samples;
+      const width = (100 * child.samples) / root.samples;
       const key = `${path}/${frame}`;
       if (width >= NARROWEST) {
         boxes.push({ key, name: child.name, samples: child.samples, x: start, width, depth });

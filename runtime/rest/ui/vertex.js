@@ -1,7 +1,7 @@
 // One step: its subtasks, its event time, its state and its last failure.
 
 import { count, duration, rate, share, size } from "./format.js";
-import { Chart, useCurves } from "./curves.js";
+import { Chart, spanOf, useCurves } from "./curves.js";
 import { html } from "./lib.js";
 import { useAnswer } from "./live.js";
 import { Failure } from "./failures.js";
@@ -37,7 +37,7 @@ export function Vertex({ status, argument }) {
     ${answer ? html`<${Subtasks} subtasks=${answer.subtasks} sizes=${sizes} /><${Legend} />` : html`<${Waiting} problem=${problem} />`}
     ${answer && html`<${HotKeyGroups} groups=${answer.hot_key_groups} />`}
     <${Charts} id=${id} />
-    <${Profile} key=${id} vertex=${id} subtasks=${vertex.parallelism} />
+    ${answer && answer.subtasks.length > 0 && html`<${Profile} key=${id} vertex=${id} subtasks=${answer.subtasks} />`}
     ${planned && html`<${EventTime} steps=${stepsBefore(id, plan, status)} />`}
     ${planned && html`<h3>Operators</h3><${Operators} operators=${planned.operators} />`}
     <h3>Last failure</h3>
@@ -53,7 +53,7 @@ function Charts({ id }) {
     { name: "out", values: found.records_out_per_second, dash: 1 },
   ];
   const use = ["busy", "backpressured", "idle"].map((name) => ({ name, values: found[name] }));
-  return html`<h3>The last ${duration(curves.span_ms)}</h3>
+  return html`<h3>${spanOf(curves)}</h3>
     <div class="charts">
       <${Chart} title="Records per second" atMs=${curves.at_ms} series=${flow} show=${rate} />
       <${Chart} title="Time use, mean of the subtasks" atMs=${curves.at_ms} series=${use} show=${share} />
@@ -157,7 +157,7 @@ function EventTime({ steps }) {
 }
 
 function heldBy(holder) {
-  const split = holder.split ? `, split ${holder.split}` : "";
+  const split = holder.split ? `, ${holder.split}` : "";
   return `${holder.task}${split}${holder.queued ? " (waits to be read)" : ""} for ${duration(holder.for_ms)}`;
 }
 
