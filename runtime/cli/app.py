@@ -11,7 +11,7 @@ from .checkpoints import checkpoint_app, checkpoints, savepoint_app
 from .listing import history, list_jobs
 from .load import Settings, Storage, TokenFile, where
 from .run import run
-from .verbs import cancel, explain, options, query, rescale, stop, top, validate
+from .verbs import cancel, explain, logs, options, query, rescale, stop, top, validate
 
 app = typer.Typer(
     name="headgate",
@@ -45,6 +45,7 @@ app.command("validate")(validate)
 app.command("explain")(explain)
 app.command("list")(list_jobs)
 app.command("top")(top)
+app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("cancel")(cancel)
 app.add_typer(checkpoint_app, name="checkpoint")

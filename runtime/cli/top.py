@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...errors import JobError
-from ..control.job_client import Connect, PublishedEvent, watch
+from ..control.job_client import Connect, JobClient, PublishedEvent, watch
 from ..finding import connect_to_job
 from ..options.recovery import COORDINATOR_RETURN_TIMEOUT
 from .console import FAILED, OK, report
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..protocol.job_result import JobOutcome
     from .progress import Reporter
 
+C = TypeVar("C")
 RETURN_S_MAX: Final = COORDINATOR_RETURN_TIMEOUT.default / 1000
 """The time for which a successor of a coordinator that went away is looked for."""
 _LOOK_S: Final = 1.0
@@ -39,18 +41,23 @@ def follow(name: str, place: Where) -> int:
     except KeyboardInterrupt:
         return OK
     if outcome is None:
-        raise JobError(
-            f"the coordinator of job {name} went away, and none has taken over",
-            fix=f"headgate list shows the jobs that run; headgate history {name} how this one fared",
-        )
+        raise gone(name)
     reporter.note(f"job {name} ended: {outcome.status}")
     return OK if outcome.error is None else max(FAILED, report(outcome.error))
 
 
+def gone(name: str) -> JobError:
+    """Return the error that a coordinator went away, and that none has taken over."""
+    return JobError(
+        f"the coordinator of job {name} went away, and none has taken over",
+        fix=f"headgate list shows the jobs that run; headgate history {name} how this one fared",
+    )
+
+
 async def _follow(connect: Connect, reporter: Reporter) -> JobOutcome | None:
     """Pass events on until the job ends; return None if its coordinator went away for good."""
-    client = await connect()
-    while True:
+    client: JobClient | None = await connect()
+    while client is not None:
         try:
             outcome = await watch(client, _SinceNow(reporter))
         finally:
@@ -58,21 +65,24 @@ async def _follow(connect: Connect, reporter: Reporter) -> JobOutcome | None:
         if outcome is not None:
             return outcome
         reporter.note("the coordinator went away; looking for the one that takes over")
-        deadline = time.monotonic() + RETURN_S_MAX
-        while True:
-            await asyncio.sleep(
-                _LOOK_S
-            )  # also a coordinator that is about to close lets us connect
-            try:
-                client = await connect()
-                break
-            except JobError:
-                if time.monotonic() > deadline:
-                    return None
+        client = await successor(connect)
+    return None
+
+
+async def successor(connect: Callable[[], Awaitable[C]]) -> C | None:
+    """Connect to the coordinator that takes over; return None if none does."""
+    deadline = time.monotonic() + RETURN_S_MAX
+    while True:
+        await asyncio.sleep(_LOOK_S)  # also a coordinator that is about to close lets us connect
+        try:
+            return await connect()
+        except JobError:
+            if time.monotonic() > deadline:
+                return None
 
 
 class _SinceNow:
-    """Leaves out what happened before: the events that a coordinator remembers have no time."""
+    """Leaves out what happened before, of which a coordinator remembers the last events."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter

@@ -114,6 +114,47 @@ def top(
     raise typer.Exit(follow(job, where(storage, cluster, token_file, settings)))
 
 
+def logs(
+    job: JobName,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Go on with each new line until the job ends."),
+    ] = False,
+    level: Annotated[
+        str,
+        typer.Option("--level", help="Of this level and more severe: debug, info, warning, error."),
+    ] = "info",
+    worker: Annotated[
+        str,
+        typer.Option("--worker", help="Of processes with this in their name, or `coordinator`."),
+    ] = "",
+    step: Annotated[str, typer.Option("--step", help="Lines that name this step.")] = "",
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="The most lines of those that are there.")
+    ] = 100,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each line as a JSON object.")
+    ] = False,
+    storage: Storage = None,
+    cluster: OnCluster = None,
+    token_file: TokenFile = None,
+    settings: Settings = None,
+) -> None:
+    """Print the last lines of a running job's log, of its coordinator and of all workers."""
+    from ..observe.recent_logs import LEVELS
+    from .logs import Wanted, show
+    from .logs import follow as go_on
+
+    if level.upper() not in LEVELS:
+        raise UsageError(
+            f"there is no such level level=`{level}`",
+            fix=f"use one of {', '.join(each.lower() for each in LEVELS)}",
+        )
+    wanted = Wanted(level.upper(), worker, step, lines, as_json)
+    place = where(storage, cluster, token_file, settings)
+    raise typer.Exit((go_on if follow else show)(job, place, wanted))
+
+
 def rescale(
     job: JobName,
     parallelism: Annotated[

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from headgate.tests.cli.conftest import COMMAND, WAIT_S
+
 IN_PROCESS = ("--cluster", "in-process")
 
 
@@ -244,3 +246,33 @@ def test_the_command_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout == "[]\n"
+
+
+def test_the_log_of_a_running_job_is_printed_and_followed(cli, ticker: str) -> None:
+    run = cli.start("run", ticker, "--cluster", "in-process")
+    run.wait_for("RUNNING")
+    printed = cli("logs", "ticker")
+    assert printed.returncode == 0
+    assert "job ticker is RUNNING" in printed.stdout
+    assert "job ticker" not in cli("logs", "ticker", "--level", "error").stdout
+    assert cli("checkpoint", "take", "ticker").returncode == 0
+    (newest,) = cli("logs", "ticker", "-n", "1", "--json").stdout.splitlines()
+    assert json.loads(newest)["message"].startswith("checkpoint 1 completed")
+    following = subprocess.Popen(
+        [*COMMAND, "logs", "ticker", "--follow"],
+        cwd=cli.directory,
+        env=cli.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    assert "INFO coordinator headgate.job" in following.stdout.readline()
+    assert cli("stop", "ticker").returncode == 0
+    _, said = following.communicate(timeout=WAIT_S)
+    assert following.returncode == 0
+    assert "job ticker ended: SUSPENDED" in said
+    assert run.end()[0] == 0
+    wrong = cli("logs", "ticker", "--level", "loud")
+    assert wrong.returncode == 2
+    assert "use one of debug, info, warning, error" in wrong.stderr
