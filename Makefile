@@ -9,7 +9,9 @@ DEMO_STAMP := $(VENV)/.installed-demo
 SEEDS ?= 2000
 MINUTES ?= 5
 SECONDS ?= 60
-TEST_PROCESSES ?= 2
+# Three on two cores: tests that wait for servers and timers leave room for others.
+TEST_PROCESSES ?= 3
+RAY_TEST_PROCESSES ?= 2
 KUBE_PROCESSES ?= 2
 
 # Some machines keep Python from writing bytecode. Then each of the processes that tests start compiles
@@ -84,7 +86,7 @@ test-rest: $(STAMP)
 	@echo "==> running the slow tests (a quarter of an hour on two cores)"
 	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "rest and not (ray or chaos or kube)" || failed=1; \
 	echo "==> running the tests that start Ray, file by file (eight minutes)"; \
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "(ray or chaos) and not kube" || failed=1; exit $$failed
+	$(BIN)/python -m pytest -n $(RAY_TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "(ray or chaos) and not kube" || failed=1; exit $$failed
 
 test-all: $(STAMP)
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
