@@ -109,7 +109,7 @@ class Lines:
     @classmethod
     def split(cls, data: bytes) -> Lines:
         """Return all lines of `data`, of which the last one may lack its line break."""
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+        ends = line_ends(data)
         if data and (not len(ends) or ends[-1] != len(data)):
             ends = np.append(ends, len(data))
         starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
@@ -133,6 +133,11 @@ class Lines:
     def view(self) -> memoryview:
         """Return the bytes of all these lines, including empty lines between them."""
         return memoryview(self.data)[self.starts[0] : self.ends[-1]]
+
+
+def line_ends(data: bytes) -> Int64s:
+    """Return the positions behind all line breaks."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
 
 
 class CsvDecoder:

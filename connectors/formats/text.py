@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..files.decode import (
     Lines,
     Unreadable,
     decode,
+    line_ends,
     reason_of,
 )
 from ..files.formats import can_encode, check_times
@@ -122,15 +123,8 @@ class _LinesDecoder:
         """True if line breaks between the parts of a payload are white space, as they are in JSON."""
 
     def __call__(self, payloads: Values) -> Decoded:
-        texts = [b"" if payload is None else payload for payload in payloads]
-        data = b"\n".join(texts)
-        if data.count(b"\n") != max(0, len(texts) - 1) and self._line_breaks:
-            texts = [text.replace(b"\n", b" ") for text in texts]
-            data = b"\n".join(texts)
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        ends = np.cumsum(lengths + 1)
-        starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
-        lines = Lines(data + b"\n", starts, ends)
+        lines = self._lines(payloads)
+        lengths = lines.ends - lines.starts - 1
 
         def convert(start: int, stop: int) -> pa.RecordBatch:
             if not lengths[start:stop].all():
@@ -139,6 +133,22 @@ class _LinesDecoder:
             return self._convert(lines.part(start, stop))
 
         return decode(len(payloads), convert)
+
+    def _lines(self, payloads: Values) -> Lines:
+        """Return a line for each payload, which is empty for one without a value."""
+        texts: Sequence[Any] = payloads
+        try:
+            data = b"\n".join([*texts, b""])
+        except TypeError:
+            texts = [payload or b"" for payload in payloads]
+            data = b"\n".join([*texts, b""])
+        ends = line_ends(data)
+        if len(ends) != len(texts):  # there are line breaks within payloads
+            if self._line_breaks:
+                return self._lines([(text or b"").replace(b"\n", b" ") for text in texts])
+            ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+        starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
+        return Lines(data, starts, ends)
 
 
 class _RawDecoder:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -97,6 +98,7 @@ class KafkaReader(SourceReader):
         """Those that have not ended, with the positions of the mailbox."""
         self._positions: dict[str, PartitionSplit] = {}
         """The positions of all partitions, for the consumer group."""
+        self._topics: set[str] = set()
         self._cuts: dict[int, list[PartitionSplit]] = {}
         self._stops: dict[str, int] = {}
         self._ended: set[str] = set()
@@ -121,6 +123,7 @@ class KafkaReader(SourceReader):
         for partition in added:
             self._partitions[partition.name] = partition
             self._positions[partition.name] = msgspec.structs.replace(partition)
+            self._topics.add(partition.topic)
             if partition.stop is not None:
                 if self._settings.stop is None:
                     raise _no_stop_any_more(partition)
@@ -377,19 +380,19 @@ class KafkaReader(SourceReader):
 
     def _take(self, messages: list[Any]) -> None:
         """Make pieces of messages, and hand them to the mailbox."""
-        groups: dict[str, list[Any]] = {}
+        kind = type(messages[0])
+        events: list[Any] = []
+        if any(map(kind.error, messages)):
+            events = [message for message in messages if message.error() is not None]
+            messages = [message for message in messages if message.error() is None]
+        groups = {
+            name: group for name, group in self._by_partition(messages) if name not in self._ended
+        }
         pieces = []
-        for (topic, partition, failed), run in groupby(messages, _place_of):
-            name = f"{topic}/{partition}"
-            if not failed:
-                if name not in self._ended:
-                    groups.setdefault(name, []).extend(run)
-                continue
-            for message in run:
-                if name in self._ended:
-                    break
-                if (end := self._take_error(name, message)) is not None:
-                    pieces.append(end)
+        for message in events:
+            name = f"{message.topic()}/{message.partition()}"
+            if name not in self._ended and (end := self._take_error(name, message)) is not None:
+                pieces.append(end)
         made = [self._piece(name, group) for name, group in groups.items()]
         # The last record of a partition and the event of its end may come together.
         ended = {piece.name for piece in made if piece.ended}
@@ -401,9 +404,26 @@ class KafkaReader(SourceReader):
                 shared.waiting_bytes += piece.size_bytes
         self._wake()
 
+    def _by_partition(self, messages: list[Any]) -> Iterable[tuple[str, list[Any]]]:
+        """Return the records of each partition. Most often there is only one, so that is seen first."""
+        if not messages:
+            return ()
+        kind = type(messages[0])
+        partitions = list(map(kind.partition, messages))
+        topic, first = messages[0].topic(), partitions[0]
+        if len(self._topics) == 1 and partitions.count(first) == len(messages):
+            return [(f"{topic}/{first}", messages)]
+        topics = map(kind.topic, messages)
+        groups: dict[str, list[Any]] = {}
+        for (topic, partition), run in groupby(
+            zip(topics, partitions, messages, strict=True), itemgetter(0, 1)
+        ):
+            groups.setdefault(f"{topic}/{partition}", []).extend(map(itemgetter(2), run))
+        return groups.items()
+
     def _piece(self, name: str, group: list[Any]) -> _Piece:
         """Decode messages of one partition."""
-        value_of, offset_of = type(group[0]).value, type(group[0]).offset
+        value_of = type(group[0]).value
         position = group[-1].offset() + 1
         stop = self._stops.get(name)
         ended = stop is not None and position >= stop
@@ -425,7 +445,7 @@ class KafkaReader(SourceReader):
         return _Piece(
             name,
             None if batch is None else self._with_metadata(batch, group),
-            np.fromiter(map(offset_of, group), np.int64, len(group)),
+            _offsets_of(group),
             bad,
             position,
             _size_of(batch, bad),
@@ -530,9 +550,14 @@ class KafkaReader(SourceReader):
             self._loop.call_soon_threadsafe(self._arrived.set)
 
 
-def _place_of(message: Any) -> tuple[str, int, bool]:
-    """Return the topic and the partition of a message, and True if it is an event instead of a record."""
-    return message.topic(), message.partition(), message.error() is not None
+def _offsets_of(group: list[Any]) -> npt.NDArray[np.int64]:
+    """Return the offsets of records of one partition, which are in order."""
+    if not group:
+        return np.empty(0, np.int64)
+    first, last = group[0].offset(), group[-1].offset()
+    if last - first == len(group) - 1:  # none is missing
+        return np.arange(first, last + 1)
+    return np.fromiter(map(type(group[0]).offset, group), np.int64, len(group))
 
 
 def _places(partitions: Iterable[PartitionSplit]) -> list[Any]:
