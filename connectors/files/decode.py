@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
+from .json_layout import LayoutReader
+
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 EXCERPT_MAX_CHARS = 200
@@ -195,6 +197,7 @@ class JsonDecoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._layout = LayoutReader(schema)
         self._read = pajson.ReadOptions(use_threads=False, block_size=_ONE_BLOCK)
         # Columns are read as nullable; missing values are reported afterwards, with a clear reason.
         self._parse = pajson.ParseOptions(
@@ -203,6 +206,10 @@ class JsonDecoder:
         )
 
     def __call__(self, lines: Lines) -> pa.RecordBatch:
+        batch = self._layout.read(lines.data, lines.starts, lines.ends)
+        return self._parsed(lines) if batch is None else batch
+
+    def _parsed(self, lines: Lines) -> pa.RecordBatch:
         # If each line begins and ends like an object, no record contains a line break (strings must not
         # contain one). As many rows as lines then means one record per line.
         if not _are_braced(lines):

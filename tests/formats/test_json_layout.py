@@ -1,0 +1,187 @@
+"""Lines of one layout are decoded without a parser, and give exactly what the parser gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.connectors.files.decode import Decoded
+from headgate.connectors.files.json_layout import LINES_MIN, LayoutReader
+from headgate.connectors.formats.text import to_format
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("small", pa.int8()),
+        ("user", pa.string()),
+        ("price", pa.float64()),
+        ("page", pa.large_string()),
+        ("none", pa.int32()),
+    ]
+)
+ROWS = 2 * LINES_MIN
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+ROW = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1) | st.integers(-12345678901, 1234567890123),
+        "user": TEXTS,
+        "skipped": st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+        "small": st.integers(-128, 127),
+        "price": st.decimals(-(10**6), 10**9, places=3).map(float)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.integers(-(2**53), 2**53),
+        "page": TEXTS,
+    }
+)
+ODD_NUMBERS = [
+    "-",
+    "+1",
+    "01",
+    "-01",
+    "00",
+    "0.",
+    ".5",
+    "-.5",
+    "1.2.3",
+    "0x1",
+    "1e5",
+    "1E-2",
+    "NaN",
+    "/",
+    ":",
+]
+ODD_NUMBERS += [
+    "-0",
+    "0",
+    "0.0",
+    "-0.0",
+    "00.1",
+    "9223372036854775807",
+    "9223372036854775808",
+    "1/2",
+]
+ODD_NUMBERS += [
+    "-9223372036854775808",
+    "128",
+    "null",
+    "true",
+    '"1"',
+    "1 ",
+    " 1",
+    "1}",
+    "{}",
+    "12345678",
+    "1.",
+]
+
+
+def row(number: int, **other: Any) -> bytes:
+    made = {"id": number, "user": f"u{number}", "skipped": 1.5, "small": 7, "price": number / 4}
+    return json.dumps({**made, "page": "/a/b", **other}, separators=(",", ":")).encode()
+
+
+@cache
+def alone(payload: bytes | None) -> Decoded:
+    """Return what the parser makes of a payload."""
+    return decode([payload])
+
+
+def decode(payloads: list[bytes | None]) -> Decoded:
+    return to_format("json").decoder(SCHEMA)(payloads)
+
+
+def check(payloads: list[bytes | None]) -> None:
+    """Check that payloads together are decoded as each is alone, which only the parser does."""
+    together = decode(payloads)
+    assert [at for at, _ in together.bad] == [
+        at for at, payload in enumerate(payloads) if alone(payload).bad
+    ]
+    expected = [batch for payload in payloads for batch in alone(payload).batches]
+    # As texts, NaN is equal to NaN, and -0.0 is another value than 0.0.
+    assert [batch.schema for batch in together.batches] == [SCHEMA] * len(together.batches)
+    assert repr(pa.Table.from_batches(together.batches, SCHEMA).to_pylist()) == repr(
+        pa.Table.from_batches(expected, SCHEMA).to_pylist()
+    )
+
+
+def reads(payloads: list[bytes], schema: pa.Schema = SCHEMA) -> bool:
+    """Return whether payloads are read without the parser."""
+    lines = [payload + b"\n" for payload in payloads]
+    ends = pa.compute.cumulative_sum(pa.array(map(len, lines), pa.int64())).to_numpy()
+    starts = ends - [len(line) for line in lines]
+    return LayoutReader(schema).read(b"".join(lines), starts, ends) is not None
+
+
+@settings(max_examples=25)
+@given(st.lists(ROW, min_size=1, max_size=5), st.booleans(), st.randoms())
+def test_rows_of_one_layout(rows: list[dict[str, Any]], ascii: bool, rng: random.Random) -> None:
+    texts = [json.dumps(each, separators=(",", ":"), ensure_ascii=ascii).encode() for each in rows]
+    check([*rng.choices(texts, k=LINES_MIN)])
+
+
+@pytest.mark.parametrize("field", ["id", "skipped", "small", "price", "user"])
+def test_odd_values_among_plain_ones(field: str) -> None:
+    place = 5
+    for odd in ODD_NUMBERS:
+        payloads: list[bytes | None] = [row(number) for number in range(ROWS)]
+        before = json.dumps(json.loads(row(place))[field]).encode()
+        key = f'"{field}":'.encode()
+        payloads[place] = row(place).replace(key + before, key + odd.encode())
+        check(payloads)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_damaged_bytes_among_plain_ones(data: st.DataObject) -> None:
+    payloads: list[bytes | None] = [row(number) for number in range(ROWS)]
+    place = data.draw(st.integers(0, ROWS - 1))
+    damaged = bytearray(row(place))
+    for _ in range(data.draw(st.integers(1, 2))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        change = data.draw(st.sampled_from(["change", "delete", "insert"]))
+        byte = data.draw(st.sampled_from(list(b'"{},:\\/ \n\r\t\x00\x7f\x80\xc3\xff0-+.e1a')))
+        if change == "change":
+            damaged[at] = byte
+        elif change == "insert":
+            damaged.insert(at, byte)
+        elif len(damaged) > 1:
+            del damaged[at]
+    payloads[place] = bytes(damaged)
+    check(payloads)
+
+
+def test_which_lines_need_no_parser() -> None:
+    plain = [row(number) for number in range(ROWS)]
+    assert reads(plain)
+    assert reads([row(number, user="USER").replace(b"USER", b"\xc3\xbc") for number in range(ROWS)])
+    assert reads([row(number, id=-(2**63) + 1 + number) for number in range(ROWS)])
+    assert not reads(plain[: LINES_MIN - 1])
+    assert not reads([*plain, row(1, user='"')])
+    assert not reads([*plain, row(1, id=None)])
+    assert not reads([*plain, row(1, more=1)])
+    assert not reads([*plain, b'{"id": 1}'])
+    assert not reads(plain, pa.schema([pa.field("none", pa.string(), nullable=False)]))
+    assert not reads(plain, pa.schema([("id", pa.string())]))
+    assert not reads(plain, pa.schema([("user", pa.timestamp("ms"))]))
+
+
+def test_after_other_forms_it_looks_less_often_and_learns_a_new_layout() -> None:
+    reader = LayoutReader(SCHEMA)
+
+    def read(payload: bytes) -> bool:
+        line = payload + b"\n"
+        ends = pa.array(range(len(line), ROWS * len(line) + 1, len(line)), pa.int64()).to_numpy()
+        return reader.read(line * ROWS, ends - len(line), ends) is not None
+
+    assert read(row(1))
+    other = b'{"user":"x","id":5}'
+    assert [read(other) for _ in range(4)] == [False, False, True, True]
+    assert [read(b'{ "id":1}') for _ in range(12)] == [False] * 12
+    assert [read(other) for _ in range(8)][-1]
