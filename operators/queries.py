@@ -276,6 +276,31 @@ def write_key(name: str, types: Mapping[str, str] | None, key: Any) -> str:
     raise _cannot_write(name, key, f"tuple or dict of {', '.join(types)}")
 
 
+def plain_key(types: Mapping[str, str] | None, key: Any) -> Any:
+    """Return a key as the job has it, if that is certain without the job; else `ABSENT`.
+
+    The types are those of `write_key`. Whether the key fits its column, only the job knows.
+    """
+    if types is None:
+        return key if isinstance(key, str | int | tuple | None) else ABSENT
+    if len(types) == 1:
+        (kind,) = types.values()
+        return key if _is_plain(key, kind) else ABSENT
+    if isinstance(key, Mapping):
+        key = tuple(key[name] for name in types if name in key) if len(key) == len(types) else ()
+    if not isinstance(key, tuple) or len(key) != len(types):
+        return ABSENT
+    kinds = zip(key, types.values(), strict=True)
+    plain = (each is None or _is_plain(each, kind) for each, kind in kinds)
+    return key if all(plain) else ABSENT
+
+
+def _is_plain(value: Any, kind: str) -> bool:
+    return type(value).__name__ == kind and not (
+        isinstance(value, datetime) and value.tzinfo is None
+    )
+
+
 def _json_of(name: str, key: Any) -> str:
     try:
         return _encode(key).decode()
@@ -383,6 +408,12 @@ def _bounded(data: bytes, bytes_max: int) -> bytes:
 
 def key_as_json(state: QueryableState, key: Any) -> Any:
     """Return a key as plain data, as answers show it."""
-    if state.keys.columns is not None and state.keys.is_tuple:
-        key = dict(zip(state.key_types, key, strict=True))
-    return msgspec.json.decode(_encode(key))
+    types = None if state.keys.columns is None else state.key_types
+    return key_as_plain(types, key)
+
+
+def key_as_plain(types: Mapping[str, str] | None, key: Any) -> Any:
+    """Return a key as `key_as_json` does; the types are those of `write_key`."""
+    if types is not None and len(types) > 1 and not isinstance(key, Mapping):
+        key = dict(zip(types, key, strict=True))
+    return key if isinstance(key, str) else msgspec.json.decode(_encode(key))

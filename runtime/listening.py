@@ -32,6 +32,9 @@ from .options.network import (
     HANDSHAKE_TIMEOUT,
     MESSAGE_SIZE_MAX,
     PORT_PATIENCE,
+    QUERY_CLIENTS_MAX,
+    QUERY_REQUEST_MAX,
+    QUERY_UNANSWERED_MAX,
     UNAUTHENTICATED_MAX,
     UNSENT_SIZE_MAX,
 )
@@ -243,6 +246,9 @@ class ListenerLimits:
     frame_size_max_bytes: int = FRAME_SIZE_MAX.default
     message_size_max_bytes: int = MESSAGE_SIZE_MAX.default
     unsent_max_bytes: int = UNSENT_SIZE_MAX.default
+    read_clients_max: int = QUERY_CLIENTS_MAX.default
+    read_request_max_bytes: int = QUERY_REQUEST_MAX.default
+    unanswered_keys_max: int = QUERY_UNANSWERED_MAX.default
 
     @classmethod
     def of(cls, options: Options) -> ListenerLimits:
@@ -254,6 +260,9 @@ class ListenerLimits:
             frame_size_max_bytes=options.get(FRAME_SIZE_MAX),
             message_size_max_bytes=options.get(MESSAGE_SIZE_MAX),
             unsent_max_bytes=options.get(UNSENT_SIZE_MAX),
+            read_clients_max=options.get(QUERY_CLIENTS_MAX),
+            read_request_max_bytes=options.get(QUERY_REQUEST_MAX),
+            unanswered_keys_max=options.get(QUERY_UNANSWERED_MAX),
         )
 
     @property

@@ -27,17 +27,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar
 
+import msgspec
+
 from ..errors import HeadgateError, JobError, JobNotReady, ScanOver, UsageError
 from ..operators.durations import Duration, parse_duration
-from ..operators.queries import write_key
+from ..operators.queries import key_as_plain, write_key
 from .control.job_client import HungUp
 from .control.registry import read_token_file
 from .finding import Where, connect_to_job
 from .rest.client import RestClient
-from .rest.state_answers import QueryableAnswer, QueryAnswer, RowsAnswer, ScanAnswer, ScannedAnswer
+from .rest.state_answers import (
+    OwnersAnswer,
+    QueryableAnswer,
+    QueryAnswer,
+    RowAnswer,
+    RowsAnswer,
+    ScanAnswer,
+    ScannedAnswer,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from .reads.client import DirectReader, ReadValue
 
 T = TypeVar("T")
 Level: TypeAlias = Literal["live", "committed"]
@@ -52,12 +64,15 @@ _Connect = Callable[[], Awaitable[RestClient]]
 class AsyncQueryClient:
     """Reads the queryable states of one job, in one event loop. Use it in `async with`, or close it."""
 
-    def __init__(self, connect: _Connect, patience_s: float) -> None:
+    def __init__(self, connect: _Connect, patience_s: float, *, direct: bool = True) -> None:
         """
         Args:
             connect: finds the coordinator of the job.
             patience_s: how long a call goes on while the job restarts, or cannot be reached.
+            direct: keys are read at the workers that have them, where those can be reached.
         """
+        self._reads_directly = direct
+        self._direct: DirectReader | None = None
         self._connect = connect
         self._patience_s = patience_s
         self._client: RestClient | None = None
@@ -83,6 +98,9 @@ class AsyncQueryClient:
         """Close the connection."""
         async with self._connecting:
             self._closed = True
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            await direct.close()
         await self._disconnect(self._client)
 
     async def states(self) -> list[QueryableAnswer]:
@@ -221,19 +239,51 @@ class AsyncQueryClient:
     async def _query(
         self, client: RestClient, *, state: str, key: Any, level: Level
     ) -> QueryAnswer:
+        found = await self._read_directly(client, state, [key], level)
+        if found is not None:
+            row = msgspec.structs.asdict(found.rows[0])
+            shared = {n: v for n, v in msgspec.structs.asdict(found).items() if n != "rows"}
+            return QueryAnswer(**shared, **row)
         (text,) = await self._texts(client, state, [key])
-        return await client.query(state, text, level)
+        answer = await client.query(state, text, level)
+        self._saw(state, answer.checkpoint)
+        return answer
 
     async def _query_many(
         self, client: RestClient, *, state: str, keys: list[Any], level: Level
     ) -> RowsAnswer:
-        return await client.rows(state, await self._texts(client, state, keys), level)
+        found = await self._read_directly(client, state, keys, level) if keys else None
+        if found is None:
+            found = await client.rows(state, await self._texts(client, state, keys), level)
+            self._saw(state, found.checkpoint)
+        return found
+
+    async def _read_directly(
+        self, client: RestClient, state: str, keys: list[Any], level: Level
+    ) -> RowsAnswer | None:
+        """Read keys at the workers that have them; None: the coordinator must be asked."""
+        known = await self._state(client, state)
+        if known is None or not self._reads_directly:
+            return None
+        if self._direct is None:
+            from .reads.client import DirectReader
+
+            self._direct = DirectReader()
+        found = await self._direct.read(client, known, keys, level)
+        return None if found is None else _rows(found[0], known, level, keys, found[1])
+
+    def _saw(self, state: str, checkpoint: int | None) -> None:
+        if self._direct is not None:
+            self._direct.saw(state, checkpoint)
+
+    async def _state(self, client: RestClient, state: str) -> QueryableAnswer | None:
+        if state not in self._known:
+            self._known = {each.name: each for each in await client.states()}
+        return self._known.get(state)
 
     async def _texts(self, client: RestClient, state: str, keys: list[Any]) -> list[str]:
         """Return the keys as the REST API takes them."""
-        if state not in self._known:
-            self._known = {each.name: each for each in await client.states()}
-        known = self._known.get(state)
+        known = await self._state(client, state)
         # The job has the text about an unknown name.
         return ["" if known is None else write_key(state, known.key, key) for key in keys]
 
@@ -390,6 +440,36 @@ class QueryClient:
         self._loop.close()
 
 
+def _rows(
+    owners: OwnersAnswer,
+    known: QueryableAnswer,
+    level: Level,
+    keys: list[Any],
+    values: list[ReadValue],
+) -> RowsAnswer:
+    """Return what was read at the owners as the REST API answers it."""
+    return RowsAnswer(
+        job=owners.job,
+        run=owners.run,
+        state=owners.state,
+        kind=owners.kind,
+        step=owners.step,
+        level=level,
+        checkpoint=values[0].checkpoint or None,
+        rows=[
+            RowAnswer(
+                attempt=read.owner.attempt,
+                subtask=read.owner.subtask,
+                key=key_as_plain(known.key, key),
+                key_group=read.key_group,
+                found=bool(read.value),
+                value=msgspec.json.decode(read.value) if read.value else None,
+            )
+            for key, read in zip(keys, values, strict=True)
+        ],
+    )
+
+
 def _next_page(given: Mapping[str, str], token: str | None) -> dict[str, str]:
     """Return the parameters of a scan for the page behind one with these."""
     return {"next": token or "", **{n: text for n, text in given.items() if n == "limit"}}
@@ -409,6 +489,7 @@ def connect(
     token: str | None = None,
     options: Mapping[str, str] | None = None,
     patience: Duration = PATIENCE,
+    direct: bool = True,
 ) -> QueryClient:
     """Connect to a running job, to read its state.
 
@@ -424,6 +505,8 @@ def connect(
         token: the token of the job, or the one for queries, beside `url`.
         options: those of the storage, such as `s3.endpoint`.
         patience: how long a call goes on while the job restarts, or cannot be reached.
+        direct: keys are read at the workers that have them, where those can be reached from here; False:
+            all goes through the coordinator.
 
     Raises:
         JobNotFound: no such job runs there.
@@ -439,6 +522,7 @@ def connect(
             token=token,
             options=options,
             patience=patience,
+            direct=direct,
         )
     )
 
@@ -453,6 +537,7 @@ def connect_async(
     token: str | None = None,
     options: Mapping[str, str] | None = None,
     patience: Duration = PATIENCE,
+    direct: bool = True,
 ) -> AsyncQueryClient:
     """Return a client for asyncio, which connects at the begin of `async with`.
 
@@ -469,7 +554,7 @@ def connect_async(
         found = partial(_at, url, _token(token, token_file))
     elif token is not None:
         raise UsageError("token= goes with url=", fix="give both, or token_file=")
-    return AsyncQueryClient(found, parse_duration(patience, "patience") / 1000)
+    return AsyncQueryClient(found, parse_duration(patience, "patience") / 1000, direct=direct)
 
 
 def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> str:

@@ -82,6 +82,7 @@ from .failures import Failure
 from .former import already_runs, ask_leader, check_former, is_other_run, this_leader
 from .leadership import Leadership, check_not_followed, patiently
 from .output import check_output, starts_without_state
+from .owners import describe_owners
 from .profiles import take_profile
 from .queries import describe_states, query_keys, query_state
 from .reporting import register_job
@@ -235,12 +236,16 @@ class JobCoordinator:
                 "savepoint": self._savepoint_before,
                 "query": lambda given: query_state(self._begun(), self._pool.queries, given),
                 "profile": lambda given: take_profile(self._begun(), self._pool.queries, given),
+                "owners": self._owners,
                 "rows": lambda given: query_keys(self._begun(), self._pool.queries, given),
                 "scan": lambda given: scan_state(
                     self._begun(), self._pool.queries, self._scans, given
                 ),
             },
         )
+
+    async def _owners(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return describe_owners(self._begun(), self.server.token, given)
 
     async def _on_hello(self, hello: Hello, link: ControlLink) -> None:
         if hello.role == "worker":

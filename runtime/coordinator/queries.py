@@ -22,6 +22,7 @@ from ..options.network import OLD_VALUES, QUERY_ANSWER_MAX, QUERY_TIMEOUT, QUERY
 from ..options.registry import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.ids import SubtaskId
+from ..reads.wire import KEYS_MAX
 from .context import JobContext
 from .pending_queries import PendingQueries
 from .workers import LiveWorker
@@ -30,8 +31,6 @@ LIVE: Final = "live"
 """The level of an answer that is read while the job runs: a failure may take it back."""
 COMMITTED: Final = "committed"
 """The level of an answer that is as of the newest complete checkpoint."""
-KEYS_MAX: Final = 250
-"""The most keys that one query has: a subtask reads all that it has of them in one turn."""
 TRIES: Final = 5
 """How often a query of level `committed` is repeated while checkpoints complete."""
 LATER: Final = "ask again in a moment"

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -32,6 +33,7 @@ from .links import (
     AcceptingEnd,
     ChannelHello,
     DiallingEnd,
+    ReadClient,
     SocketOutputChannel,
     refusal_of,
 )
@@ -81,6 +83,13 @@ def this_host() -> str:
     """Equal for processes that share a file system and a kernel; pods of one node differ."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot_id.read_text().strip() if boot_id.exists() else ''}"
+
+
+AdmitReader: TypeAlias = Callable[[bytes | bytearray, AcceptingEnd], ReadClient | None]
+
+
+def _refuse_reader(hello: bytes | bytearray, end: AcceptingEnd) -> None:
+    """Refuse a client that wants to read state: no worker is behind this hub."""
 
 
 class _Region:
@@ -135,6 +144,8 @@ class ExchangeHub:
         """The newest attempt of each region."""
         self._accepting: dict[AcceptingEnd, None] = {}
         """The connections in the order in which they came, so that they are always closed in this order."""
+        self.admit_reader: AdmitReader = _refuse_reader
+        """Answers a client that wants to read state, as `AcceptingEnd` expects it."""
         self.refused = 0
         """Callers of another attempt, or strangers, that were sent away."""
 
@@ -199,12 +210,14 @@ class ExchangeHub:
         """Drop all gates, channels and connections of some regions, or of all; ready for the next attempt.
 
         Nothing is flushed and `on_failure` is not called. Peers that still run the attempt see their
-        connections break.
+        connections break. Clients that read state stay connected.
         """
         over = set(self._regions) if regions is None else set(regions) & set(self._regions)
         dropped = [self._regions.pop(region) for region in over]
         ends: list[DiallingEnd | AcceptingEnd] = [
-            end for end in self._accepting if regions is None or end.region in over
+            end
+            for end in self._accepting
+            if end.reader is None and (regions is None or end.region in over)
         ]
         ends += [dialling for region in dropped for dialling in region.dialling.values()]
         for end in ends:
@@ -224,6 +237,8 @@ class ExchangeHub:
         for server in servers:
             server.close()
         await self.reset()
+        for end in list(self._accepting):
+            end.shut_down()
         for server in servers:
             await server.wait_closed()
         if self._uds_path is not None:
@@ -373,6 +388,15 @@ class ExchangeHub:
         if not refusal:
             self._admission.authenticate(end)
         return refusal
+
+    @property
+    def limits(self) -> ListenerLimits:
+        """The limits of its listeners."""
+        return self._admission.limits
+
+    def authenticated(self, end: AcceptingEnd) -> None:
+        """Note that a caller is no stranger: it may read state."""
+        self._admission.authenticate(end)
 
     def gate_of(self, channel_id: ChannelId, region: int) -> InputGate | None:
         """The gate of a region that holds a channel, if it is registered."""

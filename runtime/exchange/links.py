@@ -92,9 +92,9 @@ class FrameConnection(asyncio.BufferedProtocol):
     def lost(self, error: ExchangeError) -> None:
         """The connection broke without `shut_down`. Called once."""
 
-    def establish(self) -> None:
-        """The handshake is over: allow frames of all sizes."""
-        self._payload_bytes_max = self._settings.frame_size_max_bytes
+    def establish(self, payload_bytes_max: int = 0) -> None:
+        """The handshake is over: allow frames up to this size; 0: that of the settings."""
+        self._payload_bytes_max = payload_bytes_max or self._settings.frame_size_max_bytes
         self._scratch_bytes = SCRATCH_BYTES
 
     # -- use ----------------------------------------------------------------------------------------
@@ -108,6 +108,16 @@ class FrameConnection(asyncio.BufferedProtocol):
         """Send frames. They queue in the socket's buffer, so data asks `writable` first."""
         if self._transport is not None and not self.broken:
             self._transport.writelines(parts)
+
+    def pause_reading(self) -> None:
+        """Receive nothing more for now; what has arrived already still comes."""
+        if self._transport is not None and not self.broken:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        if self._transport is not None and not self.broken:
+            self._transport.resume_reading()
 
     def break_off(self, error: HeadgateError) -> None:
         """Close at once because of `error`."""
@@ -432,11 +442,27 @@ class _SocketInput:
             gate.receive_control(self._position, element)
 
 
+class ReadClient(Protocol):
+    """A client that reads state over a connection, at the worker."""
+
+    def received(self, header: Header, payload: bytes | bytearray) -> None:
+        """Take a frame. Raising breaks the connection off."""
+        ...
+
+    def closed(self) -> None:
+        """Note that the connection is gone."""
+        ...
+
+
 class GateDirectory(Protocol):
     """The part of a hub that an accepting end uses."""
 
     def admit(self, hello: ChannelHello, end: AcceptingEnd) -> str:
         """Why the caller is refused; empty if it is welcome."""
+        ...
+
+    def admit_reader(self, hello: bytes | bytearray, end: AcceptingEnd) -> ReadClient | None:
+        """Answer a client that wants to read state; None: it is refused."""
         ...
 
     def gate_of(self, channel_id: ChannelId, region: int) -> InputGate | None:
@@ -468,6 +494,8 @@ class AcceptingEnd(FrameConnection):
         self.region: int | None = None
         """Whose channels it carries; None until the caller has been welcomed."""
         self._hub = hub
+        self.reader: ReadClient | None = None
+        """The client at the other end, if it is no worker."""
         self._inputs: dict[ChannelId, _SocketInput] = {}
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -477,7 +505,7 @@ class AcceptingEnd(FrameConnection):
 
     def frame_received(self, header: Header, payload: bytes | bytearray) -> None:
         if not self.peer_id:
-            self._read_hello(header, payload)
+            self._receive_from_no_peer(header, payload)
             return
         input_ = self._inputs.get(header.channel)
         if input_ is None:
@@ -491,6 +519,19 @@ class AcceptingEnd(FrameConnection):
                 input_.bind(gate)
         else:
             input_.frame_received(header, payload)
+
+    def _receive_from_no_peer(self, header: Header, payload: bytes | bytearray) -> None:
+        """Take a frame of a stranger, or of a client that reads state."""
+        if self.reader is not None:
+            self.reader.received(header, payload)
+        elif header.kind is not FrameKind.READ_HELLO:
+            self._read_hello(header, payload)
+        else:
+            self.reader = self._hub.admit_reader(payload, self)
+            if self.reader is None:
+                self.hang_up()
+            elif self._deadline is not None:
+                self._deadline.cancel()
 
     def _read_hello(self, header: Header, payload: bytes | bytearray) -> None:
         if header.kind is not FrameKind.HELLO:
@@ -520,6 +561,8 @@ class AcceptingEnd(FrameConnection):
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
+        if self.reader is not None:
+            self.reader.closed()
         self._hub.forget(self)
 
     def lost(self, error: ExchangeError) -> None:

@@ -74,6 +74,12 @@ class FrameKind(IntEnum):
     """Receiver to sender: that many more buffers are free."""
     BUFFER_SIZE = 9
     """Receiver to sender: how many bytes future buffers may hold, as a u32."""
+    READ_HELLO = 10
+    """First frame of a client that reads state, and the answer (`reads/wire.py`). msgpack."""
+    READ = 11
+    """Client to worker: a request. msgpack."""
+    READ_ANSWER = 12
+    """Worker to client: the answer to a request. msgpack."""
 
 
 class Flags(IntEnum):

@@ -246,6 +246,27 @@ QUERY_WAITING_MAX = Option[int](
     128,
     "How many queries of state of one job may wait for their answers; further ones are refused (503).",
 )
+QUERY_CLIENTS_MAX = Option[int](
+    "headgate.queries.connections-max",
+    Integer(at_most=100_000, unit="connections"),
+    128,
+    "How many clients may be connected to the data port of one worker at a time, to read state there "
+    "directly; further ones are refused, and ask the REST API instead. 0: none.",
+)
+QUERY_REQUEST_MAX = Option[int](
+    "headgate.queries.request-max",
+    Size(at_least=1 << 10, at_most=16 << 20),
+    256 << 10,
+    "Largest request of a client that reads state directly at a worker. A connection that brings a larger "
+    "one is closed.",
+)
+QUERY_UNANSWERED_MAX = Option[int](
+    "headgate.queries.unanswered-max",
+    Integer(at_least=1, at_most=1_000_000, unit="keys"),
+    1_000,
+    "With this many keys of one connection unanswered, a worker reads no further requests from it until "
+    "half of them are answered. Those that have been received already count on top.",
+)
 QUERY_PAGE_ROWS = Option[int](
     "headgate.queries.page-rows",
     Integer(at_least=1, at_most=1_000_000, unit="rows"),

@@ -198,6 +198,10 @@ class RestClient:
         texts = {"key": keys, "level": level}
         return await self._get("rows", state_answers.RowsAnswer, texts=texts, state=state)
 
+    async def owners(self, state: str) -> state_answers.OwnersAnswer:
+        """Return the workers that have the key groups of a state."""
+        return await self._get("owners", state_answers.OwnersAnswer, state=state)
+
     async def scan(self, state: str, given: Mapping[str, str]) -> state_answers.ScanAnswer:
         """Return some rows of a state; `given` is what the REST API takes."""
         return await self._get("scan", state_answers.ScanAnswer, texts=given, state=state)

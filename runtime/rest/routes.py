@@ -299,6 +299,15 @@ ROUTES: Final = (
     ),
     Route(
         "GET",
+        "/v1/job/state/{state}/owners",
+        "owners",
+        state_answers.OwnersAnswer,
+        "The workers that have the key groups of a state, for clients that read it there directly.",
+        queries=True,
+        problems=(404, 409, 503),
+    ),
+    Route(
+        "GET",
         "/v1/job/state/{state}/scan",
         "scan",
         state_answers.ScanAnswer,

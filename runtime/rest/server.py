@@ -444,6 +444,10 @@ class RestServer:
         found = await self._coordinator.ask("rows", given)
         return json_reply(msgspec.convert(found, _route("rows").answer))
 
+    async def _get_owners(self, request: web.Request) -> web.StreamResponse:
+        found = await self._coordinator.ask("owners", {"state": request.match_info["state"]})
+        return json_reply(msgspec.convert(found, _route("owners").answer))
+
     async def _get_scan(self, request: web.Request) -> web.StreamResponse:
         wanted = request.headers.get("Accept", "")
         arrow = wanted.partition(";")[0].strip() == ARROW_STREAM

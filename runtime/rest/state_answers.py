@@ -54,6 +54,47 @@ class QueryAnswer(Answer, frozen=True):
     """A list is an array, a map an array of objects with `key` and `value`, an aggregate an object."""
 
 
+class OwnerAnswer(Answer, frozen=True):
+    """The subtask that has a range of key groups, and where its worker answers direct reads."""
+
+    subtask: int
+    attempt: int
+    """The attempt of the subtask; with another one, the key groups may be elsewhere."""
+    first_key_group: int
+    last_key_group: int
+    worker: str
+    host: str
+    port: int
+    """Of the data port of the worker."""
+    machine: str
+    """The machine of the worker; equal for processes that can use its Unix socket."""
+    socket: str | None
+    """The path of that socket; null: there is none."""
+
+
+class OwnersAnswer(Answer, frozen=True):
+    """Who has the key groups of a state; other fields are those of `QueryAnswer`."""
+
+    job: str
+    run: str
+    state: str
+    kind: str
+    step: str
+    stored_as: str
+    """The name of the state in its step."""
+    vertex: int
+    generation: int
+    """The generation of the coordinator that says so."""
+    max_parallelism: int
+    """The number of key groups."""
+    timeout_ms: int
+    """How long a client waits for an answer of an owner."""
+    ticket: str
+    """The secret that a client shows to owners."""
+    owners: list[OwnerAnswer]
+    """All of the state's key groups, in their order."""
+
+
 class RowAnswer(Answer, frozen=True):
     """The value of one key; the fields are those of `QueryAnswer`."""
 

@@ -82,6 +82,7 @@ from ..task.local_files import LocalCopies
 from ..task.subtask import Subtask as Task
 from .acknowledgements import GatheredAcks
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
+from .direct_reads import DirectReads
 from .heartbeats import HeartbeatThreads
 from .local_directories import Backups, LocalDirectories, local_dirs
 from .profiler import Profiler
@@ -155,6 +156,7 @@ class Worker:
         self._regions = RunningRegions(hub, self._watch)
         self._acks = GatheredAcks(self._send, self._subtasks_of, clock)
         self._queries = StateQueries(self._regions, self._leader.send, clock)
+        self._reads = DirectReads(worker_id, self._regions, hub, token, clock)
         self._profiler = Profiler(self._regions, self._leader.send)
         self._silent = False
         """Nothing was heard of the coordinator for too long, at the last look."""
@@ -352,8 +354,7 @@ class Worker:
                 self._record.broken_up()
             await self._regions.stop([NO_REGION])
         else:
-            self._queries.refuse_waiting(None)
-            await self._regions.drop_all()
+            await self._drop_all()
             self._record = AttemptRecord(message)
         regions: dict[int, list[SubtaskAssignment]] = {}
         for data in message.subtasks:
@@ -368,15 +369,23 @@ class Worker:
             self._leader.send(Cancelled(attempt=message.attempt, regions=message.regions))
 
         self._watch.cancelling(message.attempt)
-        self._queries.refuse_waiting(message.regions)
         if message.regions is None:
-            await self._regions.drop_all()
+            await self._drop_all()
             self._record = None
             done()
         else:  # the others go on meanwhile
             if self._record is not None:
                 self._record.broken_up()
+            self._queries.refuse_waiting(message.regions)
+            self._reads.refuse_waiting(message.regions)
             self._regions.drop(message.regions, done)
+
+    async def _drop_all(self) -> None:
+        """Cancel everything that runs here, and refuse what clients have asked of it."""
+        self._queries.refuse_waiting(None)
+        self._reads.refuse_waiting(None)
+        await self._regions.drop_all()
+        self._reads.refuse_waiting(None)  # what has come meanwhile
 
     def _obey(self, deployment: Deployment, message: Messages) -> None:
         match message:
