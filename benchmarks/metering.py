@@ -36,6 +36,7 @@ class MeteredSource(Source):
         self.schema = inner.schema
         self.row_type = inner.row_type
         self.bounded = inner.bounded
+        self.at_rest = inner.at_rest
         self.rejected_schema = inner.rejected_schema
 
     def splits(self, parallelism: int) -> list[bytes]:

@@ -343,7 +343,7 @@ class CheckpointDriver:
         self._savepoint_ids.discard(checkpoint_id)
         manifest = self.savepoints.get(address)
         if manifest is not None:  # otherwise it came too late, and is being deleted
-            self._announce_complete("savepoint", "COMPLETED", manifest, path=address)
+            self._announce_complete("savepoint", manifest, manifest.size_bytes, path=address)
 
     def job_failed(self) -> Outcome:
         """Abort the checkpoints of the attempt, which is over."""
@@ -484,10 +484,10 @@ class CheckpointDriver:
             )
             self._commits.begin(manifest)
         self.last_duration_ms = manifest.duration_ms
-        self.last_size_bytes = manifest.size_bytes
         self.figures.duration.observe(manifest.duration_ms / 1000)
-        self.figures.state_bytes = manifest.state_bytes()
-        self._announce_complete("checkpoint", "COMPLETED", manifest)
+        self.figures.state_bytes = by_operator = manifest.state_bytes()
+        self.last_size_bytes = sum(by_operator.values())
+        self._announce_complete("checkpoint", manifest, self.last_size_bytes)
 
     async def _write_last_entry(self, writing: Coroutine[Any, Any, None]) -> None:
         """Write the entry of the last checkpoint of an attempt, which ends with all output visible."""
@@ -503,19 +503,20 @@ class CheckpointDriver:
             await savepoints.publish(store, savepoint)
         self.savepoints[address] = manifest
 
-    def _announce_complete(self, kind: str, status: str, manifest: Manifest, **body: Any) -> None:
-        size = manifest.size_bytes
+    def _announce_complete(
+        self, kind: str, manifest: Manifest, size_bytes: int, **body: Any
+    ) -> None:
         record = self.history.record(manifest.checkpoint_id)
         where = f" in {body['path']}" if "path" in body else ""
         self._env.publish(
             kind,
             f"{kind} {manifest.checkpoint_id} completed in {manifest.duration_ms} ms "
-            f"({size:,} bytes){where}",
+            f"({size_bytes:,} bytes){where}",
             id=manifest.checkpoint_id,
-            status=status,
+            status="COMPLETED",
             generation=self._env.generation,
             duration_ms=manifest.duration_ms,
-            size_bytes=size,
+            size_bytes=size_bytes,
             persisted_data=0 if record is None else record.persisted_bytes,
             **body,
         )

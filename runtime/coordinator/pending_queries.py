@@ -29,6 +29,10 @@ class PendingQueries:
         self._pending[number] = worker_id, answer
         return number, answer
 
+    def unawaited(self) -> int:
+        """Return the number of a query whose answer nobody waits for."""
+        return next(self._numbers)
+
     def drop(self, number: int) -> None:
         """Forget a query: it is answered, or nobody waits for it any more."""
         self._pending.pop(number, None)

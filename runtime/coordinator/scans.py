@@ -285,8 +285,7 @@ class _Reader:
         idle_s = self._options.get(QUERY_SCAN_IDLE) / 1000
         scan.over = asyncio.get_running_loop().call_later(idle_s, self.end)
         for owner in range(scan.owner + 1, scan.vertex.parallelism) if scan.checkpoint_id else ():
-            number, _ = self._pending.add("")
-            self._pending.drop(number)  # nobody waits for the answer
+            number = self._pending.unawaited()
             worker = self._job.pool.live.get(self._place(owner))
             if worker is not None:
                 worker.send(self._asked(number, owner, 0))
