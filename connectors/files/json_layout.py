@@ -106,6 +106,7 @@ def _is_supported(kind: pa.DataType) -> bool:
         _is.is_float64,
         _is.is_string,
         _is.is_large_string,
+        _is.is_timestamp,
     )
     return any(test(kind) for test in tests)
 
@@ -180,7 +181,7 @@ class _Lines:
                 continue
             _check((self._quotes[field.quote + 3] == end - 1).all())
             if target is not None:
-                _check(_is.is_string(target.type) or _is.is_large_string(target.type))
+                _check(not _is.is_integer(target.type) and not _is.is_floating(target.type))
                 columns[field.name] = self._texts(start, end - 1).cast(target.type)
         return columns
 

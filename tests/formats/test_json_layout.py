@@ -7,6 +7,7 @@ import random
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -93,8 +94,8 @@ def alone(payload: bytes | None) -> Decoded:
     return decode([payload])
 
 
-def decode(payloads: list[bytes | None]) -> Decoded:
-    return to_format("json").decoder(SCHEMA)(payloads)
+def decode(payloads: list[bytes | None], schema: pa.Schema = SCHEMA) -> Decoded:
+    return to_format("json").decoder(schema)(payloads)
 
 
 def check(payloads: list[bytes | None]) -> None:
@@ -111,12 +112,16 @@ def check(payloads: list[bytes | None]) -> None:
     )
 
 
-def reads(payloads: list[bytes], schema: pa.Schema = SCHEMA) -> bool:
-    """Return whether payloads are read without the parser."""
+def read_plain(payloads: list[bytes], schema: pa.Schema = SCHEMA) -> pa.RecordBatch | None:
+    """Return payloads as they are read without the parser; None: it is needed."""
     lines = [payload + b"\n" for payload in payloads]
-    ends = pa.compute.cumulative_sum(pa.array(map(len, lines), pa.int64())).to_numpy()
+    ends = np.cumsum([len(line) for line in lines])
     starts = ends - [len(line) for line in lines]
-    return LayoutReader(schema).read(b"".join(lines), starts, ends) is not None
+    return LayoutReader(schema).read(b"".join(lines), starts, ends)
+
+
+def reads(payloads: list[bytes], schema: pa.Schema = SCHEMA) -> bool:
+    return read_plain(payloads, schema) is not None
 
 
 @settings(max_examples=25)
@@ -157,6 +162,43 @@ def test_damaged_bytes_among_plain_ones(data: st.DataObject) -> None:
     check(payloads)
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Kolkata"])
+def test_timestamps(unit: str, zone: str | None) -> None:
+    schema = pa.schema([("at", pa.timestamp(unit, zone))])
+    days = [
+        "2026-01-02",
+        "1969-12-31",
+        "2300-01-01",
+        "2024-02-30",
+        "",
+        "x",
+        "0001-01-01",
+        " 2026-01-02",
+    ]
+    times = [
+        "",
+        "T03:04",
+        "T03:04:05",
+        " 03:04:05",
+        "T03:04:05.678",
+        "T03:04:05.678901",
+        " 24:00:00",
+    ]
+    zones = ["", "Z", "+00:00", "+0530", "-01:00", "+05", "z", " UTC"]
+    read = 0
+    for text in [day + time + zone for day in days for time in times for zone in zones]:
+        payload = json.dumps({"at": text}, separators=(",", ":")).encode()
+        batch = read_plain([payload] * LINES_MIN, schema)
+        if batch is not None:
+            read += 1
+            parsed = decode([payload], schema)
+            assert not parsed.bad
+            expected = parsed.batches[0].column(0).cast(pa.int64()).to_pylist()
+            assert batch.column(0).cast(pa.int64()).to_pylist() == expected * LINES_MIN, text
+    assert read > 10
+
+
 def test_which_lines_need_no_parser() -> None:
     plain = [row(number) for number in range(ROWS)]
     assert reads(plain)
@@ -170,6 +212,8 @@ def test_which_lines_need_no_parser() -> None:
     assert not reads(plain, pa.schema([pa.field("none", pa.string(), nullable=False)]))
     assert not reads(plain, pa.schema([("id", pa.string())]))
     assert not reads(plain, pa.schema([("user", pa.timestamp("ms"))]))
+    assert not reads(plain, pa.schema([("id", pa.timestamp("ms"))]))
+    assert not reads(plain, pa.schema([("user", pa.date32())]))
 
 
 def test_after_other_forms_it_looks_less_often_and_learns_a_new_layout() -> None:
