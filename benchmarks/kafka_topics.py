@@ -2,7 +2,8 @@
 
 JSON records of about 100 bytes are read from four partitions, decoded, grouped by a user, and counted and
 added up per 10 seconds of event time: by headgate, in one process and on a local Ray, and by Flink SQL
-with its Kafka connector. The engines take turns, round by round, and the medians are printed. From each run
+with its Kafka connector. The engines take turns, round by round, and the medians are printed, with the
+medians and ranges of the ratios to Flink's time and CPU seconds of the same round. From each run
 the start-up is subtracted: the time and the CPU seconds of the same job over a topic with one record. CPU
 seconds are those of an engine's processes, without the broker. The results of all engines must be equal.
 
@@ -269,14 +270,19 @@ def show(engines: list[Engine], key: tuple[str, int], rows: int, peer: Engine | 
         seconds, cpu = median(engine.seconds[key]), median(engine.cpu_seconds[key])
         ratio = ""
         if peer is not None and key in peer.seconds:
-            times = median(peer.seconds[key]) / seconds
-            cpus = median(peer.cpu_seconds[key]) / cpu
-            ratio = f" {times:.2f} | {cpus:.2f} |"
+            ratio = f" {_ratios(peer.seconds[key], engine.seconds[key])} |"
+            ratio += f" {_ratios(peer.cpu_seconds[key], engine.cpu_seconds[key])} |"
         print(
             f"| {key[0]} | {key[1]} | {engine.name} | {rows / seconds / 1e6:.3f} | "
             f"{cpu / rows * 1e6:.3f} |{ratio}",
             flush=True,
         )
+
+
+def _ratios(peer: list[float], own: list[float]) -> str:
+    """Return the median and the range of the ratios of single rounds."""
+    found = [theirs / ours for theirs, ours in zip(peer, own, strict=True)]
+    return f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def main() -> None:

@@ -144,18 +144,20 @@ class LatencySink(Sink):
     guarantees = frozenset(Guarantee)
     guarantee = Guarantee.NONE
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, warm_s: float) -> None:
         self._directory = directory
+        self._warm_s = warm_s
 
     def writer(self) -> SinkWriter:
-        return LatencyWriter(self._directory)
+        return LatencyWriter(self._directory, self._warm_s)
 
 
 class LatencyWriter(SinkWriter):
     """The latencies of one subtask in ms."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, warm_s: float) -> None:
         self._directory = directory
+        self._warm_us = int(warm_s * US)
         self._first_us = 0
         self._found: list[np.ndarray] = [np.empty(0)]
 
@@ -167,7 +169,7 @@ class LatencyWriter(SinkWriter):
             due = np.fromiter((record[2] for record in batch.records), np.int64, len(batch))
         if not self._first_us:
             self._first_us = int(due[0])
-        counted = due[due >= self._first_us + WARM_S * US]
+        counted = due[due >= self._first_us + self._warm_us]
         self._found.append((now_us - counted) / 1000)
 
     def finish(self) -> None:
@@ -199,7 +201,7 @@ def make_job(
         made = read.key_with(lambda record: record[0]).reduce(
             lambda a, b: (a[0], a[1] + b[1], b[2]), name="count"
         )
-    made.write(LatencySink(directory), name="out")
+    made.write(LatencySink(directory, WARM_S), name="out")
     return job
 
 
@@ -315,17 +317,24 @@ def compare(
                 measure_flink(flink, rate, given.seconds, parallelism, given.windows)
             )
     for engine, found in runs.items():
-        rows = [[*np.percentile(each, PERCENTILES), each.max()] for each, _ in found]
-        columns = list(zip(*rows, strict=True))
-        figures = "".join(f"{median(each):9.1f}" for each in columns)
-        ranges = ", ".join(
-            f"{min(columns[at]):.1f}..{max(columns[at]):.1f}" for at in (0, PERCENTILES.index(99.0))
-        )
-        print(
-            f"{engine:<9} {rate:9,.0f} {parallelism:3d}{figures} "
-            f"{median(cpu for _, cpu in found):13.2f} {os.getloadavg()[0]:6.1f}   ({ranges})",
-            flush=True,
-        )
+        print_row(engine, rate, parallelism, found)
+
+
+def print_row(
+    engine: str, rate: float, parallelism: int, runs: Sequence[tuple[np.ndarray, float]]
+) -> None:
+    """Print the medians of runs, each given by its latencies and its CPU seconds per million."""
+    rows = [[*np.percentile(each, PERCENTILES), each.max()] for each, _ in runs]
+    columns = list(zip(*rows, strict=True))
+    figures = "".join(f"{median(each):9.1f}" for each in columns)
+    ranges = ", ".join(
+        f"{min(columns[at]):.1f}..{max(columns[at]):.1f}" for at in (0, PERCENTILES.index(99.0))
+    )
+    print(
+        f"{engine:<9} {rate:9,.0f} {parallelism:3d}{figures} "
+        f"{median(cpu for _, cpu in runs):13.2f} {os.getloadavg()[0]:6.1f}   ({ranges})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

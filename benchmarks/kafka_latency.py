@@ -1,0 +1,185 @@
+"""The latency of records from Kafka: `python benchmarks/kafka_latency.py [--rounds 3] [--flink]`.
+
+A producer in a process of its own writes JSON records of about 100 bytes to four partitions at a fixed
+rate. Each has the time at which it was due, so a stall of the producer counts as well. The job is `kafka ->
+key_by -> running count -> sink`, with no option set; the sink takes the time since the record was due. The
+producer begins together with the engine, so the first seconds, in which the engine starts and catches up,
+are cut off. A result stands for the newest of the records of a key that came in one batch.
+
+With `--flink` each round also runs the job as a Flink DataStream (`KafkaSource`, `keyBy`, `reduce`), in a
+JVM of its own, from the same broker at the same rate. Latency is time by the clock, which other work on the
+machine makes longer, so the load is printed. CPU seconds are those of the engine only, start included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from engines import NOT_INSTALLED, FlinkHome, find_flink
+from kafka_topics import PARTITIONS, connector
+from record_latency import (
+    KEYS,
+    PERCENTILES,
+    US,
+    LatencySink,
+    in_processes,
+    print_row,
+)
+
+import headgate as hg
+from headgate.connectors import kafka_source
+from headgate.runtime.cluster.process import tune_process
+from headgate.testing.servers.kafka import KafkaServer, running
+
+HERE = Path(__file__).parent
+WARM_S = 8.0
+TICK_S = 0.002
+SCHEMA = {"key": "long", "due": "long"}
+
+
+def produce(bootstrap: str, topic: str, rate: float, rows: int) -> None:
+    """Write records when they are due, in turn to the partitions; `rows` is for each of these."""
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 0,
+            "queue.buffering.max.messages": 0,
+        }
+    )
+    began = time.time_ns() // 1000
+    done, all_rows = 0, rows * PARTITIONS
+    while done < all_rows:
+        due = min(int((time.time_ns() // 1000 - began) * rate / US) + 1, all_rows)
+        due -= due % PARTITIONS
+        for partition in range(PARTITIONS if due > done else 0):
+            messages = []
+            for row in range(done + partition, due, PARTITIONS):
+                key, at = row * 2_654_435_761 % KEYS, began + int(row * US / rate)
+                page = f"/shop/item-{row % 7919:05}/view?from=search&position={key:05}"
+                value = f'{{"key":{key},"due":{at},"page":"{page}"}}'.encode()
+                messages.append({"value": value})
+            producer.produce_batch(topic, messages, partition=partition)
+        done = max(done, due)
+        producer.poll(0)
+        time.sleep(TICK_S)
+    producer.flush()
+
+
+def make_job(
+    broker: KafkaServer, topic: str, rows: int, parallelism: int, directory: str
+) -> hg.Job:
+    """The job under measurement, which ends behind the last record."""
+    job = hg.Job("kafka-latency", parallelism=parallelism)
+    ends = {topic: dict.fromkeys(range(PARTITIONS), rows)}
+    source = kafka_source(topic, bootstrap=broker.bootstrap, schema=SCHEMA, stop=ends)
+    counts = job.read(source, name="events").key_by("key")
+    counts.agg(n=hg.count(), due=hg.max("due"), name="count").write(
+        LatencySink(directory, WARM_S), name="out"
+    )
+    return job
+
+
+def measure(
+    broker: KafkaServer, flink: FlinkHome | None, rate: float, seconds: float, parallelism: int
+) -> tuple[np.ndarray, float]:
+    """Return the latencies of one run in ms, and the CPU seconds of the engine per million records."""
+    topic = f"latency-{time.monotonic_ns()}"
+    broker.create_topic(topic, PARTITIONS)
+    rows = int(rate * seconds) // PARTITIONS
+    with tempfile.TemporaryDirectory(prefix="hg-latency-") as directory:
+        arguments = ["--produce", broker.bootstrap, topic, str(rate), str(rows)]
+        command = [sys.executable, str(HERE / "kafka_latency.py"), *arguments]
+        with subprocess.Popen(command) as producer:
+            if flink is not None:
+                cpu_s = run_flink(flink, broker, topic, rows, parallelism, directory)
+                found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
+            else:
+                job = make_job(broker, topic, rows, parallelism, directory)
+                if parallelism == 1:
+                    began = time.process_time()
+                    job.run()
+                    cpu_s = time.process_time() - began
+                else:
+                    cpu_s = asyncio.run(in_processes(job, parallelism, directory))
+                found = [np.load(path) for path in Path(directory).glob("latency-*.npy")]
+            assert producer.wait() == 0
+    return np.concatenate(found), cpu_s / (rows * PARTITIONS) * US
+
+
+def run_flink(
+    home: FlinkHome, broker: KafkaServer, topic: str, rows: int, parallelism: int, directory: str
+) -> float:
+    """Run the job in Flink, and return its CPU seconds."""
+    jar = connector()
+    classes = Path(home.jars[0]).parent / "kafka-classes"
+    path = f"{home.jars[0]}:{jar}:{home.library}"
+    if not classes.exists():
+        source = HERE / "peers" / "java" / "kafka" / "KafkaLatency.java"
+        subprocess.run(
+            ["javac", "-nowarn", "-proc:none", "-cp", path, "-d", str(classes), str(source)],
+            check=True,
+            stderr=subprocess.PIPE,
+        )
+    opens = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")]
+    arguments = [broker.bootstrap, topic, PARTITIONS, rows, parallelism, WARM_S, directory]
+    command = ["java", *opens, "-cp", f"{classes}:{path}", "KafkaLatency", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
+        _, status, used = os.wait4(engine.pid, 0)
+        engine.returncode = os.waitstatus_to_exitcode(status)
+    assert engine.returncode == 0, "the job of Flink failed"
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=50_000, help="records per second")
+    parser.add_argument("--parallelism", default="1")
+    parser.add_argument("--seconds", type=float, default=16.0, help="of each run")
+    parser.add_argument("--flink", action="store_true", help="in turns with Flink")
+    parser.add_argument("--produce", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.produce:
+        bootstrap, topic, rate, rows = given.produce
+        produce(bootstrap, topic, float(rate), int(rows))
+        return
+    tune_process()
+    with tempfile.TemporaryDirectory(prefix="hg-latency-kafka-") as directory:
+        flink = find_flink(Path(directory)) if given.flink else None
+        if given.flink and flink is None:
+            raise SystemExit(f"Flink is {NOT_INSTALLED}")
+        heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
+        print(
+            f"engine    records/s   p{heads}      max   CPU s per M   load   (ms, medians of "
+            f"{given.rounds}, and the ranges of p50 and p99)"
+        )
+        with running(Path(directory) / "broker") as broker:
+            for parallelism in map(int, given.parallelism.split(",")):
+                compare(broker, flink, parallelism, given)
+
+
+def compare(
+    broker: KafkaServer, flink: FlinkHome | None, parallelism: int, given: argparse.Namespace
+) -> None:
+    """Run all rounds, and print a line for each engine."""
+    runs: dict[str, list[tuple[np.ndarray, float]]] = {}
+    for _ in range(given.rounds):
+        for name, home in {"headgate": None, **({"flink": flink} if flink else {})}.items():
+            found = measure(broker, home, given.rate, given.seconds, parallelism)
+            runs.setdefault(name, []).append(found)
+    for name, results in runs.items():
+        print_row(name, given.rate, parallelism, results)
+
+
+if __name__ == "__main__":
+    main()

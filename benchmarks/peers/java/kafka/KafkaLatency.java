@@ -1,0 +1,52 @@
+import java.util.HashMap;
+import java.util.Map;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.java.tuple.Tuple3;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.connector.kafka.source.KafkaSource;
+import org.apache.flink.connector.kafka.source.enumerator.initializer.OffsetsInitializer;
+import org.apache.flink.formats.json.JsonDeserializationSchema;
+import org.apache.flink.kafka.shaded.org.apache.kafka.common.TopicPartition;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+
+/**
+ * The job of kafka_latency.py as a Flink DataStream, at defaults with object reuse: arguments bootstrap,
+ * topic, partitions, records per partition, parallelism, warm-up in seconds, directory.
+ */
+public class KafkaLatency {
+    /** A record of the topic. */
+    public static class Event {
+        public long key;
+        public long due;
+        public String page;
+    }
+
+    public static void main(String[] args) throws Exception {
+        Configuration configuration = new Configuration();
+        configuration.setString("rest.port", "0");
+        configuration.setString("pipeline.object-reuse", "true");
+        StreamExecutionEnvironment env =
+                StreamExecutionEnvironment.createLocalEnvironment(
+                        Integer.parseInt(args[4]), configuration);
+        Map<TopicPartition, Long> ends = new HashMap<>();
+        for (int number = 0; number < Integer.parseInt(args[2]); number++) {
+            ends.put(new TopicPartition(args[1], number), Long.parseLong(args[3]));
+        }
+        KafkaSource<Event> source =
+                KafkaSource.<Event>builder()
+                        .setBootstrapServers(args[0])
+                        .setTopics(args[1])
+                        .setStartingOffsets(OffsetsInitializer.earliest())
+                        .setUnbounded(OffsetsInitializer.offsets(ends))
+                        .setValueOnlyDeserializer(new JsonDeserializationSchema<>(Event.class))
+                        .build();
+        env.fromSource(source, WatermarkStrategy.noWatermarks(), "events")
+                .map(event -> Tuple3.of(event.key, 1L, event.due))
+                .returns(Types.TUPLE(Types.LONG, Types.LONG, Types.LONG))
+                .keyBy(record -> record.f0)
+                .reduce((a, b) -> Tuple3.of(a.f0, a.f1 + b.f1, b.f2))
+                .addSink(new Latency.Sink(Double.parseDouble(args[5]), args[6]));
+        env.execute("latency");
+    }
+}
