@@ -38,7 +38,7 @@ public class KafkaLatency {
                         .setBootstrapServers(args[0])
                         .setTopics(args[1])
                         .setStartingOffsets(OffsetsInitializer.earliest())
-                        .setUnbounded(OffsetsInitializer.offsets(ends))
+                        .setBounded(OffsetsInitializer.offsets(ends))
                         .setValueOnlyDeserializer(new JsonDeserializationSchema<>(Event.class))
                         .build();
         env.fromSource(source, WatermarkStrategy.noWatermarks(), "events")
