@@ -146,6 +146,8 @@ def draw_job(rng: random.Random, overtaking: bool) -> tuple[dict[str, Any], dict
         options["execution.checkpointing.local-backup.enabled"] = "true"
         options["execution.state-recovery.from-local"] = rng.choice(("true", "true", "false"))
         options["headgate.local-backup.size-max"] = rng.choice(("2kb", "1gb"))
+    # With a watermark for each batch there are so many that they wait for partly filled buffers.
+    options["pipeline.auto-watermark-interval"] = rng.choice(("200 ms", "0 ms"))
     return settings, options
 
 
