@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -21,6 +22,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,9 @@ from .control.job_client import HungUp
 from .control.registry import read_token_file
 from .finding import Where, connect_to_job
 from .rest.client import RestClient
+from .rest.following import ChangesReader
 from .rest.state_answers import (
+    ChangesAnswer,
     OwnersAnswer,
     QueryableAnswer,
     QueryAnswer,
@@ -149,6 +153,44 @@ class AsyncQueryClient:
         answer = await self.query(state, key, level=level)
         return answer.value if answer.found else default
 
+    async def follow(
+        self, state: str, *keys: Any, level: Level = "committed", after: str = ""
+    ) -> AsyncGenerator[ChangesAnswer]:
+        """Yield the values of some keys, and then each change of them, until the job has ended.
+
+        Each answer has the rows of the keys that have changed; the first one has all. A key that is not
+        found any more has changed, too. It goes on when the job restarts, and with its next coordinator:
+        no change comes twice, and the newest values are never missed.
+
+        Args:
+            state: the name that the job gives with `queryable=`.
+            keys: up to 250 keys, as in `query`.
+            level: `committed`: the values as of each complete checkpoint; those between two checkpoints
+                are not told. `live`: the values while the job runs, looked at now and then.
+            after: the `id` of an answer, behind which it goes on: only values that are others come.
+
+        Raises:
+            JobNotReady: the job did not become ready in time, or too many clients follow keys.
+            HeadgateError: as in `query`.
+        """
+        texts = await self._patiently(partial(self._texts, state=state, keys=list(keys)))
+        async with contextlib.aclosing(self.follow_texts(state, texts, level, after)) as changes:
+            async for change in changes:
+                yield change
+
+    async def follow_texts(
+        self, state: str, keys: Sequence[str], level: str, after: str = ""
+    ) -> AsyncGenerator[ChangesAnswer]:
+        """Yield changes as `follow` does; the keys are texts as the REST API takes them."""
+        followed = _Followed(self._disconnect, state, keys, level, after)
+        try:
+            while not followed.reader.ended:
+                change = await self._patiently(followed.next)
+                if change is not None:
+                    yield change
+        finally:
+            await followed.close()
+
     async def scan(
         self,
         state: str,
@@ -157,7 +199,7 @@ class AsyncQueryClient:
         start: Any = None,
         stop: Any = None,
         level: Level = "live",
-    ) -> AsyncIterator[ScannedAnswer]:
+    ) -> AsyncGenerator[ScannedAnswer]:
         """Yield the keys that a state has, and their values, in no particular order.
 
         At the level `committed` all of it is of one checkpoint.
@@ -179,7 +221,7 @@ class AsyncQueryClient:
             for row in page.rows:
                 yield row
 
-    async def pages(self, state: str, given: Mapping[str, str]) -> AsyncIterator[ScanAnswer]:
+    async def pages(self, state: str, given: Mapping[str, str]) -> AsyncGenerator[ScanAnswer]:
         """Yield the pages of a scan; `given` are texts as the REST API takes them."""
         more = True
         while more:
@@ -212,7 +254,7 @@ class AsyncQueryClient:
                     raise
         raise AssertionError
 
-    async def streams(self, state: str, given: Mapping[str, str]) -> AsyncIterator[bytes]:
+    async def streams(self, state: str, given: Mapping[str, str]) -> AsyncGenerator[bytes]:
         """Yield the pages of a scan as Arrow IPC streams; see `pages`."""
         token: str | None = ""
         while token is not None:
@@ -332,6 +374,56 @@ class AsyncQueryClient:
             await client.close()
 
 
+class _Followed:
+    """Some keys that a client follows, over one connection after the other."""
+
+    def __init__(
+        self,
+        disconnect: Callable[[RestClient], Awaitable[None]],
+        state: str,
+        keys: Sequence[str],
+        level: str,
+        after: str,
+    ) -> None:
+        self._disconnect = disconnect
+        self._state, self._keys, self._level = state, keys, level
+        self._stream: AsyncGenerator[ChangesAnswer | None] | None = None
+        self.reader = ChangesReader(after)
+
+    async def next(self, client: RestClient) -> ChangesAnswer | None:
+        """Return the next change; None: the job has ended, or the stream has to be opened again.
+
+        Raises:
+            HeadgateError: it cannot be opened, or cannot go on.
+        """
+        opens = self._stream is None
+        if self._stream is None:
+            self._stream = client.changes(self._state, self._keys, self._level, self.reader)
+        try:
+            if opens:
+                await anext(self._stream)
+                opens = False
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            return None
+        except HungUp:
+            await self.close()
+            if opens:
+                raise
+            await self._disconnect(client)
+            await asyncio.sleep(_PAUSE_S)
+            return None  # patience begins now
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Leave the stream."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
+
+
 class QueryClient:
     """Reads the queryable states of one job. Use it in `with`, or close it. Any thread may call it."""
 
@@ -384,6 +476,18 @@ class QueryClient:
         """Return the value of a state for a key; see `AsyncQueryClient.get`."""
         return self._run(self._client.get(state, key, default, level=level))
 
+    def follow(
+        self, state: str, *keys: Any, level: Level = "committed", after: str = ""
+    ) -> Iterator[ChangesAnswer]:
+        """Yield the values of some keys, and each change of them; see `AsyncQueryClient.follow`."""
+        yield from self._each(self._client.follow(state, *keys, level=level, after=after))
+
+    def follow_texts(
+        self, state: str, keys: Sequence[str], level: str, after: str = ""
+    ) -> Iterator[ChangesAnswer]:
+        """Yield changes as `follow` does; see `AsyncQueryClient.follow_texts`."""
+        yield from self._each(self._client.follow_texts(state, keys, level, after))
+
     def scan(
         self,
         state: str,
@@ -405,9 +509,13 @@ class QueryClient:
         """Yield the pages of a scan as Arrow IPC streams; see `AsyncQueryClient.streams`."""
         yield from self._each(self._client.streams(state, given))
 
-    def _each(self, found: AsyncIterator[T]) -> Iterator[T]:
-        while (each := self._run(_next(found))) is not None:
-            yield each
+    def _each(self, found: AsyncGenerator[T]) -> Iterator[T]:
+        try:
+            while (each := self._run(_next(found))) is not None:
+                yield each
+        finally:
+            if self._thread.is_alive():
+                self._run(found.aclose())
 
     def table(
         self,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
@@ -197,15 +198,22 @@ def query(
         ),
     ] = None,
     level: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--level",
             metavar="LEVEL",
-            help="`live`, or `committed`: as of the newest complete checkpoint.",
+            help="`live`, or `committed`: as of the newest complete checkpoint. Left out: `live`, and "
+            "`committed` with --follow.",
         ),
-    ] = "live",
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The whole answer, also if the key has no value.")
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="The value, and then each change of it: a line of JSON for each."
+        ),
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="All keys: a line of JSON for each.")
@@ -240,6 +248,17 @@ def query(
     if state is None:
         _print_states(request(job, "states", place)["states"], as_json=as_json)
         return
+    if follow and (everything or start or stop or prefix):
+        raise UsageError(
+            "--follow is for one key", fix="leave --all, --from, --to and --prefix out"
+        )
+    if follow and key is not None:
+        from ..query import connect_at
+
+        with contextlib.closing(connect_at(job, place)) as client:
+            _follow(client, state, key, level or "committed", whole=as_json)
+        return
+    level = level or "live"
     ends = {"from": start, "to": stop, "prefix": prefix}
     given = {name: text for name, text in ends.items() if text is not None}
     if everything or given:
@@ -260,6 +279,14 @@ def query(
         typer.echo(json.dumps(answer["value"], ensure_ascii=False))
     else:
         say(f"{state} has nothing for this key")
+
+
+def _follow(client: QueryClient, state: str, key: str, level: str, *, whole: bool) -> None:
+    """Print the value of a key and each change of it, until the job has ended."""
+    for change in client.follow_texts(state, [key], level):
+        for row in change.rows:
+            found = msgspec.to_builtins(change) if whole else row.value
+            typer.echo(json.dumps(found, ensure_ascii=False))
 
 
 def _scan(client: QueryClient, state: str, given: dict[str, str], arrow: Path | None) -> None:

@@ -54,6 +54,7 @@ from ..storage.open_store import counted, open_store_at
 from ..storage.probe import probe_races
 from ..storage.stored_jobs import publish_token, sweep_orphans, withdraw_token
 from .adopting import Adopting
+from .changes import find_changes
 from .clients import Clients
 from .commands import dispose_savepoint, savepoint_of_trigger
 from .context import (
@@ -238,6 +239,7 @@ class JobCoordinator:
                 "profile": lambda given: take_profile(self._begun(), self._pool.queries, given),
                 "owners": self._owners,
                 "rows": lambda given: query_keys(self._begun(), self._pool.queries, given),
+                "changes": lambda given: find_changes(self._begun(), self._pool.queries, given),
                 "scan": lambda given: scan_state(
                     self._begun(), self._pool.queries, self._scans, given
                 ),

@@ -304,6 +304,21 @@ QUERY_SCAN_IDLE = Option[int](
     "A scan of state that nobody goes on with for this time is over. Until then a scan of the level "
     "`committed` keeps the values of its checkpoint.",
 )
+QUERY_SUBSCRIPTIONS_MAX = Option[int](
+    "headgate.queries.subscriptions-max",
+    Integer(at_least=1, at_most=10_000, unit="subscriptions"),
+    100,
+    "How many clients may follow the changes of keys of queryable states of one job at the same time; "
+    "further ones are refused (503).",
+)
+QUERY_CHANGES_INTERVAL = Option[int](
+    "headgate.queries.changes-interval",
+    Duration(at_least_ms=1),
+    200,
+    "How often the coordinator looks for changes for each client that follows keys. At the level `live` "
+    "the values are read each time, so this is also how often a client is told of changes at most. At "
+    "the level `committed` they are read once per checkpoint.",
+)
 REST_CLOSE_TIMEOUT = Option[int](
     "headgate.rest.close-timeout",
     Duration(at_least_ms=0),

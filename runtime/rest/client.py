@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -17,7 +17,8 @@ from ..control.job_client import HungUp, PublishedEvent, Silent
 from . import answers, evidence, state_answers
 from .answers import Command, OperationAnswer, OperationStatus, Problem, error_of
 from .evidence import decode_event
-from .routes import ARROW_STREAM, ROUTES, VERBS, WAIT_S_MAX
+from .following import ChangesReader
+from .routes import ARROW_STREAM, KEEP_ALIVE_S, ROUTES, VERBS, WAIT_S_MAX
 
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 10.0
@@ -202,6 +203,36 @@ class RestClient:
         """Return the workers that have the key groups of a state."""
         return await self._get("owners", state_answers.OwnersAnswer, state=state)
 
+    async def changes(
+        self, state: str, keys: Sequence[str], level: str, reader: ChangesReader
+    ) -> AsyncGenerator[state_answers.ChangesAnswer | None]:
+        """Yield None once the stream is open, and then what changes of some keys, until the job has ended.
+
+        Args:
+            state: the name of the state.
+            keys: as the REST API takes them.
+            level: `committed` or `live`.
+            reader: knows the position from which the client goes on, and the one that it has come to.
+
+        Raises:
+            HungUp: the coordinator has gone away.
+        """
+        given = urlencode({"key": keys, "level": level}, doseq=True)
+        path = f"{_PATHS['changes'].format(state=quote(state, safe=''))}?{given}"
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s + KEEP_ALIVE_S
+        )
+        headers = {"Last-Event-ID": reader.after} if reader.after else {}
+        async with self._request("GET", path, timeout, b"", headers=headers) as response:
+            await _check(response)
+            yield None
+            async for line in _lines(response):
+                if (change := reader.read(line)) is not None:
+                    yield change
+                if reader.ended:
+                    return
+        raise HungUp
+
     async def scan(self, state: str, given: Mapping[str, str]) -> state_answers.ScanAnswer:
         """Return some rows of a state; `given` is what the REST API takes."""
         return await self._get("scan", state_answers.ScanAnswer, texts=given, state=state)
@@ -358,8 +389,9 @@ class RestClient:
         body: bytes,
         *,
         accept: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = {**({"Content-Type": "application/json"} if body else {}), **(headers or {})}
         if self._session is None:
             raise JobError("the client is closed", fix="use it in `async with`")
         try:

@@ -105,7 +105,9 @@ def _types() -> list[type[Answer | Command | Problem]]:
     """Yield every type that a route names, once."""
     found: dict[Any, None] = {Problem: None}
     for route in ROUTES:
-        found.update(dict.fromkeys(t for t in (route.answer, route.body) if t is not None))
+        found.update(
+            dict.fromkeys(t for t in (route.answer, route.body, route.events) if t is not None)
+        )
     return list(found)
 
 

@@ -30,6 +30,7 @@ class Route:
         optional: names and descriptions of other query parameters that are texts.
         media: type of a good answer.
         binary: another type of a good answer, which a client asks for with `Accept`.
+        events: the data of the events of a stream.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Route:
     optional: tuple[tuple[str, str], ...] = ()
     media: str = "application/json"
     binary: str = ""
+    events: type[Answer] | None = None
 
     @property
     def parameters(self) -> list[str]:
@@ -70,6 +72,8 @@ PARAMETERS: Final = {
     "trigger_id": PathParameter(str, "The `triggerId` of an operation."),
 }
 ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
+KEEP_ALIVE_S: Final = 15.0
+"""A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 WAIT_S_MAX: Final = 60
 PROFILE_S: Final = 5
 """How long a profile looks if the request does not say, in s."""
@@ -111,6 +115,10 @@ _KEY: Final = (
 _LEVEL: Final = (
     "`live`, the default: the value while the job runs; or `committed`: the value as of the newest "
     "complete checkpoint, for states that have this level."
+)
+_CHANGES_LEVEL: Final = (
+    "`committed`, the default: the values as of each complete checkpoint, for states that have this "
+    "level; or `live`: the values while the job runs, looked at now and then."
 )
 ROUTES: Final = (
     Route(
@@ -305,6 +313,21 @@ ROUTES: Final = (
         "The workers that have the key groups of a state, for clients that read it there directly.",
         queries=True,
         problems=(404, 409, 503),
+    ),
+    Route(
+        "GET",
+        "/v1/job/state/{state}/changes",
+        "changes",
+        None,
+        "The values of some keys and then each change of them, as server-sent events `change` with a "
+        "ChangesAnswer. The id of an event is for `Last-Event-ID`. The event `ended` comes with the end "
+        "of the job, and `problem` if the values can be read no more.",
+        queries=True,
+        problems=(400, 404, 409, 500, 503),
+        texts=(("key", f"May be repeated. {_KEY}"),),
+        optional=(("level", _CHANGES_LEVEL),),
+        media="text/event-stream",
+        events=state_answers.ChangesAnswer,
     ),
     Route(
         "GET",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -22,6 +23,8 @@ from ..listening import LOOPBACK, Admission, Listener, ListenerLimits, UnixSocke
 from ..observe.recent_logs import LEVELS
 from ..options.network import (
     PORT_PATIENCE,
+    QUERY_CHANGES_INTERVAL,
+    QUERY_SUBSCRIPTIONS_MAX,
     REST_ADDRESS,
     REST_BIND_ADDRESS,
     REST_BODY_MAX,
@@ -42,11 +45,21 @@ from .answers import (
     problem_of,
 )
 from .evidence import encode_event
+from .following import Changes
 from .openapi import document
 from .pages import add_pages, add_redirection, is_page
 from .replies import HEADERS, binary_reply, json_reply, problem_of_http, refusal
 from .requests import Operations, allowed_names, check_names, check_token, shows
-from .routes import ARROW_STREAM, PROFILE_S, PROFILE_S_MAX, ROUTES, SUBTASK_MAX, WAIT_S_MAX, Route
+from .routes import (
+    ARROW_STREAM,
+    KEEP_ALIVE_S,
+    PROFILE_S,
+    PROFILE_S_MAX,
+    ROUTES,
+    SUBTASK_MAX,
+    WAIT_S_MAX,
+    Route,
+)
 
 ANY_PORT = range(1)
 """The ports with which the operating system chooses one."""
@@ -55,8 +68,6 @@ NAMED: Final = frozenset({"savepoint", "rescale"})
 """Verbs for which a request that is sent again to the next coordinator would be another operation."""
 SINCE_MS_MAX: Final = 10**15 - 1
 LIMIT_MAX: Final = 10**9
-KEEP_ALIVE_S: Final = 15.0
-"""A quiet stream of events gets a comment this often, which shows whether the client is still there."""
 LINGER_S: Final = 1.0
 """The rest of a refused body is read and dropped for this time, so that the client sees the refusal."""
 _log = logging.getLogger("headgate.rest")
@@ -231,6 +242,9 @@ class RestServer:
         """The operations whose end no client has been told, with events that are set once one is."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[EventQueue] = set()
+        self._following = 0
+        """The number of clients that follow keys."""
+        self._closing = False
         self._listener = RestListener(ListenerLimits.of(options))
         self._close_s = options.get(REST_CLOSE_TIMEOUT) / 1000
         self._runner = web.AppRunner(
@@ -306,6 +320,7 @@ class RestServer:
         A client that has begun an operation asks for its end on its own. So new requests are answered
         until the clients of the operations that ended with the job know it.
         """
+        self._closing = True
         for watcher in self._watchers:
             watcher.close()
         since_ms = self._clock.now_ms() - round(1000 * self._close_s)
@@ -555,36 +570,84 @@ class RestServer:
         unsubscribe = self._coordinator.subscribe(events)
         try:
             await response.prepare(request)
-            await self._stream(request, response, events)
+            await self._stream(request, response, _texts_of(events))
         finally:
             unsubscribe()
             self._watchers.discard(events)
         return response
 
+    async def _get_changes(self, request: web.Request) -> web.StreamResponse:
+        limit = self._options.get(QUERY_SUBSCRIPTIONS_MAX)
+        if self._following >= limit:
+            raise RequestProblem(
+                503, f"too many clients follow keys {QUERY_SUBSCRIPTIONS_MAX.key}=`{limit}`"
+            )
+        given = {
+            **_state_and_level(request),
+            "keys": request.query.getall("key", []),
+            "after": request.headers.get("Last-Event-ID", ""),
+        }
+        changes = Changes(
+            partial(self._coordinator.ask, "changes"),
+            given,
+            self._options.get(QUERY_CHANGES_INTERVAL) / 1000,
+            KEEP_ALIVE_S,
+        )
+        response = web.StreamResponse(
+            headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
+        )
+        self._following += 1
+        try:
+            first = await changes.first()
+            await response.prepare(request)
+            await self._stream(request, response, self._until_closed(first, changes))
+        finally:
+            self._following -= 1
+        return response
+
+    async def _until_closed(self, first: bytes, changes: Changes) -> AsyncGenerator[bytes]:
+        """Yield the texts of a stream of changes as long as the server goes on."""
+        yield first
+        async for data in changes.texts():
+            yield data
+            if self._closing:
+                return
+
     async def _stream(
-        self, request: web.Request, response: web.StreamResponse, events: EventQueue
+        self, request: web.Request, response: web.StreamResponse, texts: AsyncGenerator[bytes]
     ) -> None:
-        """Write events until there are no more, or the client accepts none."""
+        """Write texts until there are no more, or the client accepts none."""
         patience_s = self._listener.admission.limits.handshake_timeout_s
-        while True:
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_S):
-                    event = await events.next()
-                data = None if event is None else encode_event(event)
-            except TimeoutError:
-                data = b": nothing happened\n\n"
-            if data is None:
-                return
-            try:
-                async with asyncio.timeout(patience_s):
-                    await response.write(data)
-            except ConnectionError:
-                return  # the client has left
-            except TimeoutError:
-                _log.warning("hung up on a client that follows events and reads none")
-                if (connection := self._connection(request)) is not None:
-                    connection.abort()
-                return
+        async with contextlib.aclosing(texts):
+            async for data in texts:
+                if request.transport is None or request.transport.is_closing():
+                    return  # the client has left
+                if not data:
+                    continue
+                try:
+                    async with asyncio.timeout(patience_s):
+                        await response.write(data)
+                except ConnectionError:
+                    return
+                except TimeoutError:
+                    _log.warning("hung up on a client that follows events and reads none")
+                    if (connection := self._connection(request)) is not None:
+                        connection.abort()
+                    return
+
+
+async def _texts_of(events: EventQueue) -> AsyncGenerator[bytes]:
+    """Yield events as texts until there are no more; comments while nothing happens."""
+    while True:
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                event = await events.next()
+        except TimeoutError:
+            yield b": nothing happened\n\n"
+            continue
+        if event is None:
+            return
+        yield encode_event(event)
 
 
 def _is_query(request: web.Request) -> bool:

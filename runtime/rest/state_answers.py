@@ -121,6 +121,29 @@ class RowsAnswer(Answer, frozen=True):
     """In the order of the keys that were asked for."""
 
 
+class ChangesAnswer(Answer, frozen=True):
+    """The values of those keys that have changed; other fields are those of `QueryAnswer`."""
+
+    job: str
+    run: str
+    state: str
+    kind: str
+    step: str
+    level: str
+    checkpoint: int | None
+    """The checkpoint that the values are of; null at the level `live`."""
+    since: int | None
+    """The checkpoint up to which the client knew all values: what a key had between it and `checkpoint`
+    is not told. Null at the level `live`, and if the client knew none of this run.
+    """
+    id: str
+    """The id of the event, with which a client goes on behind it (`Last-Event-ID`)."""
+    rows: list[RowAnswer]
+    """Those of the keys whose value is another one than the client was told, in the order of the keys. A
+    row that is not found says that the state has nothing for the key, or no longer.
+    """
+
+
 class ScannedAnswer(Answer, frozen=True):
     """A key that a scan has found, and its value."""
 

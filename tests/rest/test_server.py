@@ -33,7 +33,7 @@ from headgate.runtime.rest.server import RestServer
 from headgate.runtime.storage.open_store import open_store
 
 DOCUMENT = Path(hg.__file__).parent / "docs" / "openapi.json"
-ELSEWHERE = {"events", "owners", "query", "rows", "scan"}
+ELSEWHERE = {"changes", "events", "owners", "query", "rows", "scan"}
 """Tests of their own look at these."""
 LOOKS = [route for route in ROUTES if route.method == "GET" and route.name not in ELSEWHERE]
 Run = Callable[..., Any]

@@ -157,6 +157,29 @@ def check_committed(world: World, checkpoint_id: int, key: int, least: int, coun
         world.violated(f"checkpoint {checkpoint_id} is older than {least} visible of key {key}")
 
 
+def check_followed(
+    world: World, keys: list[int], known: dict[int, int], answer: dict[str, Any]
+) -> None:
+    """Check what a client that follows counts is told: each change once, and nothing is left out.
+
+    Args:
+        world: of the job.
+        keys: what it follows.
+        known: the counts that it has been told; those of this answer are added.
+        answer: what it gets, possibly without a change.
+    """
+    checkpoint = answer["checkpoint"]
+    for row in answer["rows"]:
+        key, count = row["key"], row["value"] or 0
+        if known.get(key) == count:
+            world.violated(f"a client is told twice of {count} of key {key}, now at {checkpoint}")
+        known[key] = count
+    for key in keys:
+        if key not in known:
+            world.violated(f"a client that follows key {key} is not told of it")
+        check_committed(world, checkpoint, key, 0, known.get(key, 0))
+
+
 def check_scanned(
     world: World, level: str, least: dict[int, int], pages: list[dict[str, Any]]
 ) -> None:

@@ -39,7 +39,7 @@ from . import nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
-from .counting import check_committed, check_queried, check_scanned, noted_snapshot
+from .counting import check_committed, check_followed, check_queried, check_scanned, noted_snapshot
 from .invariants import STAND_INS
 from .loop import SimLoop
 from .outside import KEYS, WORLDS, World
@@ -268,6 +268,9 @@ class Simulation:
             self.loop.create_task(self._read(random.Random(f"{self.seed} {each}")), name="reader")
             for each in range(READERS if self._workload.queried else 0)
         ]
+        if self._workload.queried:
+            following = self._follow(random.Random(f"{self.seed} follows"))
+            clients.append(self.loop.create_task(following, name="follower"))
         await asyncio.wait({supervising}, timeout=self.plan.storm_s)
         storm.cancel()
         await asyncio.wait({storm})
@@ -421,6 +424,36 @@ class Simulation:
                         check_committed(self.world, checkpoint, key, fewest, row["value"] or 0)
             finally:
                 reading.cancel()
+
+    async def _follow(self, rng: random.Random) -> None:
+        """A client follows counts as of checkpoints, at one coordinator after the other."""
+        keys = rng.sample(range(KEYS), rng.choice((1, 3)))
+        texts, known = [str(key) for key in keys], dict[int, int]()
+        told = position = ""
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / 0.1))
+            if rng.random() < 0.2:
+                position = told  # the connection is another one: it goes on behind the last event
+            client = LocalClient(self.leader.coordinator.clients, self.loop)
+            looking = self.leader.process.context.run(
+                self.loop.create_task,
+                client.request("changes", state="count", keys=texts, after=position),
+                name="answer changes",
+            )
+            try:
+                async with asyncio.timeout(20):
+                    answer = await asyncio.shield(looking)
+            except (HeadgateError, TimeoutError) as error:
+                self.watch.seen["changes refused"] += 1
+                if isinstance(error, InternalError | UsageError | StateError):
+                    self.world.violated(f"changes: {error}")
+            else:
+                self.watch.seen["changes done"] += 1
+                check_followed(self.world, keys, known, answer)
+                position = answer["id"]
+                told = position if answer["rows"] else told
+            finally:
+                looking.cancel()
 
     async def _scan(self, rng: random.Random, level: str) -> None:
         """A client reads all counts, a page at a time."""
