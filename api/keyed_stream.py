@@ -441,7 +441,12 @@ class WindowedStream(_RecordWindows[T]):
 
     @named("stateful step", _STATE)
     def agg(
-        self, *, name: str, into: SchemaLike | None = None, **aggregates: Aggregate
+        self,
+        *,
+        name: str,
+        into: SchemaLike | None = None,
+        queryable: str | Queryable = "",
+        **aggregates: Aggregate,
     ) -> Stream[Any]:
         """Add aggregates per key and window, emitted when the watermark has passed the window's end.
 
@@ -451,10 +456,15 @@ class WindowedStream(_RecordWindows[T]):
         Args:
             name: the address of the state.
             into: a class or schema that the result fits.
+            queryable: the name, unique in the job, under which clients outside the job read the windows
+                of a key that have not expired; empty: they do not. Sessions, count and global windows
+                and those of processing time do not have it.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
         origin = capture_origin()
-        made = add_window_aggregate(self._output, self._window, aggregates, name, into, origin)
+        made = add_window_aggregate(
+            self._output, self._window, aggregates, name, into, queryable, origin
+        )
         return Stream(made)
 
     @named("stateful step", _STATE)

@@ -44,7 +44,7 @@ class QueryableState:
     Attributes:
         name: the name that clients use, unique in the job.
         state: the name of the state in its step.
-        kind: `value`, `list`, `map`, `reducing`, `aggregating`, `reduce` or `running`.
+        kind: `value`, `list`, `map`, `reducing`, `aggregating`, `reduce`, `running` or `window`.
         keys: the types of the keys.
         columns: the names of the key columns as the stream has them; empty: the key is one value.
         committed: it can also be read as of the newest complete checkpoint.

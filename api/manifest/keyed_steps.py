@@ -140,7 +140,7 @@ def plan_aggregate(name: str, table: Table, builder: StepBuilder) -> Step | None
 def _plan_columns(
     name: str, table: Table, written: Table, groups: _Groups, builder: StepBuilder
 ) -> Step:
-    taken = _NOT_FOR_COLUMNS if groups.windowed else _NOT_FOR_COLUMNS | _RUNNING_ONLY
+    taken = _NOT_FOR_COLUMNS | ({"queryable"} if groups.windowed else _RUNNING_ONLY)
     line, made = table.line_of("aggregate"), _aggregates(written, builder, taken)
     running = _running("aggregate", name, table, groups, builder)
     whole = len(made) == len(written.lines) and None not in made.values() and groups.good
@@ -208,27 +208,28 @@ def plan_reduce(name: str, table: Table, builder: StepBuilder) -> Step | None:
 def _running(
     verb: str, name: str, table: Table, groups: _Groups, builder: StepBuilder
 ) -> dict[str, Any]:
-    """Return the arguments that only a step without a window has; they are refused with one."""
+    """Return the arguments of a step without a window; those that a window does not take are refused."""
+    of_columns = verb == "aggregate" and isinstance(table.get("aggregate"), Table)
+    arguments = given(table, ttl="ttl", queryable="queryable")
+    declared = arguments.get("queryable")
+    if isinstance(declared, Table):
+        name_, committed = declared.get("name", ""), declared.get("committed", False)
+        arguments["queryable"] = Queryable(name_, committed=committed)
     if not groups.windowed:
-        arguments = given(table, ttl="ttl", queryable="queryable")
-        declared = arguments.get("queryable")
-        if isinstance(declared, Table):
-            name_, committed = declared.get("name", ""), declared.get("committed", False)
-            arguments["queryable"] = Queryable(name_, committed=committed)
         return arguments
     for field, why in _WITHOUT_WINDOW.items():
-        if table.tried(field):
+        if table.tried(field) and not (field == "queryable" and of_columns):
             builder.problems.add(
                 table.line_of(field),
                 f"{field} has no effect for {verb} with a window operator=`{name}`",
                 f"remove it: {why}",
             )
-    return {}
+    return {"queryable": arguments["queryable"]} if of_columns and declared is not None else {}
 
 
 _WITHOUT_WINDOW: Final = {
     "ttl": "the state of a window ends with the window",
-    "queryable": "the state of windows cannot be queried",
+    "queryable": "of windows, only the state of aggregates over columns can be queried",
 }
 
 
@@ -429,7 +430,8 @@ _RUNNING: Final = {
             ),
             _QUERYABLE_NAME,
         ),
-        "without a window: clients outside the job read the value of a key under this name",
+        "without a window, or for an `aggregate` of columns: clients outside the job read the value of a "
+        "key under this name",
     ),
 }
 VERBS: Final = (

@@ -197,10 +197,13 @@ def add_window_aggregate(
     aggregates: Mapping[str, Aggregate],
     name: str,
     into: SchemaLike | None,
+    queryable: str | Queryable,
     origin: Origin,
 ) -> NodeOutput:
     """Add the step of `keyed.window(...).agg(...)`."""
+    _check_no_result(queryable, origin)
     plan = _plan(output, aggregates, origin, _window_fields(window))
+    read_as = _queryable_windows(output, queryable, window, plan, origin)
     factory: OperatorFactory
     if isinstance(window, SessionWindow):
         factory, columns = session_aggregate(window, plan, name)
@@ -221,9 +224,41 @@ def add_window_aggregate(
             columns_read=columns,
             by_clock=_by_clock(window),
             window_ends_ms=getattr(window, "ends_every_ms", 0),
+            queryable=read_as,
         )
     )
     return _fitted(result, into, origin)
+
+
+def _queryable_windows(
+    output: NodeOutput,
+    queryable: str | Queryable,
+    window: Window | SessionWindow,
+    plan: AggregatePlan,
+    origin: Origin,
+) -> tuple[QueryableState, ...]:
+    """Return the declaration of a step with windows.
+
+    Raises:
+        PlanError: clients cannot read the state of these windows, or not so.
+    """
+    if queryable == "":
+        return ()
+    if isinstance(window, SessionWindow) or not _needs_event_time(window) or not plan.keys:
+        raise PlanError(
+            f"the state of these windows cannot be queried window=`{window.describe()}`",
+            where=str(origin),
+            fix="leave queryable= out; tumbling, sliding and cumulative windows of event time have it, "
+            "behind key_by",
+        )
+    read_as = _queryable(output, queryable, "window", origin, None)
+    if any(one.committed for one in read_as):
+        raise PlanError(
+            "the state of windows can be read live only, and not as of checkpoints",
+            where=str(origin),
+            fix=f'write queryable="{read_as[0].name}"',
+        )
+    return read_as
 
 
 def check_windowed(output: NodeOutput, window: object, origin: Origin) -> None:

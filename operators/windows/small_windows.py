@@ -86,6 +86,14 @@ class SmallWindows:
         keys = self._group.keys.take(slots)[1:]
         return self._fired(slots, keys)
 
+    def find(self, columns: list[pa.Array]) -> Fired:
+        """Return the results of one key, in all windows of this table; nothing changes."""
+        starts = np.array(sorted(self.open), np.int64)
+        here = pa.array(np.zeros(len(starts), np.intp))
+        keys = [pa.array(starts), *(column.take(here) for column in columns)]
+        slots = self._group.keys.find_keys(BatchKeys(self._hasher, keys)).astype(np.intp)
+        return self._fired(slots[slots >= 0], [])
+
     def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
         """Return results of some slots, whose keys are given."""
         return self._fired(slots, keys)

@@ -257,6 +257,10 @@ class SpillingWindows:
         for table in self._tables[start].table.rows_on_disk():
             yield self._space.keys_of(table), self._space.results(table)
 
+    def results_of(self, start: int, columns: list[pa.Array]) -> list[pa.Array] | None:
+        """Return the results of one key in a window; None: it has none."""
+        return self._tables[start].results_of(columns, None)
+
     def drop(self, start: int) -> None:
         """Drop a window and its files."""
         table = self._tables.pop(start)

@@ -236,6 +236,21 @@ class TumblingAggregate(WindowedAggregate):
             # Returning hundreds of MB to the system takes long, so one array is freed per batch.
             self._retired = group.memory()
 
+    def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
+        yield self._small.find(columns)
+        for start in list(self._large):
+            values = self._values_of(start, columns)
+            if values is not None:
+                yield self._fired(start, 1, columns, values)
+
+    def _values_of(self, start: int, columns: list[pa.Array]) -> list[pa.Array] | None:
+        """Return the results of one key in a large window; None: it has none."""
+        if self._spilling is not None:
+            return self._spilling.results_of(start, columns)
+        group = self._groups[start]
+        slots = group.find(columns, None)
+        return group.state.results(slots) if slots.size else None
+
     # --- state ---------------------------------------------------------------------------------
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:

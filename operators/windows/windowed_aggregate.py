@@ -20,12 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
+from ...state.keyed.base import ABSENT
+from ...state.keyed.keys import keys_of_columns
+from ...state.queryable import NotKept
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.values import Index
@@ -204,6 +208,28 @@ class WindowedAggregate(SpillingOperator):
             return fired
         return fired.take(np.flatnonzero(self._progress.not_fired(groups, fired.ends - 1)))
 
+    # --- queries -------------------------------------------------------------------------------
+
+    def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
+        """Yield the present results of the windows of one key that have not expired.
+
+        `columns` are the key columns, of one row. Keys of the results do not matter.
+        """
+        raise NotImplementedError
+
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
+        """Return the windows of a key, as rows with their bounds; the earliest first."""
+        if checkpoint_id:
+            raise NotKept
+        columns = keys_of_columns(self._plan.key_fields).to_arrays([key])
+        names = [*(field.name for field in WINDOW_FIELDS), *self._plan.aggregates]
+        rows: list[dict[str, Any]] = []
+        for found in self._windows_of(columns):
+            values = found.values[: len(self._plan.aggregates)]
+            lists = [column.to_pylist() for column in [*_edges(found.starts, found.ends), *values]]
+            rows += [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+        return sorted(rows, key=lambda row: row[names[0]]) or ABSENT
+
     # --- results -------------------------------------------------------------------------------
 
     def _emit(self, fired: Iterable[Fired]) -> None:
@@ -224,11 +250,11 @@ class WindowedAggregate(SpillingOperator):
         if len(fired) > 1:
             starts = np.concatenate([result.starts for result in fired])
             ends = np.concatenate([result.ends for result in fired])
-        edges = [
-            pa.array(edge).view(field.type)
-            for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
+        columns = [
+            *self._keys_of(fired),
+            *_edges(starts, ends),
+            *_joined([result.values for result in fired]),
         ]
-        columns = [*self._keys_of(fired), *edges, *_joined([result.values for result in fired])]
         data = pa.RecordBatch.from_arrays(columns, schema=self._plan.result_schema)
         batch = ColumnBatch(data, ends - 1)
         if (ends[1:] < ends[:-1]).any():
@@ -243,6 +269,14 @@ class WindowedAggregate(SpillingOperator):
             return _joined(columns)
         slots = [result.keys for result in fired if not isinstance(result.keys, list)]
         return self._key_columns(slots[0] if len(slots) == 1 else np.concatenate(slots))
+
+
+def _edges(starts: Index, ends: Index) -> list[pa.Array]:
+    """Return the columns of the bounds of windows."""
+    return [
+        pa.array(edge).view(field.type)
+        for edge, field in zip((starts, ends), WINDOW_FIELDS, strict=True)
+    ]
 
 
 def _joined(columns: list[list[pa.Array]]) -> list[pa.Array]:

@@ -13,7 +13,7 @@ class QueryableAnswer(Answer, frozen=True):
     name: str
     step: str
     kind: str
-    """`value`, `list`, `map`, `reducing`, `aggregating`, `reduce` or `running`."""
+    """`value`, `list`, `map`, `reducing`, `aggregating`, `reduce`, `running` or `window`."""
     key: dict[str, str] | None
     """The type of each key column; null: no type is declared, and keys are JSON values."""
     levels: list[str]

@@ -264,9 +264,9 @@ OPERATORS = [
         "a result cannot be called `queryable` | rename it",
     ),
     (
-        JOIN + "window: {tumbling: 1m}, aggregate: {n: count()}, queryable: ads}",
-        "queryable has no effect for aggregate with a window operator=`x` | remove it: the state of "
-        "windows cannot be queried",
+        JOIN + "window: {tumbling: 1m}, reduce: 'twin_steps:larger', queryable: ads}",
+        "queryable has no effect for reduce with a window operator=`x` | remove it: of windows, only the "
+        "state of aggregates over columns can be queried",
     ),
     (
         JOIN + "window: {tumbling: 1m}, reduce: 'twin_steps:larger', ttl: 1h}",

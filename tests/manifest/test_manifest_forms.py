@@ -218,6 +218,14 @@ WINDOWS = {
             n=hg.count(), name="x", ttl="1h", queryable="ads"
         ),
     ),
+    "windows that clients read": Form(
+        "x: {from: orders, keyBy: ad, window: {tumbling: 1h}, aggregate: {n: count()}, queryable: ads}",
+        lambda steps, orders, rates: (
+            orders.key_by("ad")
+            .window(hg.tumbling("1h"))
+            .agg(n=hg.count(), name="x", queryable="ads")
+        ),
+    ),
     "aggregate as of checkpoints": Form(
         "x: {from: orders, keyBy: ad, aggregate: {n: count()}, "
         "queryable: {name: ads, committed: true}}",

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ....errors import StateError
 from ....state.slots.epochs import RESTORED_EPOCH
-from ....state.slots.key_index import plain_column
+from ....state.slots.key_index import BatchKeys, plain_column
 from ....state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, StateSnapshot
 from ....state.values import Array, Index
 from ...aggregation.aggregate_tables import (
@@ -32,7 +32,7 @@ from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows
 from ...aggregation.spilling_group import lies_on_disk
 from ...base import OperatorContext
-from ...elements import WATERMARK_MIN, Batch
+from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import PaneWindow
 from ..late import last_windows
@@ -230,10 +230,7 @@ class PaneAggregate(WindowedAggregate):
         if watermark == WATERMARK_MIN:
             return ()
         after = watermark + 1
-        last = self._grid.ended(after - self._window.allowed_lateness_ms)
-        if expired > WATERMARK_MIN:
-            # also windows that a job with less allowed lateness has dropped
-            last = max(last, self._grid.windows_of(self._grid.pane_of(expired))[1])
+        last = self._last_expired(watermark, expired)
         due = self._grid.ended(after)
         if last >= due:
             return ()
@@ -253,6 +250,33 @@ class PaneAggregate(WindowedAggregate):
     ) -> Iterator[Fired]:
         for window, columns, values in spilling.results_of(keys, panes, low, high):
             yield Fired.of_window(*self._grid.bounds(window), len(values[0]), columns, values)
+
+    def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
+        low = self._first_open(self._progress.groups_of(lambda: columns))
+        if self._spilling is not None:
+            panes = self._spilling.panes_with(columns)
+            repeated = [column.take(pa.array(np.zeros(len(panes), np.intp))) for column in columns]
+            if panes.size:
+                yield from self._results_on_disk(self._spilling, repeated, panes, low, None)
+            return
+        keys = self._table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        held = [pane.find(keys)[1] for pane in self._table.between(WATERMARK_MIN, WATERMARK_MAX)]
+        if keys[0] >= 0 and held and (cells := np.concatenate(held)).size:
+            yield from self._results_of(cells, low, None)
+
+    def _first_open(self, groups: Index | None) -> int:
+        """Return the first window that has not expired for a key, which has this key group."""
+        now = int(np.max(self._progress.now(groups)))
+        expired = int(np.max(self._progress.expired(groups)))
+        return self._last_expired(now, expired) + 1 if now > WATERMARK_MIN else WATERMARK_MIN
+
+    def _last_expired(self, watermark: int, expired: int) -> int:
+        """Return the last window that has expired at a watermark, and at an expiry bound."""
+        last = self._grid.ended(watermark + 1 - self._window.allowed_lateness_ms)
+        if expired > WATERMARK_MIN:
+            # also windows that a job with less allowed lateness has dropped
+            last = max(last, self._grid.windows_of(self._grid.pane_of(expired))[1])
+        return last
 
     def _emit_early(self) -> None:
         """Emit early results of what has changed since the last ones."""

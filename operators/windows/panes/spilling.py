@@ -212,6 +212,11 @@ class SpillingPanes:
             firsts, values = self._merged(rows.take(pa.array(kept)), slots[kept])
             yield window, index.take(slots[kept][firsts]), values
 
+    def panes_with(self, columns: list[pa.Array]) -> Index:
+        """Return the panes that have one key."""
+        found = [pane for pane in self._numbers if len(self._cells_of(columns, pane)[0])]
+        return np.array(found, np.int64)
+
     def _cells_of(self, keys: list[pa.Array], pane: int) -> tuple[Index, pa.Table]:
         """Return the positions of those keys that a pane has, and their rows."""
         columns = [*keys, pa.array(np.full(len(keys[0]), pane))]
