@@ -119,6 +119,10 @@ class MqttReader(AcknowledgingReader[Any]):
             connection.close()
 
     def _has_room(self) -> bool:
+        # A broker may send more than it was allowed to, as Mosquitto does behind many acknowledgements. Up
+        # to the bound the connection is looked after, so that the broker does not take us for dead.
+        if len(self._waiting) > self._settings.unacknowledged_max:
+            return False
         with self._shared.changed:
             return not self.is_full()
 

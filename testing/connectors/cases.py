@@ -25,6 +25,7 @@ class Feature(Enum):
     BAD_RECORDS = "a policy for records that cannot be read"
     LAG = "the number of records that are still to be read"
     CONFIRMS = "positions of completed checkpoints are confirmed outside"
+    ACKNOWLEDGES = "messages that completed checkpoints acknowledge, instead of positions"
     CUTS = "connections to a server that may break at any byte"
     MISTAKES = "settings that cannot work, such as a wrong password"
     CONNECTS = "a connection that can be checked before a run"
@@ -73,7 +74,14 @@ class Case:
 
 
 class SourceCase(Case):
-    """A source under test."""
+    """A source under test.
+
+    Attributes:
+        unacknowledged_max: the most messages that a reader of `source` has and no complete checkpoint; more
+            than there are `records` (ACKNOWLEDGES).
+    """
+
+    unacknowledged_max: int = 0
 
     def put(self, place: Any, records: Sequence[Any]) -> None:
         """Append records to the place. They can be read when this returns."""
@@ -82,7 +90,9 @@ class SourceCase(Case):
     def source(self, place: Any) -> Source:
         """Return a source that ends behind the records that are there now.
 
-        Its batches should be small, best of one record, because it is stopped behind each batch.
+        Its batches should be small, best of one record, because it is stopped behind each batch. One that
+        acknowledges messages does not end, and is the same as `live`. The service must give what a reader
+        has not acknowledged soon again when that is gone (ACKNOWLEDGES).
         """
         raise NotImplementedError
 
@@ -99,7 +109,7 @@ class SourceCase(Case):
         raise NotImplementedError
 
     def confirmed(self, place: Any) -> int:
-        """Return how many records the outside knows to be read (CONFIRMS)."""
+        """Return how many records the outside knows to be read, also while a reader reads (CONFIRMS)."""
         raise NotImplementedError
 
     def mistakes(self, place: Any) -> Mapping[str, tuple[Source, str]]:
@@ -142,18 +152,20 @@ class Check(Generic[C]):
         name: of the check, an identifier.
         promise: what holds for each connector that passes, a sentence.
         needs: the features without which the check does not apply.
+        unless: the features with which it does not apply.
         thorough: True if it takes minutes with a real server.
     """
 
     name: str
     promise: str
     needs: frozenset[Feature]
+    unless: frozenset[Feature]
     thorough: bool
     run: Callable[[C], Coroutine[Any, Any, None]]
 
     def applies_to(self, case: Case | type[Case]) -> bool:
-        """Return True if the connector has all features that the check needs."""
-        return self.needs <= case.features
+        """Return True if the connector has all features that the check needs, and none that it excludes."""
+        return self.needs <= case.features and not self.unless & case.features
 
 
 class Checks(Generic[C]):
@@ -163,7 +175,7 @@ class Checks(Generic[C]):
         self.all: list[Check[C]] = []
 
     def check(
-        self, *needs: Feature, thorough: bool = False
+        self, *needs: Feature, unless: Sequence[Feature] = (), thorough: bool = False
     ) -> Callable[
         [Callable[[C], Coroutine[Any, Any, None]]], Callable[[C], Coroutine[Any, Any, None]]
     ]:
@@ -173,7 +185,8 @@ class Checks(Generic[C]):
             function: Callable[[C], Coroutine[Any, Any, None]],
         ) -> Callable[[C], Coroutine[Any, Any, None]]:
             promise = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-            self.all.append(Check(function.__name__, promise, frozenset(needs), thorough, function))
+            features = frozenset(needs), frozenset(unless)
+            self.all.append(Check(function.__name__, promise, *features, thorough, function))
             return function
 
         return add

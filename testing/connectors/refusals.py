@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from ...errors import HeadgateError
 from ...operators.connections import check_connection
@@ -12,13 +12,11 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from .cases import Case
 from .context import expect
+from .reading import in_time
 
-T = TypeVar("T")
 Connector: TypeAlias = Source | Sink
 Wrong: TypeAlias = Mapping[str, tuple[Source, str]] | Mapping[str, tuple[Sink, str]]
 """Connectors that do not work, by a name, with a part of the reason to be told."""
-_CALL_S_MAX: Final = 60.0
-"""A call that has not returned after this many seconds is assumed to hang."""
 
 
 async def refused(waiting: Awaitable[Any], what: str) -> HeadgateError:
@@ -42,23 +40,16 @@ async def check_connections(case: Case, good: Connector, wrong: Wrong) -> None:
         good: it works.
         wrong: those that do not, by a name, with a part of the reason to be told.
     """
-    found = await _in_time(asyncio.to_thread(check_connection, good, {}), "a good connection")
+    found = await in_time(asyncio.to_thread(check_connection, good, {}), "a good connection")
     expect(bool(found), "nothing is said about a connection that can be used")
     expect_no_secrets(case, "the check of a connection", found)
     for name, (connector, reason) in wrong.items():
         if name in case.unseen:
             continue
         checked = asyncio.to_thread(check_connection, connector, {})
-        error = await _in_time(refused(checked, name), f"the error for {name}")
+        error = await in_time(refused(checked, name), f"the error for {name}")
         expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
         expect_no_secrets(case, f"{name}: the error", str(error))
-
-
-async def _in_time(waiting: Awaitable[T], what: str) -> T:
-    try:
-        return await asyncio.wait_for(waiting, _CALL_S_MAX)
-    except TimeoutError:
-        raise AssertionError(f"{what} does not come") from None
 
 
 def expect_no_secrets(case: Case, what: str, text: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import SkipTest
 
 from ...errors import UsageError
+from . import acknowledging_checks  # noqa: F401
 from . import sink_checks as of_sinks
 from . import source_checks as of_sources
-from .cases import Case, Check, SinkCase, SourceCase
+from .cases import Case, Check, Feature, SinkCase, SourceCase
 
 
 def source_checks() -> list[Check[SourceCase]]:
@@ -59,12 +60,17 @@ def connector_tests(
 def _test_of(name: str, check: Check[Any], make: Callable[[], Case]) -> Callable[[], None]:
     def test() -> None:
         case = make()
-        missing = check.needs - case.features
+        missing, excluded = check.needs - case.features, check.unless & case.features
         if missing:
-            lacks = ", ".join(sorted(each.value for each in missing))
-            raise SkipTest(f"it does not have: {lacks}")
+            raise SkipTest(f"it does not have: {_named(missing)}")
+        if excluded:
+            raise SkipTest(f"it has: {_named(excluded)}")
         asyncio.run(check.run(case))
 
     test.__name__ = name
     test.__doc__ = check.promise
     return test
+
+
+def _named(features: Iterable[Feature]) -> str:
+    return ", ".join(sorted(each.value for each in features))

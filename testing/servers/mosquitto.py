@@ -58,15 +58,20 @@ class MosquittoServer(LocalServer):
         config.write_text(
             f"listener {self.port} 127.0.0.1\npersistence true\npersistence_location {data}/\n"
             f"autosave_on_changes true\nautosave_interval 1\nmax_queued_messages 0\n"
-            f"max_inflight_messages 0\n{f'user {user}' if user else ''}\n{settings}\n"
+            f"max_inflight_messages 0\nlog_type all\n{f'user {user}' if user else ''}\n{settings}\n"
         )
+        self._log = directory / "mosquitto.log"
         self._process = ServerProcess(
             "mosquitto",
             [program, "-c", str(config)],
-            directory / "mosquitto.log",
+            self._log,
             self._answers,
             environment,
         )
+
+    def acknowledgements(self, client_id: str) -> int:
+        """Return how many acknowledgements of messages a client has sent to it, by its log."""
+        return self._log.read_text(errors="replace").count(f"Received PUBACK from {client_id} (")
 
     def _answers(self) -> bool:
         """Return True if a broker answers that is no other process: the port is held for it."""

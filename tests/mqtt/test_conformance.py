@@ -1,4 +1,4 @@
-"""The sink of MQTT keeps all promises of the conformance kit."""
+"""The connectors of MQTT keep all promises of the conformance kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for the tests of a process: moto's, which keeps queues in memory."""
+"""Servers for the tests of a process: moto's, which keeps queues in memory, and ElasticMQ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 from moto.server import ThreadedMotoServer
 
+from headgate.testing.servers.elasticmq import ElasticMqServer, running
+from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.kinesis_cases import ENVIRONMENT
+from headgate.tests.support.skips import skip_or_fail
 from headgate.tests.support.sqs_cases import Queues
 
 
@@ -19,6 +22,16 @@ def queues() -> Iterator[Queues]:
     host, port = server.get_host_and_port()
     yield Queues(f"http://{host}:{port}")
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def elasticmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElasticMqServer]:
+    """A running server whose queues survive its death."""
+    try:
+        with running(tmp_path_factory.mktemp("sqs") / "server") as server:
+            yield server
+    except NotAvailableError as error:
+        skip_or_fail(str(error))
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from headgate.operators.elements import ColumnBatch
 from headgate.operators.source import Source
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
-from headgate.testing.connectors import Check, make_context, open_reader, records_of, sink_checks
-from headgate.tests.support.sqs_cases import Queues, SqsSinkCase
+from headgate.testing.connectors import make_context, open_reader, records_of
+from headgate.tests.support.sqs_cases import Queues
 
 SCHEMA = {"id": "int64"}
 _numbers = itertools.count()
@@ -190,13 +190,6 @@ def test_a_queue_that_does_not_exist_is_named(queues: Queues) -> None:
     with pytest.raises(SourceError, match="no such queue queue=`none`"):
         source_of(queues, "none").splits(1)
     assert source_of(queues, "none").bounded is False
-
-
-@pytest.mark.parametrize("check", [each for each in sink_checks() if each.applies_to(SqsSinkCase)])
-def test_the_sink_keeps_the_promise(queues: Queues, check: Check[Any]) -> None:
-    if check.name == "once_after_any_two_crashes":
-        pytest.skip("it takes minutes")
-    asyncio.run(check.run(SqsSinkCase(queues)))
 
 
 def write(sink: Any, rows: list[dict[str, Any]]) -> None:

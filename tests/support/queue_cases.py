@@ -1,4 +1,4 @@
-"""Sinks of queues as cases of the conformance kit, and clients for tests of their sources."""
+"""The connectors of MQTT as cases of the conformance kit, and clients for tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate.connectors import mqtt_sink
+from headgate.connectors import mqtt_sink, mqtt_source
 from headgate.connectors.mqtt.client import Broker, Connection
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import GuaranteeLike, Sink
-from headgate.testing.connectors import Case, Feature, SinkCase
+from headgate.operators.source import Source
+from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase
 from headgate.testing.servers.mosquitto import MosquittoServer
-from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, Rows
+from headgate.tests.support.connector_cases import NOWHERE, PASSWORD, SCHEMA, Proxied, Rows
 
 MQTT_SETTINGS = "allow_anonymous true\npassword_file {passwords}"
 _numbers = itertools.count()
@@ -29,8 +30,13 @@ class Topic:
     url: str
     received: list[bytes] = field(default_factory=list)
 
+    @property
+    def session(self) -> str:
+        """The name of the session."""
+        return f"reads-{self.name}"
+
     def connected(self) -> Connection:
-        connection = Connection(Broker(self.url), f"reads-{self.name}", SessionExpiryInterval=600)
+        connection = Connection(Broker(self.url), self.session, SessionExpiryInterval=600)
         client = connection.client
 
         def take(_client: Any, _data: Any, message: Any) -> None:
@@ -105,4 +111,60 @@ class MqttSinkCase(Rows, SinkCase):
         }
 
 
-QUEUES: dict[str, type[Case]] = {"mqtt_sink": MqttSinkCase}
+class MqttSourceCase(Rows, Proxied, SourceCase):
+    """JSON in a topic, with a session of its own for each check."""
+
+    features = frozenset(
+        {
+            *(Feature.ACKNOWLEDGES, Feature.CONFIRMS, Feature.LIVE, Feature.BAD_RECORDS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+    secrets = (PASSWORD,)
+    unacknowledged_max = 20 + 1  # one more shows that the broker does not keep to the bound
+
+    def __init__(self, server: MosquittoServer) -> None:
+        self.broker = server
+        self.server: Server | None = server
+        self.port = server.port
+
+    @contextmanager
+    def place(self) -> Iterator[Topic]:
+        topic = Topic(f"case/{next(_numbers)}", self.broker.url)
+        topic.subscribe()
+        yield topic
+
+    def put(self, place: Topic, records: Sequence[Any]) -> None:
+        place.publish(*(json.dumps(record).encode() for record in records))
+
+    def put_bad(self, place: Topic) -> None:
+        place.publish(b"{no JSON}")
+
+    def source(self, place: Topic, **options: Any) -> Source:
+        given: dict[str, Any] = {
+            "url": f"mqtt://127.0.0.1:{self.port}",
+            "schema": SCHEMA,
+            "client_id": place.session,
+            "max_unacknowledged": 20,
+            "batch_rows": 1,
+        }
+        return mqtt_source(place.name, **(given | options))
+
+    def live(self, place: Topic) -> Source:
+        return self.source(place)
+
+    def tolerant(self, place: Topic, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def confirmed(self, place: Topic) -> int:
+        return self.broker.acknowledgements(place.session)
+
+    def mistakes(self, place: Topic) -> Mapping[str, tuple[Source, str]]:
+        wrong = self.source(place, user="ann", password=PASSWORD)
+        return {
+            "no broker": (self.source(place, url=f"mqtt://{NOWHERE}"), NOWHERE),
+            "a wrong password": (wrong, "authori"),
+        }
+
+
+QUEUES: dict[str, type[Case]] = {"mqtt_source": MqttSourceCase, "mqtt_sink": MqttSinkCase}

@@ -1,18 +1,20 @@
-"""The sink of SQS as a case of the conformance kit, and a client for tests of its source."""
+"""The connectors of SQS as cases of the conformance kit, and a client for tests."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headgate.connectors import sqs_sink
+from headgate.connectors import sqs_sink, sqs_source
 from headgate.connectors.aws import AwsService
 from headgate.operators.sink import GuaranteeLike, Sink
-from headgate.testing.connectors import Case, Feature, SinkCase
-from headgate.tests.support.connector_cases import NOWHERE, Rows, in_thread
+from headgate.operators.source import Source
+from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase
+from headgate.testing.servers.elasticmq import ElasticMqServer
+from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Proxied, Rows, in_thread
 from headgate.tests.support.kinesis_cases import ENVIRONMENT
 
 _numbers = itertools.count()
@@ -72,24 +74,80 @@ class Queues:
         return list(self.do(read))
 
 
-class SqsSinkCase(Rows, SinkCase):
-    """JSON in a queue of its own for each check."""
+class Queue(Proxied):
+    """A queue of its own for each check, on a server that is killed now and then."""
 
-    features = frozenset({Feature.AT_LEAST_ONCE, Feature.MISTAKES, Feature.CONNECTS})
     secrets = (ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],)
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, server: ElasticMqServer | None = None) -> None:
         self.queues = queues
+        self.server: Server | None = server
+        self.port = int(queues.url.rpartition(":")[2])
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @contextmanager
     def place(self) -> Iterator[str]:
         name = f"case-{next(_numbers)}"
         self.url = self.queues.create(name)
+        self.sent = 0
         self.seen: list[Any] = []
         yield name
 
+
+class SqsSourceCase(Rows, Queue, SourceCase):
+    """JSON in a queue, which gives messages again after a second."""
+
+    features = frozenset(
+        {
+            *(Feature.ACKNOWLEDGES, Feature.CONFIRMS, Feature.LIVE, Feature.BAD_RECORDS),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+    unacknowledged_max = 13 + 9  # a request may bring nine more
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        self.queues.send(self.url, *map(json.dumps, records))
+        self.sent += len(records)
+
+    def put_bad(self, place: str) -> None:
+        self.queues.send(self.url, "{no JSON}")
+
+    def source(self, place: str, **options: Any) -> Source:
+        given: dict[str, Any] = {
+            "endpoint": self.endpoint,
+            "schema": SCHEMA,
+            "visibility": "1s",
+            "consumers": 1,
+            "max_unacknowledged": 13,
+        }
+        return sqs_source(options.pop("queue", place), **(given | options))
+
+    def live(self, place: str) -> Source:
+        return self.source(place)
+
+    def tolerant(self, place: str, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+    def confirmed(self, place: str) -> int:
+        return self.sent - sum(self.queues.waiting(self.url))
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        return {
+            "a queue that does not exist": (self.source(place, queue="none"), "none"),
+            "no server": (self.source(place, endpoint=f"http://{NOWHERE}"), NOWHERE),
+        }
+
+
+class SqsSinkCase(Rows, Queue, SinkCase):
+    """JSON in a queue of its own for each check."""
+
+    features = frozenset({Feature.AT_LEAST_ONCE, Feature.MISTAKES, Feature.CONNECTS})
+
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return sqs_sink(place, endpoint=self.queues.url, guarantee=guarantee)
+        return sqs_sink(place, endpoint=self.endpoint, guarantee=guarantee)
 
     def visible(self, place: str) -> list[Any]:
         self.seen += [json.loads(each["Body"]) for each in self.queues.read(self.url)]
@@ -97,9 +155,15 @@ class SqsSinkCase(Rows, SinkCase):
 
     def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
         return {
-            "a queue that does not exist": (sqs_sink("none", endpoint=self.queues.url), "none"),
+            "a queue that does not exist": (sqs_sink("none", endpoint=self.endpoint), "none"),
             "no server": (sqs_sink(place, endpoint=f"http://{NOWHERE}"), NOWHERE),
         }
 
 
-SQS: dict[str, type[Case]] = {"sqs_sink": SqsSinkCase}
+class SqsSourceOnMoto(SqsSourceCase):
+    """The same on a server in the process of the tests, which cannot be killed."""
+
+    features = SqsSourceCase.features - {Feature.SERVER, Feature.CUTS}
+
+
+SQS: dict[str, type[Case]] = {"sqs_source": SqsSourceCase, "sqs_sink": SqsSinkCase}

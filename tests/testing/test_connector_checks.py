@@ -17,10 +17,13 @@ from headgate.testing.connectors import (
     Feature,
     SinkCase,
     SourceCase,
+    acknowledging_checks,
     connector_tests,
+    reading,
     sink_checks,
     source_checks,
 )
+from headgate.tests.testing.basket import BasketCase
 from headgate.tests.testing.counter import CounterSinkCase, CounterSourceCase
 from headgate.tests.testing.shelf import ShelfSinkCase, ShelfSourceCase
 
@@ -32,6 +35,22 @@ SOURCE_BUGS = {
     "bad_records_follow_their_policy": ["drops the neighbour"],
     "tells_how_much_is_left": ["one too many left"],
     "confirms_completed_checkpoints_only": ["confirms at the barrier", "confirms what it has read"],
+    "nothing_is_lost_after_any_crash": [
+        "acknowledges at the barrier",
+        "acknowledges at the end",
+        "takes an abort for a completion",
+        "acknowledges nothing",
+    ],
+    "a_killed_process_loses_nothing": [
+        "acknowledges when it takes",
+        "acknowledges what it has taken",
+    ],
+    "holds_a_bounded_number_of_messages": ["takes any number"],
+    "messages_outlive_their_server": ["ends when the server is away"],
+    "messages_outlive_broken_connections": [
+        "acknowledges when it takes",
+        "a raw error",
+    ],
     "a_server_may_die": ["ends when the server is away"],
     "a_connection_may_break": [
         "takes a part for all",
@@ -90,6 +109,8 @@ def bugs(checks: list[Any], planted: dict[str, list[str]]) -> list[Any]:
 
 def source_case(check: Check[Any], bug: str = "") -> SourceCase:
     """The connector of a check: one with a network if connections are to break."""
+    if Feature.ACKNOWLEDGES in check.needs:
+        return BasketCase(bug)
     return CounterSourceCase(bug) if Feature.CUTS in check.needs else ShelfSourceCase(bug)
 
 
@@ -102,13 +123,34 @@ def test_a_good_source_passes(check: Check[Any]) -> None:
     asyncio.run(check.run(source_case(check)))
 
 
+@pytest.mark.parametrize(
+    "check",
+    [each for each in source_checks() if each.applies_to(BasketCase)],
+    ids=lambda check: check.name,
+)
+def test_a_good_source_that_acknowledges_passes(check: Check[Any]) -> None:
+    asyncio.run(check.run(BasketCase()))
+
+
+@pytest.mark.parametrize("bug", ["acknowledges at the barrier", "acknowledges what it has taken"])
+def test_an_early_acknowledgement_is_found(bug: str) -> None:
+    (check,) = [e for e in source_checks() if e.name == "confirms_completed_checkpoints_only"]
+    with pytest.raises(AssertionError, match="confirmed"):
+        asyncio.run(check.run(BasketCase(bug)))
+
+
 @pytest.mark.parametrize("check", sink_checks(), ids=lambda check: check.name)
 def test_a_good_sink_passes(check: Check[Any]) -> None:
     asyncio.run(check.run(sink_case(check)))
 
 
 @pytest.mark.parametrize(("check", "bug"), bugs(source_checks(), SOURCE_BUGS))
-def test_a_mistake_of_a_source_is_found(check: Check[Any], bug: str) -> None:
+def test_a_mistake_of_a_source_is_found(
+    check: Check[Any], bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Feature.ACKNOWLEDGES in check.needs:  # a message that is lost does not come, ever
+        monkeypatch.setattr(reading, "CALL_S_MAX", 5.0)
+        monkeypatch.setattr(acknowledging_checks, "LOOKS_MAX", 50)
     with pytest.raises(AssertionError, match=r".+"):
         asyncio.run(check.run(source_case(check, bug)))
 
