@@ -210,7 +210,7 @@ def find_files(
         with ThreadPoolExecutor(REQUESTS_MAX, "headgate-listing") as threads:
             versions = list(threads.map(lambda info: version_of(store, info), found))
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+        raise _cannot_list(address, error) from error
     return [
         FileVersion(info.path, info.size, version)
         for info, version in zip(found, versions, strict=True)
@@ -227,7 +227,7 @@ def listed(
     try:
         found = _matches(filesystem(location.scheme, options), location)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+        raise _cannot_list(address, error) from error
     if not found:
         raise UsageError(
             f"no file found path=`{address}`",
@@ -333,8 +333,15 @@ def growing_files(address: str, options: Mapping[str, str]) -> list[pafs.FileInf
             )
         found = _matches(store, location)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"files cannot be listed path=`{address}`: {error}") from error
+        raise _cannot_list(address, error) from error
     return [info for info in found if info.size and not _UNFINISHED.search(info.base_name)]
+
+
+def _cannot_list(address: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"files cannot be listed path=`{address}`: {error}",
+        fix="check the path and the rights; on S3 also the credentials and s3.endpoint",
+    )
 
 
 def _matches(store: pafs.FileSystem, location: Location) -> list[pafs.FileInfo]:
