@@ -1,8 +1,9 @@
 """The processor time of queries of a running aggregate: `python benchmarks/state_queries.py [--keys N]`.
 
-Prints queries of a key per second of processor time, beside a job that takes 1,000 records/s. Client,
-REST API, coordinator and subtask are in one process, and all their time counts. The cases are the numbers
-of keys per request, and of requests that wait at a time.
+Prints queries of a key, through the REST API, per second of processor time, beside a job that takes 1,000
+records/s. Client, REST API, coordinator and subtask are in one process, and all their time counts. The
+cases are the numbers of keys per request, and of requests that wait at a time. Reads at the worker are in
+`benchmarks/direct_reads.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ async def measure(keys: int, asked: int) -> dict[str, float]:
     """Return the queries of a key per second of processor time of each case, the best of some rounds."""
     rng = random.Random(1)
     found: dict[str, float] = {}
-    async with hg.query.connect_async("state-queries") as state:
+    async with hg.query.connect_async("state-queries", direct=False) as state:
 
         async def ask(requests: int, per_request: int) -> None:
             for _ in range(requests):

@@ -308,8 +308,9 @@ class RunningAggregate(SpillingOperator):
                 for place, row in rows.items():
                     values[rest[place]] = self._named(row.results)
                 rest = np.delete(rest, list(rows))
-        some = [column.take(pa.array(rest)) for column in columns]
-        slots = self._in_memory.keys.find_keys(BatchKeys(self._hasher, some)).astype(np.intp)
+        if len(rest) < len(keys):
+            columns = [column.take(pa.array(rest)) for column in columns]
+        slots = self._in_memory.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
         found = slots >= 0
         results = self._in_memory.state.results(slots[found])
         lists = [result.to_pylist() for result in results[: len(self._plan.aggregates)]]

@@ -1,0 +1,237 @@
+"""Reads of one key at a time: `python benchmarks/direct_reads.py [--keys N] [--seconds S] [--rounds N]`.
+
+A job in a process of its own keeps running aggregates. This process reads them: at the worker, through the
+REST API, and, for comparison, values of the same size in a Redis on this machine. For each it prints the
+reads per second of processor time of the server and of the client, and how long reads took. Then it
+prints the processor time of a busy job with some reads per second and without, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import headgate as hg
+from headgate.connectors import blackhole, generator
+from headgate.testing.servers import redis as redis_server
+
+JOB = "direct-reads"
+QUIET_RATE = 100
+VALUE = {"n": 1234, "top": 987654, "total": 123456789}
+Get = Callable[[int], Awaitable[Any]]
+
+
+def make_job(keys: int, rate: int, storage: str) -> hg.Job:
+    """Return a job with running aggregates of this many keys, which takes this many records per second."""
+    job = hg.Job(JOB, options={"headgate.queries.waiting-max": "10000"})
+    job.checkpoint(every="5s", storage=storage)
+    rows = job.read(generator({"n": "sequence"}, rate=rate), name="in")
+    by_key = rows.select(f"(n * 7919) % {keys} AS k", "n").key_by("k")
+    aggregates: dict[str, Any] = {"n": hg.count(), "top": hg.max("n"), "total": hg.sum("n")}
+    state = hg.Queryable("sums", committed=True)
+    by_key.agg(**aggregates, queryable=state, name="sums").write(blackhole(), name="out")
+    return job
+
+
+def serve(keys: int, rate: int, storage: str) -> None:
+    """Run the job until stdin ends."""
+    with make_job(keys, rate, storage).start() as running:
+        running.checkpoint()  # it runs, and has values as of a checkpoint
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+@contextlib.contextmanager
+def job_process(keys: int, rate: int, storage: str) -> Iterator[int]:
+    """Run the job in a process of its own, for the block; yields its pid."""
+    command = [sys.executable, __file__, "--serve", storage, "--keys", str(keys)]
+    command += ["--rate", str(rate)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process so far."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
+
+
+async def measured(gets: list[Get], keys: int, seconds: float, pid: int) -> dict[str, float]:
+    """Read random keys for a while, with each of `gets` one after the other."""
+    rng, took = random.Random(1), list[float]()
+    until = time.perf_counter() + seconds
+
+    async def read(get: Get) -> None:
+        while (began := time.perf_counter()) < until:
+            await get(rng.randrange(keys))
+            took.append(time.perf_counter() - began)
+
+    server, client = cpu_s(pid), time.process_time()
+    await asyncio.gather(*map(read, gets))
+    server, client = cpu_s(pid) - server, time.process_time() - client
+    took.sort()
+    return {
+        "reads per CPU s of the server": round(len(took) / max(server, 0.01)),
+        "reads per CPU s of the client": round(len(took) / client),
+        "reads/s": round(len(took) / seconds),
+        "p50 ms": round(1000 * took[len(took) // 2], 2),
+        "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
+    }
+
+
+@contextlib.asynccontextmanager
+async def clients(count: int, **more: Any) -> AsyncIterator[list[hg.query.AsyncQueryClient]]:
+    """Connect some clients for the block."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(hg.query.connect_async(JOB, **more))
+            for _ in range(count)
+        ]
+
+
+def getter(client: hg.query.AsyncQueryClient, level: Any = "live") -> Get:
+    async def get(key: int) -> Any:
+        return await client.get("sums", key, level=level)
+
+    return get
+
+
+async def rates(pid: int, keys: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Measure reads of the job and of Redis."""
+    found: dict[str, dict[str, float]] = {}
+    async with clients(64) as many, clients(1, direct=False) as through_rest:
+        cases = {
+            "worker, 1 caller": [getter(many[0])],
+            "worker, 1 client with 64 callers": [getter(many[0])] * 64,
+            "worker, 1 client with 256 callers": [getter(many[0])] * 256,
+            "worker, 64 clients": [getter(each) for each in many],
+            "worker, 64 clients, committed": [getter(each, "committed") for each in many],
+            "REST API, 1 caller": [getter(through_rest[0])],
+            "REST API, 64 callers": [getter(through_rest[0])] * 64,
+        }
+        for name, gets in cases.items():
+            await measured(gets, keys, 0.3, pid)
+            found[name] = await measured(gets, keys, seconds, pid)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        redis_server.running(Path(directory), "--appendfsync", "no") as server,
+    ):
+        found.update(await redis_rates(server, keys, seconds))
+    return found
+
+
+async def redis_rates(server: Any, keys: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Measure reads of values of the same size in Redis."""
+    import redis.asyncio
+
+    filler = server.client()
+    data = json.dumps(VALUE)
+    filler.mset({f"k{key}": data for key in range(keys)})
+    pid = int(filler.info("server")["process_id"])
+    filler.close()
+    found = {}
+    for count in (1, 64):
+        own = [redis.asyncio.Redis(port=server.port, protocol=2) for _ in range(count)]
+
+        def getter_of(client: Any) -> Get:
+            async def get(key: int) -> Any:
+                return json.loads(await client.get(f"k{key}"))
+
+            return get
+
+        gets = [getter_of(each) for each in own]
+        await measured(gets, keys, 0.3, pid)
+        found[f"Redis, {count} clients"] = await measured(gets, keys, seconds, pid)
+        for each in own:
+            await each.aclose()
+    return found
+
+
+async def cost(
+    pid: int, keys: int, per_second: int, seconds: float, rounds: int
+) -> dict[str, float]:
+    """Return the processor time per second of the job with and without reads, in turns."""
+    used: dict[bool, list[float]] = {False: [], True: []}
+    rng, took = random.Random(2), list[float]()
+    async with clients(8) as some:
+
+        async def timed(client: hg.query.AsyncQueryClient) -> None:
+            began = time.perf_counter()
+            await client.get("sums", rng.randrange(keys))
+            took.append(time.perf_counter() - began)
+
+        async def read() -> None:
+            gap_s = len(some) * 8 / per_second
+            began = time.perf_counter()
+            turn = 0
+            while (now := time.perf_counter()) < began + seconds:
+                if now < began + turn * gap_s:
+                    await asyncio.sleep(began + turn * gap_s - now)
+                turn += 1
+                await asyncio.gather(*(timed(each) for each in some for _ in range(8)))
+
+        await read()
+        for _ in range(rounds):
+            for reads in (False, True):
+                before = cpu_s(pid)
+                await (read() if reads else asyncio.sleep(seconds))
+                used[reads].append((cpu_s(pid) - before) / seconds)
+    took.sort()
+    without, beside = (statistics.median(used[reads]) for reads in (False, True))
+    return {
+        "reads/s": per_second,
+        "job alone, CPU s per s": round(without, 3),
+        "with reads, CPU s per s": round(beside, 3),
+        "ratio": round(beside / without, 3),
+        "us per read": round(1e6 * (beside - without) / per_second, 1),
+        "p50 ms": round(1000 * took[len(took) // 2], 2),
+        "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
+    }
+
+
+async def main(keys: int, rate: int, seconds: float, rounds: int) -> None:
+    """Run all cases."""
+    with tempfile.TemporaryDirectory() as storage:
+        # With few records: nearly all processor time of the job is that of reads.
+        with job_process(keys, QUIET_RATE, f"{storage}/quiet") as pid:
+            await asyncio.sleep(2)
+            for name, figures in (await rates(pid, keys, seconds)).items():
+                print(f"{name}: {json.dumps(figures)}", flush=True)
+        with job_process(keys, rate, f"{storage}/busy") as pid:
+            await asyncio.sleep(2)
+            for per_second in (1_000, 2_500, 5_000):
+                figures = await cost(pid, keys, per_second, seconds, rounds)
+                print(f"cost: {json.dumps(figures)}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument(
+        "--rate", type=int, default=200_000, help="records/s of the job beside reads"
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=4, help="of the cost")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.keys, given.rate, given.serve)
+    else:
+        asyncio.run(main(given.keys, given.rate, given.seconds, given.rounds))
