@@ -73,6 +73,7 @@ _NAMES = {
     "runtime.handle": ("JobHandle", "attach"),
     "runtime.job": ("Job", "submit"),
     "runtime.protocol.job_result": ("JobOutcome",),
+    "runtime.savepoint.inspection": ("SavepointInfo", "inspect_savepoint"),
     "state.keyed.descriptors": (
         "AggregatingState",
         "BroadcastState",
@@ -170,6 +171,8 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .runtime.job import Job as Job
     from .runtime.job import submit as submit
     from .runtime.protocol.job_result import JobOutcome as JobOutcome
+    from .runtime.savepoint.inspection import SavepointInfo as SavepointInfo
+    from .runtime.savepoint.inspection import inspect_savepoint as inspect_savepoint
     from .state.keyed.descriptors import AggregatingState as AggregatingState
     from .state.keyed.descriptors import BroadcastState as BroadcastState
     from .state.keyed.descriptors import ListState as ListState

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.connectors import collect, from_list
+from headgate.connectors import collect, from_list, generator
 from headgate.runtime.cli.app import app
 from headgate.runtime.job import runnable
 from headgate.runtime.plan_svg import svg_plan
@@ -115,3 +117,32 @@ def test_a_notebook_shows_streams_and_outcomes_as_tables() -> None:
     outcome = job.run()._repr_html_()
     assert "FINISHED" in outcome
     assert "duration" in outcome
+
+
+def test_a_notebook_shows_what_is_in_a_savepoint(tmp_path: Path) -> None:
+    job = hg.Job("saved")
+    fields = {"k": {"kind": "choice", "values": ["<a>"]}, "n": "sequence"}
+    rows = job.read(generator(fields, rate=1_000), name="in")
+    sums = rows.key_by("k").agg(total=hg.sum("n"), name="sums")
+    sums.write(collect(guarantee="none"), name="out")
+    with job.start() as running:
+        states: list[Any] = []
+        while not any(each.rows for each in states if each.operator == "sums"):
+            address = running.savepoint(tmp_path)
+            states = list(hg.inspect_savepoint(address).states)
+        running.cancel()
+
+    async def in_a_loop() -> hg.SavepointInfo:
+        return hg.inspect_savepoint(address)
+
+    found = asyncio.run(in_a_loop())
+    assert (found.kind, found.job, found.address) == ("savepoint", "saved", address)
+    (state,) = [each for each in found.states if each.operator == "sums"]
+    assert (state.parallelism, dict(state.keys), state.rows) == (1, {"k": "string"}, 1)
+    assert "total" in state.values
+    assert found.size_bytes >= state.size_bytes > 0
+    shown = found._repr_html_()
+    assert f"Savepoint {found.checkpoint} of job saved" in shown
+    assert "k string" in shown
+    with pytest.raises(hg.errors.StateError):
+        hg.inspect_savepoint(tmp_path / "nothing")
