@@ -129,7 +129,7 @@ dashboards: kube-programs
 	@HEADGATE_DASHBOARD_PICTURES=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m kube tests/kube/test_operator_metrics.py
 
 ui-pictures: $(STAMP)
-	@echo "==> drawing the web UI of a live run into docs/images (two minutes)"
+	@echo "==> drawing the web UI of a live run into docs/images (three minutes)"
 	@$(BIN)/python -m headgate.tests.ui.pictures docs/images
 
 bench: $(STAMP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -21,10 +22,37 @@ from headgate.errors import JobNotReady
 from headgate.runtime.observe.logs import tapped
 from headgate.runtime.options.execution import PRE_AGGREGATION
 from headgate.runtime.rest.answers import CheckpointCommand
+from headgate.runtime.rest.state_answers import QueryAnswer
 from headgate.state.hashing import hash_key, key_group_of
+from headgate.tests.cli.conftest import cli
 from headgate.tests.rest.conftest import serving, windows_job
 from headgate.tests.rest.test_timers import Reminds
 from headgate.tests.ui.conftest import opened
+
+__all__ = ["cli"]
+USERS = [f"{team}-{number:02}" for team in ("red", "blue") for number in range(60)]
+TOKEN = "a-token-of-this-test-0123456789"
+SLOW_JOB = """
+import time
+
+import headgate as hg
+from headgate.connectors import blackhole, generator
+
+
+def visit(number):
+    return {"page": "home" if number % 10 < 6 else f"page-{number % 7}", "n": number}
+
+
+def slow_library(one, other):
+    time.sleep(0.002)
+    return other
+
+
+job = hg.Job("clicks", parallelism=2, options={"pipeline.max-parallelism": "128"})
+visits = job.read(generator(function=visit, rate=2000, batch_rows=20), name="visits")
+scores = visits.key_with(lambda visit: visit["page"]).reduce(slow_library, name="scores")
+scores.write(blackhole(), name="out")
+"""
 
 
 async def show(page: Page, view: str, title: str) -> None:
@@ -41,6 +69,17 @@ async def rows(page: Page, table: str) -> list[list[str]]:
         [" ".join(text.split()) for text in await row.locator("td").all_inner_texts()]
         for row in await body.all()
     ]
+
+
+async def until_known(api: Any, state: str, key: str) -> QueryAnswer:
+    """Wait until a state has a key, and return what it has."""
+    async with api.client() as client:
+        while True:
+            with contextlib.suppress(JobNotReady):
+                told: QueryAnswer = await client.query(state, key)
+                if told.found:
+                    return told
+            await asyncio.sleep(0.01)
 
 
 def test_each_view_shows_what_the_api_answers(lab: Any, beside: Any) -> None:
@@ -296,15 +335,7 @@ def test_a_state_is_asked_for_a_key(lab: Any, beside: Any) -> None:
 
     async def script(watched: Any, api: Any) -> None:
         page = watched.page
-        async with api.client() as client:
-            while True:
-                try:
-                    told = await client.query("totals", "a b/ü")
-                    if told.found:
-                        break
-                except JobNotReady:
-                    pass
-                await asyncio.sleep(0.01)
+        told = await until_known(api, "totals", "a b/ü")
         await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
         await show(page, "State", "State")
         listed = await rows(page, "Queryable states")
@@ -435,3 +466,108 @@ def test_a_failure_and_lost_records(lab: Any, beside: Any, tmp_path: Path) -> No
         assert await watched.accessible() == []
 
     beside(job, script)
+
+
+async def keys(page: Page) -> list[str]:
+    return [row[0] for row in await rows(page, "Rows of the state")]
+
+
+def test_a_state_is_read_in_pages(lab: Any, beside: Any) -> None:
+    job = hg.Job("totals", parallelism=2, options={"headgate.queries.timeout": "60s"})
+    records = [{"user": user, "n": len(user)} for user in USERS]
+    stream = job.read(from_list(records, schema={"user": "string", "n": "int64"}), name="in")
+    sums = stream.key_by("user").agg(n=hg.sum("n"), name="sums", queryable="totals")
+    sums.write(blackhole(), name="out")
+    last = stream.key_with(lambda row: row.user).reduce(
+        lambda one, other: other, name="last", queryable="untyped"
+    )
+    last.write(blackhole(), name="out-2")
+
+    async def script(watched: Any, api: Any) -> None:
+        page = watched.page
+        for user in USERS:
+            await until_known(api, "totals", user)
+        await expect(page.get_by_role("heading", name="Overview", level=2)).to_be_visible()
+        await show(page, "State", "State")
+        await page.get_by_label("State", exact=True).select_option("totals")
+        what = page.get_by_label("Keys", exact=True)
+        ask = page.get_by_role("button", name="Ask", exact=True)
+        following = page.get_by_role("button", name="Next page")
+
+        await what.select_option("all keys")
+        await ask.click()
+        await expect(page.get_by_text("rows 1 to 50")).to_be_visible()
+        assert await watched.accessible() == []
+        seen = [await keys(page)]
+        await following.click()
+        await expect(page.get_by_text("rows 51 to 100")).to_be_visible()
+        seen.append(await keys(page))
+        await following.click()
+        await expect(page.get_by_text("rows 101 to 120, the last ones")).to_be_visible()
+        seen.append(await keys(page))
+        await expect(following).to_be_disabled()
+        assert sorted(key for part in seen for key in part) == sorted(USERS)
+        await page.get_by_role("button", name="Previous page").click()
+        await expect(page.get_by_text("rows 51 to 100")).to_be_visible()
+        assert await keys(page) == seen[1]
+
+        await what.select_option("a range")
+        await page.get_by_label("From", exact=True).fill("blue-58")
+        await page.get_by_label("To", exact=True).fill("red-01")
+        await ask.click()
+        await expect(page.get_by_text("rows 1 to 3, the last ones")).to_be_visible()
+        assert sorted(await keys(page)) == ["blue-58", "blue-59", "red-00"]
+
+        await what.select_option("with a prefix")
+        await page.get_by_label("Prefix", exact=True).fill("red-5")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("rows 1 to 10, the last ones")).to_be_visible()
+        shown = {row[0]: row[1] for row in await rows(page, "Rows of the state")}
+        assert shown == {user: '{"n":6}' for user in USERS if user.startswith("red-5")}
+        await page.get_by_label("Prefix", exact=True).fill("green")
+        await ask.click()
+        await expect(page.locator("main")).to_contain_text("There are no such keys")
+        assert await watched.accessible() == []
+
+        # Keys of no declared type have no order.
+        await page.get_by_label("State", exact=True).select_option("untyped")
+        assert [text.strip() for text in await what.locator("option").all_inner_texts()] == [
+            "one key",
+            "all keys",
+        ]
+
+    beside(job, script)
+
+
+def test_three_clicks_from_a_slow_job_to_the_function(cli: Any) -> None:
+    cli.write("clicks.py", SLOW_JOB)
+    (cli.directory / "token").write_text(TOKEN)
+    token = f"headgate.control.token-file={cli.directory / 'token'}"
+    run = cli.start("run", "clicks.py", "--cluster", "in-process", "-D", "rest.port=0", "-D", token)
+    run.wait_for("RUNNING")
+    (job,) = json.loads(cli("list", "--json").stdout)
+
+    async def look() -> None:
+        async with opened(f"{job['rest']}/ui/#token={TOKEN}") as watched:
+            await walk(watched.page)
+            assert await watched.accessible() == []
+
+    asyncio.run(look())
+
+
+async def walk(page: Page) -> None:
+    """Take the three clicks, each for what the page says at that moment."""
+    reason = re.compile("visits is backpressured .* because of scores .* of the records")
+    await expect(page.locator(".verdict p").filter(has_text=reason)).to_be_visible()
+    await page.get_by_role("link", name="Look at its subtasks").first.click()
+
+    await expect(page.get_by_role("heading", name="scores", level=2)).to_be_visible()
+    ((_, hot_subtask, *_),) = await rows(page, "Hot key groups")
+    await expect(page.get_by_label("Subtask (0 to 1)")).to_have_value(hot_subtask)
+    await page.get_by_role("button", name="Look for 5 s").click()
+
+    flames = page.get_by_role("region", name="Flame graph")
+    await expect(flames.locator(".flame", has_text="slow_library (").first).to_be_visible()
+    await page.get_by_role("button", name="Busy").click()
+    shown = await rows(page, "Subtasks")
+    assert [row[0][0] for row in shown] == [hot_subtask, str(1 - int(hot_subtask))]
