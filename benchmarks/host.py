@@ -7,6 +7,7 @@ embedded Ray serves all jobs of the process; each job still gets its own coordin
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -62,6 +63,7 @@ def run(request: dict[str, Any], cluster: str) -> dict[str, Any]:
     """Run one job and say how its steady part went."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-") as directory:
         job = _job(request, directory)
+        gc.collect()  # state that an earlier job left would slow this one down
         outcome = job.run(cluster=cluster)
         steady = read_marks(directory)
     return {

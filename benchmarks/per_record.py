@@ -7,6 +7,7 @@ case, and how far apart the rounds were. `compare.py --only record` sets them ag
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -75,6 +76,7 @@ def run(name: str, keys: int = KEYS) -> float:
     rows = _ROWS[backend]
     plan = Premade(keys, False, rows, 1, BATCH_ROWS)
     made(plan)
+    gc.collect()  # state that an earlier job left would slow this one down
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         options = {"state.backend.type": backend}
         job = hg.Job(f"per-record-{Path(directory).name}", parallelism=1, options=options)

@@ -247,5 +247,8 @@ def _concatenate(pieces: list[Batch]) -> Batch:
     columns = [piece.data for piece in pieces if isinstance(piece, ColumnBatch)]
     if columns:
         return ColumnBatch(pa.concat_batches(columns), timestamps)
-    records = [r for piece in pieces if isinstance(piece, ObjectBatch) for r in piece.records]
+    records: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, ObjectBatch):
+            records += piece.records
     return ObjectBatch(records, timestamps)
