@@ -19,7 +19,7 @@ With 1 % of the keys changed between checkpoints, drawn at random, and a chain o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -64,6 +64,11 @@ class Chain:
     def handles(self) -> tuple[StateHandle, ...]:
         """The files, base first."""
         return tuple(link.handle for link in self.links)
+
+    def replace(self, change: Callable[[StateHandle], StateHandle]) -> Chain:
+        """Return the same chain with the handles that `change` returns for its files."""
+        links = tuple(ChainedFile(change(link.handle), link.epoch) for link in self.links)
+        return replace(self, links=links)
 
     @property
     def oldest_epoch(self) -> int:
@@ -163,6 +168,21 @@ class Written:
     base: int = 0
     chains: dict[StateKey, Chain] = field(default_factory=dict)
     files: dict[StateKey, dict[str, StateHandle]] = field(default_factory=dict)
+
+    def handles(self) -> Iterator[StateHandle]:
+        """Yield the handles of all files."""
+        for chain in self.chains.values():
+            yield from chain.handles
+        for files in self.files.values():
+            yield from files.values()
+
+    def replace(self, change: Callable[[StateHandle], StateHandle]) -> None:
+        """Take the handles that `change` returns instead."""
+        self.chains = {key: chain.replace(change) for key, chain in self.chains.items()}
+        self.files = {
+            key: {id_: change(handle) for id_, handle in files.items()}
+            for key, files in self.files.items()
+        }
 
 
 @dataclass(slots=True)

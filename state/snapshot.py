@@ -256,7 +256,7 @@ class StateHandle(Record, frozen=True, kw_only=True, gc=False):
     channel: ChannelAddress | None = None
     """For in-flight records: their channel."""
     offset: int = 0
-    """The position of the piece in its file; only in-flight records share a file."""
+    """The position of the piece in its file, if it shares it: in-flight records, and small state."""
 
 
 class OperatorSnapshot(Record, frozen=True, kw_only=True, gc=False):

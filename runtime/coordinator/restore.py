@@ -34,6 +34,7 @@ from ...state.snapshot import (
 from ..options.state import RECOVERY_ACCEPT_CHANGES, RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest, ManifestOperator
+from ..protocol.checkpoints.segments import is_piece
 from ..protocol.failures import FailureKind
 from ..protocol.redistribution import broadcast, spread_splits
 from ..savepoint import store as savepoints
@@ -150,7 +151,10 @@ def reader_of(store: CheckpointStore | None) -> ReadHandle:
             )
         else:
             try:
-                data = await store.read_file(handle.file)
+                if is_piece(handle):
+                    data = await store.read_range(handle.file, handle.offset, handle.size_bytes)
+                else:
+                    data = await store.read_file(handle.file)
             except MissingFileError as error:
                 raise _unreadable(
                     f"state is missing: {error.message}", operator, handle, store

@@ -21,6 +21,7 @@ import xxhash
 from ...errors import CorruptError, MissingFileError, StateError
 from ...state.checked_files import SeekableFile, row_group_extent
 from ...state.snapshot import StateHandle
+from ..protocol.checkpoints.segments import is_piece
 from ..storage.base import CheckpointStore
 from ..storage.local import LocalStore
 from ..storage.open_store import open_store_at
@@ -76,14 +77,18 @@ class OpenStore:
         if data is None:
             assert handle.file is not None
             with self._found(handle):
-                data = self.run(self.store.read_file(handle.file))
+                data = self.run(
+                    self.store.read_range(handle.file, handle.offset, handle.size_bytes)
+                    if is_piece(handle)
+                    else self.store.read_file(handle.file)
+                )
         if len(data) != handle.size_bytes or xxhash.xxh3_64_hexdigest(data) != handle.checksum:
             raise self._corrupt(handle, "its checksum differs")
         return data
 
     def download(self, handle: StateHandle, path: Path) -> None:
         """Put a file at a local path. Raises StateError as `content`."""
-        if handle.inline is not None:
+        if handle.inline is not None or is_piece(handle):
             path.write_bytes(self.content(handle))
             return
         assert handle.file is not None
@@ -126,8 +131,9 @@ class OpenStore:
             return
         assert handle.file is not None
         start, end = row_group_extent(file.metadata, group)
+        begin = handle.offset + start
         with self._found(handle):
-            data = self.run(self.store.read_range(handle.file, start, end - start))
+            data = self.run(self.store.read_range(handle.file, begin, end - start))
         try:
             verify_row_group(file.metadata, group, data)
         except OSError as error:
@@ -142,7 +148,8 @@ class OpenStore:
         name = handle.file
         assert name is not None
         if not self._is_local:
-            yield pa.PythonFile(_Remote(self, name, handle.size_bytes), mode="r")
+            remote = _Remote(self, name, handle.offset, handle.size_bytes)
+            yield pa.PythonFile(remote, mode="r")
             return
         with self._found(handle):
             try:
@@ -150,7 +157,11 @@ class OpenStore:
             except FileNotFoundError as error:
                 raise MissingFileError(f"a state file is missing name=`{name}`") from error
         with source:
-            yield source
+            if is_piece(handle):
+                piece = pa.py_buffer(source.read_at(handle.size_bytes, handle.offset))
+                yield pa.BufferReader(piece)
+            else:
+                yield source
 
     def _check_footer(self, handle: StateHandle, source: Any) -> None:
         if handle.footer is None:
@@ -182,18 +193,19 @@ class OpenStore:
 
 
 class _Remote(SeekableFile):
-    """A file in a store, of which each read is a request."""
+    """A file in a store, or a piece of one from `offset` on, of which each read is a request."""
 
-    def __init__(self, opened: OpenStore, name: str, size: int) -> None:
+    def __init__(self, opened: OpenStore, name: str, offset: int, size: int) -> None:
         super().__init__(size)
-        self._opened, self._name = opened, name
+        self._opened, self._name, self._offset = opened, name, offset
 
     def read(self, size: int = -1) -> bytes:
         left = self._size - self._position
         length = left if size < 0 else min(size, left)
         if not length:
             return b""
-        call = self._opened.store.read_range(self._name, self._position, length)
+        begin = self._offset + self._position
+        call = self._opened.store.read_range(self._name, begin, length)
         data = self._opened.run(call)
         self._position += len(data)
         return data

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import OptionError
 from ...operators.durations import format_duration
-from .types import Boolean, Choice, Duration, Integer, Option, Ratio, Size, Text
+from .types import Boolean, Choice, Duration, Integer, Number, Option, Ratio, Size, Text
 
 STATE_BACKEND = Option[str](
     "state.backend.type",
@@ -187,13 +187,41 @@ DELTA_CHAIN_MAX = Option[int](
     "How many files a table of a subtask may consist of, with the deltas of incremental checkpoints; "
     "more make for smaller checkpoints and slower restores.",
 )
-ACK_DELAY = Option[int](
-    "headgate.checkpoint.acknowledgement-delay",
+GATHER_DELAY = Option[int](
+    "headgate.checkpoint.gather-delay",
     Duration(),
     200,
-    "The longest time for which a subtask's acknowledgement of a checkpoint waits for those of the other "
-    "subtasks of its worker, which go to the coordinator in one message; 0: each is sent at once. No "
-    "checkpoint completes later for it, since it needs all of them.",
+    "The longest time for which a subtask's part of a checkpoint waits for those of the other subtasks of "
+    "its worker, so that their small state goes into one object, and their acknowledgements into one "
+    "message; 0: nothing waits. A checkpoint needs all of them.",
+)
+FILE_MERGING = Option[bool](
+    "execution.checkpointing.file-merging.enabled",
+    Boolean(),
+    True,
+    "Small state of all subtasks of a worker goes into one object for each checkpoint, instead of one "
+    "for each table and subtask.",
+)
+SEGMENT_SIZE_MAX = Option[int](
+    "execution.checkpointing.file-merging.max-file-size",
+    Size(at_least=1 << 10, at_most=1 << 30),
+    32 << 20,
+    "The most state that waits in a worker's memory to be written into such objects; more state gets "
+    "objects of its own.",
+)
+SEGMENT_PIECE_MAX = Option[int](
+    "headgate.checkpoint.file-merging.piece-max",
+    Size(at_least=1, at_most=64 << 20),
+    4 << 20,
+    "A table of a subtask, or what changed in it, that is larger gets an object of its own, so that large "
+    "state is written in parallel.",
+)
+SPACE_AMPLIFICATION_MAX = Option[float](
+    "execution.checkpointing.file-merging.max-space-amplification",
+    Number(1, 1_000_000),
+    2.0,
+    "The most bytes of such an object for each byte of it that the newest checkpoint needs. When there "
+    "are more, the next checkpoint writes what it needs of it anew.",
 )
 TRANSFERS_MAX = Option[int](
     "headgate.checkpoint.transfers-max",

@@ -7,6 +7,7 @@ Names are relative to one job's root and `/`-separated:
     control/0000000001.json           the token of the leader of generation 1, readable by its clients only
     probe/<token>.json                written and deleted while a store is opened
     chk/<generation>-<checkpoint>/<operator>-<subtask>-<state>-<hash>.parquet    state files
+    chk/<generation>-<checkpoint>/<worker>-<hash>-<number>-<bytes>.segment    pieces of many of them
     sources/<source>-<hash>/...       the data that a source prepared for itself
 
 Those of a savepoint are relative to its directory:
@@ -34,6 +35,7 @@ CHECKPOINTS = "chk"
 
 _UNSAFE = re.compile(r"[^a-z0-9_]+")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_SEGMENT = re.compile(rf"{CHECKPOINTS}/\d+-\d+/[a-z0-9_-]+-(\d+)\.segment")
 _CHECKPOINT_DIR = re.compile(rf"{CHECKPOINTS}/(\d+)-(\d+)/")
 _SAVEPOINT_DIR = re.compile(r"savepoint-[a-z0-9][a-z0-9_-]*-[0-9a-f]{12}")
 _SAVEPOINT_FILE = re.compile(
@@ -93,6 +95,20 @@ def checkpoint_file(
     digest = _hash("\0".join((operator, state, kind, *filter(None, (file_id,)))))
     stem = f"{_slug(operator)}-{subtask}-{_slug(state)}-{digest}"
     return f"{checkpoint_dir(generation, checkpoint_id)}/{stem}{_FILE_SUFFIX[kind]}"
+
+
+def segment_file(
+    generation: int, checkpoint_id: int, worker: str, number: int, size_bytes: int
+) -> str:
+    """Return the name of a segment; `number` keeps those of one worker apart, for ever."""
+    stem = f"{_slug(worker)}-{_hash(worker)}-{number}-{size_bytes}"
+    return f"{checkpoint_dir(generation, checkpoint_id)}/{stem}.segment"
+
+
+def segment_bytes(file: str) -> int | None:
+    """Return the size of the segment `file`, which its name tells; None if it is no segment."""
+    match = _SEGMENT.fullmatch(file) if file.endswith(".segment") else None
+    return None if match is None else int(match[1])
 
 
 def checkpoint_of(file: str) -> tuple[int, int] | None:

@@ -78,15 +78,18 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _File:
-    """A file that checkpoints need; `pieces` are the starts, ends and checksums of what is in it."""
+    """A file that checkpoints need; `pieces` are the starts, ends and checksums of what they need of it."""
 
     checkpoints: set[int] = field(default_factory=set)
     states: set[str] = field(default_factory=set)
     pieces: set[tuple[int, int, str]] = field(default_factory=set)
 
+    size: int = 0
+    """Its size when it was written. A segment may have pieces that nobody needs any more."""
+
     @property
-    def size(self) -> int:
-        return max(end for _, end, _ in self.pieces)
+    def needed(self) -> int:
+        return sum(end - start for start, end, _ in self.pieces)
 
 
 Progress = Callable[[int, int], None]
@@ -195,6 +198,7 @@ def _files(manifests: Iterable[Manifest]) -> dict[str, _File]:
                     file.states.add(f"{operator.name}/{handle.state}")
                     end = handle.offset + handle.size_bytes
                     file.pieces.add((handle.offset, end, handle.checksum))
+                    file.size = max(file.size, names.segment_bytes(handle.file) or end)
     return files
 
 
@@ -226,7 +230,7 @@ async def _damaged(
                 short = problem.found_bytes < problem.expected_bytes
                 note(problem.file, "truncated" if short else "too long", problem.found_bytes)
     sound = sorted(files.keys() - found.keys())
-    total = sum(files[name].size for name in sound)
+    total = sum(files[name].needed for name in sound)
     done = 0
 
     def advance(count: int) -> None:

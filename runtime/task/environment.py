@@ -39,6 +39,7 @@ from ..protocol.debloating import DebloatSettings
 from ..storage.base import CheckpointStore
 from .accounting import LoopLoad
 from .local_files import LocalCopies, SubtaskDirectory
+from .segments import SegmentWriter
 
 
 class SubtaskReports(Protocol):
@@ -147,6 +148,8 @@ class TaskEnvironment:
     """True if barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
     """The copies of state files on this machine."""
+    segments: SegmentWriter | None = None
+    """Writes small state of all subtasks of the worker together; None: each file by itself."""
     run: str = ""
     """The run of the job; see `OperatorContext.run_id`."""
     load: LoopLoad = field(default_factory=LoopLoad)

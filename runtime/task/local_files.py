@@ -27,10 +27,12 @@ from typing import Protocol, TypeVar
 
 import xxhash
 
+from ...errors import CorruptError
 from ...operators.sizes import format_size
 from ...state.checked_files import measure_file
 from ...state.snapshot import OperatorSnapshot, StateHandle
 from ..protocol import names
+from ..protocol.checkpoints.segments import is_piece
 from ..storage.base import CheckpointStore
 from .concurrency import in_thread
 
@@ -268,10 +270,15 @@ class LocalCopies:
         def attempt(path: Path) -> bool | None:
             whole = False
             try:
-                try:
-                    os.link(path, target)
-                except OSError:
-                    shutil.copyfile(path, target)
+                if is_piece(handle):
+                    with path.open("rb") as file:
+                        file.seek(handle.offset)
+                        target.write_bytes(file.read(handle.size_bytes))
+                else:
+                    try:
+                        os.link(path, target)
+                    except OSError:
+                        shutil.copyfile(path, target)
                 whole = measure_file(target) == (handle.size_bytes, handle.checksum)
             finally:
                 if not whole:  # so that a write to the path cannot change the copy
@@ -336,6 +343,29 @@ class SnapshotTarget:
     inline_bytes_max: int
     copies: LocalCopies | None = None
     checkpoint_id: int = 0
+
+    async def read_piece(self, handle: StateHandle, threads: Executor) -> bytes:
+        """Return the verified bytes of a piece of an older checkpoint, from a local copy if there is one.
+
+        Raises:
+            StorageError: it cannot be read, or is not what was written.
+        """
+        assert self.store is not None
+        assert handle.file is not None  # it is a piece in this store
+        copies = self.copies
+        if copies is not None:
+            copy = await in_thread(threads, partial(copies.read, handle))
+            if copy is not None:
+                return copy
+        data = await self.store.read_range(handle.file, handle.offset, handle.size_bytes)
+        if xxhash.xxh3_64_hexdigest(data) != handle.checksum:
+            raise CorruptError(
+                f"state is corrupt and cannot be written anew state=`{handle.state}` "
+                f"file=`{handle.file}` offset=`{handle.offset}`",
+                where=self.store.describe(),
+                fix="restore an older checkpoint or a savepoint",
+            )
+        return data
 
     async def write(self, name: str, data: bytes | Path, threads: Executor) -> None:
         """Write a file to the store, after keeping a local copy, with no wait in between.

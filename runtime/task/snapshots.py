@@ -59,6 +59,7 @@ from .concurrency import all_of, in_thread
 from .environment import SnapshotTiming, TaskEnvironment
 from .local_files import SnapshotTarget, SubtaskDirectory
 from .parquet_files import EncodedTable, encode_tables
+from .segments import Pieces, Places, SegmentKey
 
 T = TypeVar("T")
 
@@ -124,7 +125,15 @@ class SnapshotRunner:
                 handles = [handle for handle in snapshot.handles if handle.state == state]
                 written.chains[key] = restored_chain(handles)
                 written.files[key] = {h.file_id: h for h in handles if h.kind == "file"}
-        self._book.acknowledged(self._env.restored_checkpoint, written)
+        self._acknowledged(self._env.restored_checkpoint, written)
+
+    def _acknowledged(self, checkpoint_id: int, written: Written) -> None:
+        """Note what the subtask's part of a checkpoint consists of in the store."""
+        env = self._env
+        self._book.acknowledged(checkpoint_id, written)
+        if env.segments is not None:
+            ledger = env.segments.ledger
+            ledger.note(checkpoint_id, (env.vertex.id, env.index), written.handles())
 
     def begin(self, checkpoint_id: int) -> SnapshotVerdict:
         """Decide, once all barriers are here, whether to take, cancel or ignore the snapshot."""
@@ -259,12 +268,19 @@ class SnapshotRunner:
         env, checkpoint_id = self._env, barrier.checkpoint_id
         started = env.clock.monotonic()
         running.begun = True
+        pieces, sparse = None, frozenset[str]()
+        if env.segments is not None and env.store is not None and not barrier.options.savepoint:
+            key = SegmentKey(env.attempt, env.generation, checkpoint_id)
+            pieces = Pieces(env.segments, key)
+            sparse = env.segments.ledger.sparse(barrier.options.base)
         writer = StateWriter(
             works,
             threads=env.io_threads,
             transfers=env.transfers,
             directory=env.directory,
             key_groups=self._key_groups,
+            pieces=pieces,
+            sparse=sparse,
         )
         try:
             async with self._target(barrier) as target:
@@ -295,7 +311,7 @@ class SnapshotRunner:
                 in_flight.release()
             await writer.close()
         if not barrier.options.savepoint:
-            self._book.acknowledged(checkpoint_id, result.written)
+            self._acknowledged(checkpoint_id, result.written)
         in_flight_bytes = sum(h.size_bytes for each in overtaken for h in each.handles)
         if in_flight is not None and in_flight.inputs is not None:
             self.alignment_ms = float(in_flight.inputs.alignment_ms)
@@ -462,6 +478,8 @@ class StateWriter:
         transfers: asyncio.Semaphore,
         directory: SubtaskDirectory,
         key_groups: KeyGroupRange,
+        pieces: Pieces | None = None,
+        sparse: frozenset[str] = frozenset(),
     ) -> None:
         """Create a writer.
 
@@ -471,8 +489,12 @@ class StateWriter:
             transfers: limits what all subtasks of this worker encode and upload at once.
             directory: for large tables to be uploaded.
             key_groups: of this subtask.
+            pieces: collects what shares a segment with other state; None: nothing does.
+            sparse: segments whose pieces are to be written anew.
         """
         self._works = works
+        self._pieces = pieces
+        self._sparse = sparse
         self._threads = threads
         self._transfers = transfers
         self._directory = directory
@@ -492,10 +514,15 @@ class StateWriter:
         new_bytes = [0]
         jobs = [self._write(w, target, written, new_bytes) for o in self._works for w in o.works]
         parts = iter(await all_of(jobs))
+        places: Places = {}
+        if self._pieces is not None:
+            places = await self._pieces.place(target, self._transfers)
+            self.begun += {file for file, _ in places.values()}
+            written.replace(lambda handle: _placed(handle, places))
         snapshots = [
             OperatorSnapshot(
                 operator=work.operator,
-                handles=tuple(handle for _ in work.works for handle in next(parts)),
+                handles=tuple(_placed(h, places) for _ in work.works for h in next(parts)),
                 states=work.states,
             )
             for work in self._works
@@ -510,6 +537,8 @@ class StateWriter:
         if self._closed:
             return
         self._closed = True
+        if self._pieces is not None:
+            self._pieces.close()
         endings: list[Callable[[], None]] = []
         for operator in self._works:
             for work in operator.works:
@@ -563,9 +592,10 @@ class StateWriter:
             kind = "table" if since is None else "delta"
             async with self._encoded(lambda: [cut.make(since)]) as encoded:
                 handle = await self._store_table(work.key, kind, encoded, target, cut.keys)
-        chain = extend(work.chain, work.plan, handle, cut.epoch)
+        kept = await self._kept(work.key, work.chain.handles[: work.plan.keep], target)
+        chain = extend(work.chain, work.plan, handle, cut.epoch).replace(lambda h: kept.get(h, h))
         written.chains[work.key] = chain
-        return list(chain.handles), [handle] if handle is not None else []
+        return list(chain.handles), [*filter(None, (handle,)), *kept.values()]
 
     async def _canonical(
         self, work: FilesWork, target: SnapshotTarget
@@ -584,14 +614,36 @@ class StateWriter:
         collected: CollectedFiles = await self._in_thread(work.cut.collect)
         missing = [file for file in collected.files if file.id not in work.known]
         uploaded = await all_of([self._upload(work.key, file, target) for file in missing])
-        known = work.known | {handle.file_id: handle for handle in uploaded}
+        needed = [work.known[file.id] for file in collected.files if file.id in work.known]
+        kept = await self._kept(work.key, needed, target)
+        known = {handle.file_id: handle for handle in (*needed, *kept.values(), *uploaded)}
         written.files[work.key] = {file.id: known[file.id] for file in collected.files}
         meta = await self._store_bytes(
             work.key, "meta", collected.meta, target, target.inline_bytes_max
         )
         own = self._key_groups
         meta = msgspec.structs.replace(meta, first_key_group=own.first, last_key_group=own.last)
-        return [meta, *written.files[work.key].values()], [meta, *uploaded]
+        new = [meta, *uploaded, *kept.values()]
+        return [meta, *written.files[work.key].values()], new
+
+    async def _kept(
+        self, key: StateKey, handles: Sequence[StateHandle], target: SnapshotTarget
+    ) -> dict[StateHandle, StateHandle]:
+        """Write pieces anew that lie in sparse segments; return the new handle of each of them.
+
+        Raises:
+            StorageError: a piece cannot be read, or is not the one that was written.
+        """
+        moved: dict[StateHandle, StateHandle] = {}
+        for handle in handles:
+            if handle.file not in self._sparse:
+                continue
+            async with self._transfers:
+                data = await target.read_piece(handle, self._threads)
+                origin = f"{handle.file_id}@{handle.file}@{handle.offset}"
+                name = await self._put(target, key, handle.kind, origin, data)
+            moved[handle] = msgspec.structs.replace(handle, file=name, offset=0)
+        return moved
 
     @asynccontextmanager
     async def _encoded(
@@ -678,13 +730,28 @@ class StateWriter:
     async def _put(
         self, target: SnapshotTarget, key: StateKey, kind: str, file_id: str, data: bytes | Path
     ) -> str:
+        """Write state as a file, or collect it as a piece that is placed later, under the same name."""
         name = target.name_of(*key, kind, file_id)
+        pieces = self._pieces
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
+        if pieces is not None and pieces.reserve(size):
+            content = await self._in_thread(data.read_bytes) if isinstance(data, Path) else data
+            pieces.add(name, content)
+            return name
         self.begun.append(name)
         await target.write(name, data, self._threads)
         return name
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await in_thread(self._threads, call)
+
+
+def _placed(handle: StateHandle, places: Places) -> StateHandle:
+    """Return the handle of a piece at its place; others stay as they are."""
+    if handle.file is None or handle.file not in places:
+        return handle
+    file, offset = places[handle.file]
+    return msgspec.structs.replace(handle, file=file, offset=offset)
 
 
 def _call_all(endings: Iterable[Callable[[], None]]) -> None:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -37,6 +38,7 @@ from ...state.snapshot import (
     StateHandle,
 )
 from ..protocol import names
+from ..protocol.checkpoints.segments import Extent, extents, is_piece
 from ..storage.base import CheckpointStore
 from .concurrency import all_of, in_thread
 from .local_files import LocalCopies, SubtaskDirectory
@@ -46,6 +48,8 @@ T = TypeVar("T")
 TABLES = ("table", "delta")
 RESTORED: Final = "restored"
 """The directory of downloaded files below an operator's own."""
+READ_BYTES_MAX: Final = 8 << 20
+"""The most bytes that are read at once of small state that lies side by side."""
 BLOCK_ROWS: Final = 1 << 20
 """The number of rows merged at a time: rows of different key groups never interact."""
 
@@ -55,6 +59,16 @@ def is_needed(handle: StateHandle, own: KeyGroupRange) -> bool:
     if handle.kind not in (*TABLES, "file"):
         return True
     return KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Adjacent pieces that are read at once; `left` of them have not been taken."""
+
+    extent: Extent
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    data: bytes | None = None
+    left: int = 0
 
 
 class StateReader:
@@ -93,6 +107,8 @@ class StateReader:
         self._progress = progress
         self._copies = copies
         self._downloads: set[Path] = set()
+        self._readings: dict[tuple[str, int], _Reading] = {}
+        """By the place of a piece in a segment: what is read at once."""
 
     async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
         """Load the state of one operator, from the snapshots of possibly several old subtasks.
@@ -121,6 +137,7 @@ class StateReader:
     ) -> RestoredState:
         """Load the state of one old subtask."""
         needed = [handle for handle in snapshot.handles if is_needed(handle, self._own)]
+        self._plan_readings(needed)
         read = await all_of([self._read(operator, number, handle) for handle in needed])
         state = RestoredState()
         chains: dict[str, list[pa.Table]] = {}
@@ -144,6 +161,15 @@ class StateReader:
             restored = RestoredFiles(content, files.get(name, {}), first, last)
             state.files[name] = [restored]
         return state
+
+    def _plan_readings(self, needed: Sequence[StateHandle]) -> None:
+        """Plan to read pieces at once that lie side by side and are read as a whole."""
+        whole = [h for h in needed if h.kind not in TABLES or self._owns_all(h)]
+        readings: dict[int, _Reading] = {}
+        for place, extent in extents(whole, READ_BYTES_MAX).items():
+            reading = readings.setdefault(id(extent), _Reading(extent))
+            reading.left += 1
+            self._readings[place] = reading
 
     async def load_in_flight(self, handles: Sequence[StateHandle]) -> list[bytes]:
         """Load the pieces of in-flight records, in order.
@@ -209,7 +235,9 @@ class StateReader:
                 self._progress(len(copy))
                 return copy
             store, name = self._where(operator, handle)
-            if handle.channel is None:
+            if is_piece(handle):
+                data = await self._piece(store, name, handle)
+            elif handle.channel is None:
                 data = await store.read_file(name)
             else:
                 data = await store.read_range(name, handle.offset, handle.size_bytes)
@@ -219,17 +247,35 @@ class StateReader:
             await self._keep(handle, data)
         return data
 
+    async def _piece(self, store: CheckpointStore, name: str, handle: StateHandle) -> bytes:
+        """Read a piece of a segment, together with those beside it that are to be read as well."""
+        place = (name, handle.offset)
+        reading = self._readings.get(place)
+        if reading is None:
+            return await store.read_range(name, handle.offset, handle.size_bytes)
+        async with reading.lock:  # the first one reads; if it fails, the next one tries again
+            if reading.data is None:
+                extent = reading.extent
+                reading.data = await store.read_range(name, extent.start, extent.end - extent.start)
+        start = handle.offset - reading.extent.start
+        data = reading.data[start : start + handle.size_bytes]
+        reading.left -= 1
+        if not reading.left:
+            reading.data = None
+        return data
+
     async def _part(self, operator: str, handle: StateHandle, footer: tuple[int, str]) -> pa.Table:
         store, name = self._where(operator, handle)
         length, checksum = footer
         size = handle.size_bytes
         tail_length = tail_bytes(size, length)
-        tail = await store.read_range(name, size - tail_length, tail_length)
+        begin = handle.offset
+        tail = await store.read_range(name, begin + size - tail_length, tail_length)
         if len(tail) != tail_length or xxhash.xxh3_64_hexdigest(tail[-length:]) != checksum:
             self._fail("is corrupt", operator, handle, "its footer is not the one that was written")
         partial = await self._in_thread(lambda: PartialFile(size, tail, self._own))
         start, needed = partial.needed()
-        data = await store.read_range(name, start, needed)
+        data = await store.read_range(name, begin + start, needed)
         table = await self._in_thread(lambda: partial.read(start, data))
         self._progress(size)  # the rest of the file is not for us
         return table
@@ -239,7 +285,11 @@ class StateReader:
             self._progress(handle.size_bytes)
             return
         store, name = self._where(operator, handle)
-        await store.download(name, path)
+        if is_piece(handle):
+            data = await self._piece(store, name, handle)
+            await self._in_thread(lambda: path.write_bytes(data))
+        else:
+            await store.download(name, path)
         size, checksum = await self._in_thread(lambda: measure_file(path))
         self._verify(operator, handle, size, checksum)
         self._progress(size)
@@ -253,7 +303,7 @@ class StateReader:
     async def _keep(self, handle: StateHandle, data: bytes | Path) -> None:
         """Keep a fetched file on this machine for the next restore."""
         copies, name = self._copies, handle.file
-        if copies is not None and copies.keeps and name is not None:
+        if copies is not None and copies.keeps and name is not None and not is_piece(handle):
             await self._in_thread(lambda: copies.keep(name, data))
 
     @asynccontextmanager

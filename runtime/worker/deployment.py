@@ -57,6 +57,7 @@ from ..task.environment import SnapshotTiming, TaskEnvironment, task_settings
 from ..task.input_subtask import InputBatch, InputSubtask
 from ..task.iteration import FeedbackPartition, FeedbackPorts, IterationSubtask
 from ..task.local_files import LocalCopies
+from ..task.segments import SegmentWriter
 from ..task.source_subtask import SourceSubtask
 from ..task.state_restore import StateReader, is_needed
 from ..task.subtask import Subtask
@@ -84,6 +85,7 @@ class WorkerResources:
         copies: of state files, on this machine; None: none are kept.
         io_threads: for calls that block.
         transfers: bounds the state files that are read or written at once.
+        segments: writes small state of all subtasks together.
         metrics: of the process.
         sender: takes messages to the coordinator.
         load: of the event loop.
@@ -98,6 +100,7 @@ class WorkerResources:
     copies: LocalCopies | None
     io_threads: Executor
     transfers: asyncio.Semaphore
+    segments: SegmentWriter
     metrics: MetricsRegistry
     sender: MessageSender
     load: LoopLoad
@@ -229,6 +232,7 @@ class Deployment:
             splits=splits,
             overtaking=vertex.id in self._overtaken,
             copies=self._worker.copies,
+            segments=self._worker.segments,
             load=self._worker.load,
         )
 

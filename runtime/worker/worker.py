@@ -71,7 +71,7 @@ from ..observe.figures import StorageFigures
 from ..observe.metrics import MetricsGroup, MetricsRegistry
 from ..observe.recent_logs import UnsentLogs
 from ..options.registry import Options
-from ..options.state import ACK_DELAY, STATE_BACKEND, TRANSFERS_MAX
+from ..options.state import GATHER_DELAY, STATE_BACKEND, TRANSFERS_MAX
 from ..protocol.adoption import IN_PARTS, Subtask, WorkerReport
 from ..shipping import unship
 from ..storage.base import CheckpointStore, StoreOpener
@@ -79,6 +79,7 @@ from ..storage.open_store import SharedStores, counted, open_store_at
 from ..task.accounting import LoopLoad
 from ..task.concurrency import all_of, in_thread, to_the_end
 from ..task.local_files import LocalCopies
+from ..task.segments import SegmentWriter, segment_settings
 from ..task.subtask import Subtask as Task
 from .acknowledgements import GatheredAcks
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
@@ -155,6 +156,7 @@ class Worker:
         self._watch = StepWatch(worker_id, clock)
         self._regions = RunningRegions(hub, self._watch)
         self._acks = GatheredAcks(self._send, self._subtasks_of, clock)
+        self._segments = SegmentWriter(worker_id, self._subtasks_of, self._threads)
         self._queries = StateQueries(self._regions, self._leader.send, clock)
         self._reads = DirectReads(worker_id, self._regions, hub, token, clock)
         self._profiler = Profiler(self._regions, self._leader.send)
@@ -355,6 +357,7 @@ class Worker:
             await self._regions.stop([NO_REGION])
         else:
             await self._drop_all()
+            self._segments.ledger.clear()
             self._record = AttemptRecord(message)
         regions: dict[int, list[SubtaskAssignment]] = {}
         for data in message.subtasks:
@@ -425,9 +428,11 @@ class Worker:
             directories = await self._directories_for(common.settings)
             copies = await self._copies_for(message, common.settings)
             plan, stores = unship(common.job), SharedStores(self._open_at, common.settings)
-            self._acks.delay_ms = Options(common.settings).get(ACK_DELAY)
+            options = Options(common.settings)
+            self._acks.delay_ms = options.get(GATHER_DELAY)
+            self._segments.configure(segment_settings(options))
             if self._transfers is None:
-                self._transfers = asyncio.Semaphore(Options(common.settings).get(TRANSFERS_MAX))
+                self._transfers = asyncio.Semaphore(options.get(TRANSFERS_MAX))
             resources = WorkerResources(
                 worker_id=self.worker_id,
                 hub=self._hub,
@@ -438,6 +443,7 @@ class Worker:
                 copies=copies,
                 io_threads=self._threads,
                 transfers=self._transfers,
+                segments=self._segments,
                 metrics=self._metrics,
                 sender=self,
                 load=self._load,

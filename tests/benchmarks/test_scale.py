@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,33 @@ LINEAR = 1.5 * LARGE[0] / SMALL[0]
 
 
 @pytest.fixture
-def scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return a function that imports a script of the benchmark."""
     monkeypatch.syspath_prepend(str(BENCHMARKS / "scale"))
-    import coordinator
+    imported: list[str] = []
 
-    yield coordinator
-    sys.modules.pop("coordinator", None)
+    def load(name: str) -> Any:
+        imported.append(name)
+        return importlib.import_module(name)
+
+    yield load
+    for name in imported:
+        sys.modules.pop(name, None)
 
 
-def test_no_cost_per_subtask_grows(scale: Any) -> None:
+def test_no_cost_per_subtask_grows(script: Callable[[str], Any]) -> None:
+    scale = script("coordinator")
     small, large = (asyncio.run(scale.measure(*size)) for size in (SMALL, LARGE))
     assert (small.subtasks, large.subtasks) == (200, 800)
     assert large.deploy_bytes < LINEAR * small.deploy_bytes
     assert (small.ack_messages, large.ack_messages) == (SMALL[0], LARGE[0]), "one of each worker"
     assert large.ack_bytes < LINEAR * small.ack_bytes
     assert large.entry_bytes < LINEAR * small.entry_bytes
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+def test_a_worker_writes_one_object_for_a_checkpoint(
+    script: Callable[[str], Any], slots: int
+) -> None:
+    measuring = script("objects").measure(slots, 3, merging=True, delay="60 s")
+    assert asyncio.run(measuring)["objects per checkpoint"] == 1

@@ -122,7 +122,13 @@ def test_the_record_of_a_job_that_lives_is_not_removed(cli, ticker: str) -> None
 
 def test_files_of_checkpoints_and_savepoints_are_verified(cli, ticker: str) -> None:
     run = cli.start(
-        "run", ticker, *IN_PROCESS, "-D", "execution.checkpointing.data-inline-threshold=0b"
+        "run",
+        ticker,
+        *IN_PROCESS,
+        "-D",
+        "execution.checkpointing.data-inline-threshold=0b",
+        "-D",
+        "execution.checkpointing.file-merging.enabled=false",
     )
     run.wait_for("RUNNING")
     assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 1 completed in ")

@@ -23,6 +23,7 @@ FORMATS = {
     "v0.1-format-4": 4,
     "v0.1-format-5": 5,
     "v0.1-format-6": 6,
+    "v0.1-format-7": 7,
 }
 """By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.inprocess import InProcessCluster
 from headgate.runtime.job import runnable
-from headgate.runtime.protocol import joblog
+from headgate.runtime.protocol import joblog, names
 from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import CheckpointEntry
 from headgate.runtime.storage.base import Created, Existed
@@ -46,6 +46,7 @@ _SUFFIXES = {
     "file": ".bin",
     "meta": ".meta",
     "items": ".msgpack",
+    "segment": ".segment",
 }
 
 
@@ -214,7 +215,7 @@ class Disk:
             for handle in entry.manifest.handles():
                 if handle.file is not None:
                     size = len(self.objects.get(handle.file, b""))
-                    if size != handle.size_bytes:
+                    if size != (names.segment_bytes(handle.file) or handle.size_bytes):
                         self.violations.append(
                             f"checkpoint {entry.checkpoint_id} completes: {handle.file} has {size} "
                             f"of {handle.size_bytes} bytes"
@@ -414,6 +415,8 @@ class Shop:
     every: str = "20ms"
     retain: int = 1
     rows: int = ROWS
+    merging: bool = False
+    """Small state shares objects; else the name of each file says what is in it."""
     sinks: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -431,6 +434,8 @@ class Shop:
                 "execution.checkpointing.data-inline-threshold": "0 b",
                 "headgate.checkpoint.delta-chain-max": str(CHAIN_MAX),
                 "state.backend.rocksdb.writebuffer.size": "64 kb",
+                "execution.checkpointing.file-merging.enabled": str(self.merging).lower(),
+                "execution.checkpointing.file-merging.max-space-amplification": "1.2",
             }
             | options
         )

@@ -74,6 +74,11 @@ POINTS_OF_FILES: dict[str, Callable[[Any, Any], bool]] = {
     "after the manifest": POINTS["after the manifest"],
     "while files are deleted": POINTS["while files are deleted"],
 }
+POINTS_OF_SEGMENTS: dict[str, Callable[[Any, Any], bool]] = {
+    "before a segment is written": writes("segment", "before"),
+    "after a segment was written": writes("segment", "after"),
+    **{name: point for name, point in POINTS.items() if "written" not in name},
+}
 
 
 def strikes_and_stop(strikes: list[Any]) -> Any:
@@ -127,12 +132,34 @@ def test_a_death_on_rocksdb(lab: Any, shop: Any, strike: Any, point: str, victim
     endure(lab, shop(backend="rocksdb"), strike(POINTS_OF_FILES[point], victim), parallelism=1)
 
 
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    [
+        ("before a segment is written", "worker"),
+        ("after a segment was written", "worker"),
+        ("after a segment was written", "coordinator"),
+        ("after the manifest", "coordinator"),
+        ("while files are deleted", "coordinator"),
+        ("while files are deleted", "worker"),
+    ],
+)
+def test_a_death_with_segments(
+    lab: Any, shop: Any, strike: Any, point: str, victim: str, backend: str
+) -> None:
+    goods = shop(backend=backend, merging=True)
+    endure(lab, goods, strike(POINTS_OF_SEGMENTS[point], victim))
+    assert lab.disk.counts["segment"]
+
+
+@pytest.mark.parametrize("merging", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_deaths_at_random(lab: Any, shop: Any, strike: Any, seed: int) -> None:
+def test_deaths_at_random(lab: Any, shop: Any, strike: Any, seed: int, merging: bool) -> None:
     """Three deaths, one after the other, at any step; the next may come while the last is dealt with."""
     rng = random.Random(seed)
     backend = rng.choice(["hashmap", "rocksdb"])
     points = POINTS if backend == "hashmap" else POINTS | POINTS_OF_FILES
+    points = POINTS_OF_SEGMENTS if merging else points
     likely = [name for name in points if "base" not in name and "merge" not in name]
     strikes = [
         strike(
@@ -142,4 +169,4 @@ def test_deaths_at_random(lab: Any, shop: Any, strike: Any, seed: int) -> None:
         )
         for _ in range(3)
     ]
-    endure(lab, shop(backend=backend), *strikes)
+    endure(lab, shop(backend=backend, merging=merging), *strikes)

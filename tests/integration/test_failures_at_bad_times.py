@@ -125,7 +125,7 @@ def test_what_a_function_raises_need_not_be_an_exception(
 def test_a_state_file_that_cannot_be_written(
     lab: Any, trouble: Any, tolerable: int, fails: int
 ) -> None:
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         await job.checkpoint()
@@ -164,7 +164,7 @@ def test_a_log_entry_whose_answer_was_lost(lab: Any, trouble: Any) -> None:
 
 
 def test_a_checkpoint_that_expires(lab: Any, trouble: Any) -> None:
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         await job.checkpoint()
@@ -280,7 +280,7 @@ def test_a_second_worker_dies_while_failing(lab: Any) -> None:
 
 def test_a_failure_while_stopping(lab: Any, trouble: Any) -> None:
     """The stop's checkpoint fails: the client hears so, the job goes on, and can be stopped again."""
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         await job.checkpoint()

@@ -12,6 +12,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, numbers
+from headgate.runtime.protocol import names
 from headgate.runtime.storage.memory import MemoryStore
 
 KEYS = 16
@@ -43,11 +44,16 @@ class Noted(MemoryStore):
             self.reads.append(name)
         return await super().read_file(name)
 
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        if name.startswith("chk/"):
+            self.reads.append(name)
+        return await super().read_range(name, start, length)
+
 
 class Scene:
     """A job of two workers, one of which is killed."""
 
-    def __init__(self, lab: Any, backend: str, *, local: bool = True) -> None:
+    def __init__(self, lab: Any, backend: str, *, local: bool = True, merging: bool = True) -> None:
         self.lab = lab
         self.reads: list[str] = []
         self.told: dict[str, Any] = {}
@@ -60,6 +66,7 @@ class Scene:
                 "state.backend.type": backend,
                 "io.tmp.dirs": str(lab.path),
                 "execution.checkpointing.data-inline-threshold": "0b",
+                "execution.checkpointing.file-merging.enabled": str(merging).lower(),
                 "execution.checkpointing.local-backup.enabled": str(local).lower(),
                 "execution.state-recovery.from-local": str(local).lower(),
             },
@@ -124,7 +131,7 @@ def test_nothing_is_read_from_the_storage(lab: Any, backend: str) -> None:
 
 
 def test_without_copies_all_is_read_from_the_storage(lab: Any) -> None:
-    scene = Scene(lab, "hashmap", local=False)
+    scene = Scene(lab, "hashmap", local=False, merging=False)
     assert {_subtask(name) for name in scene.run()} == {0, 1}
     assert scene.told["lastRestartLocalStateSize"] == 0
     assert scene.told["lastRestartRemoteStateSize"] > 0
@@ -132,7 +139,7 @@ def test_without_copies_all_is_read_from_the_storage(lab: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_what_is_damaged_is_read_from_the_storage(lab: Any, backend: str) -> None:
-    scene = Scene(lab, backend)
+    scene = Scene(lab, backend, merging=False)
     hurt: set[str] = set()
 
     def spoil(path: Path, victim: str) -> None:
@@ -147,9 +154,16 @@ def test_what_is_damaged_is_read_from_the_storage(lab: Any, backend: str) -> Non
 
 
 def test_what_is_missing_is_read_from_the_storage(lab: Any) -> None:
-    scene = Scene(lab, "hashmap")
+    scene = Scene(lab, "hashmap", merging=False)
     read = scene.run(lambda path, victim: path.unlink())
     assert {_subtask(name) for name in read} == {0, 1}
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_pieces_of_a_damaged_segment_are_read_from_the_storage(lab: Any, backend: str) -> None:
+    scene = Scene(lab, backend)
+    read = scene.run(lambda path, victim: spoiled(path))
+    assert {names.segment_bytes(name) is not None for name in read} == {True}
 
 
 def _subtask(name: str) -> int:

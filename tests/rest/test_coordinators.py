@@ -104,7 +104,7 @@ def checkpointing(report: JobReport) -> tuple[str, str]:
 
 
 def test_a_request_that_is_wrong_is_told_apart_from_one_that_fails(lab: Any, trouble: Any) -> None:
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         async with serving(job) as api, api.client() as client:
@@ -126,7 +126,7 @@ def test_a_request_that_is_wrong_is_told_apart_from_one_that_fails(lab: Any, tro
 
 
 def test_checkpointing_becomes_unhealthy_and_healthy_again(lab: Any, trouble: Any) -> None:
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         async with serving(job) as api, api.client() as client:
@@ -165,7 +165,7 @@ def test_checkpointing_becomes_unhealthy_and_healthy_again(lab: Any, trouble: An
 
 def test_failed_checkpoints_are_counted_across_restarts_of_the_job(lab: Any, trouble: Any) -> None:
     """A job that restarts for each of them would look healthy for ever."""
-    trouble.only = "count-0"
+    trouble.only = "-0000-"  # the state files of the first worker
 
     async def script(job: Any) -> None:
         async with serving(job) as api, api.client() as client:

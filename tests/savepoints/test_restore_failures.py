@@ -55,7 +55,7 @@ def completed(ran: Any) -> list[int]:
     return sorted(int(words[1]) for words in texts if words[2] == "completed")
 
 
-def newest_files(lab: Any, suffix: str = ".parquet") -> list[Path]:
+def newest_files(lab: Any, suffix: str = ".segment") -> list[Path]:
     """State files of the newest checkpoint."""
     by_checkpoint: dict[int, list[Path]] = {}
     for path in (lab.path / "job" / "chk").glob(f"*/*{suffix}"):
@@ -63,7 +63,7 @@ def newest_files(lab: Any, suffix: str = ".parquet") -> list[Path]:
     return by_checkpoint[max(by_checkpoint)]
 
 
-def corrupt_newest(lab: Any, suffix: str = ".parquet") -> None:
+def corrupt_newest(lab: Any, suffix: str = ".segment") -> None:
     path = newest_files(lab, suffix)[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
@@ -121,15 +121,15 @@ def make_remembering(
 def test_state_that_the_coordinator_reads_itself_is_verified_too(lab: Any, damage: str) -> None:
     *_, before, last = completed(lab.run(make_remembering(lab, 2), stop))
     if damage == "corrupt":
-        corrupt_newest(lab, ".msgpack")
+        corrupt_newest(lab)
     else:
-        newest_files(lab, ".msgpack")[0].unlink()
+        newest_files(lab)[0].unlink()
     refused = lab.run(make_remembering(lab, 3, rate=None))
     error = str(refused.outcome.error)
     assert isinstance(refused.outcome.error, StateError)
     assert damage in error
     assert "operator=`remember` state=`seen`" in error
-    assert ".msgpack" in error
+    assert ".segment" in error
     assert not refused.job.texts("restart")
     ran = lab.run(make_remembering(lab, 3, rate=None, headgate__restore__fallback="true"))
     assert ran.outcome.status == "FINISHED"

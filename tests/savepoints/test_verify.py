@@ -39,11 +39,18 @@ def damage(found: Verification) -> dict[str, str]:
 @pytest.fixture
 def job_directory(lab: Any) -> Path:
     """The directory of a stopped job that keeps two checkpoints, with all state in files."""
+    return stopped_job(lab, merging=False)
+
+
+def stopped_job(lab: Any, *, merging: bool) -> Path:
     job = hg.Job(
         "job",
         parallelism=2,
         max_parallelism=12,
-        options={"execution.checkpointing.data-inline-threshold": "0 b"},
+        options={
+            "execution.checkpointing.data-inline-threshold": "0 b",
+            "execution.checkpointing.file-merging.enabled": str(merging).lower(),
+        },
     )
     job.checkpoint(every="50ms", storage=str(lab.path), retain=2)
     (
@@ -99,6 +106,23 @@ def test_missing_truncated_corrupt_and_unneeded_files_are_named(
     assert named.found_bytes == named.expected_bytes - 1
     assert set(named.checkpoints) <= set(found.checkpoints)
     assert all("/" in state for state in named.states)
+
+
+def test_segments_are_verified_by_what_is_needed_of_them(lab: Any) -> None:
+    directory = stopped_job(lab, merging=True)
+    seen: list[tuple[int, int]] = []
+    found = verified(directory, progress=lambda *done: seen.append(done))
+    assert not found.damaged
+    assert found.bytes == sum(path.stat().st_size for path in state_files(directory))
+    assert seen[-1][0] == seen[-1][1] <= found.bytes
+    newest = state_files(directory)[-1]
+    assert newest.suffix == ".segment"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    (truncated,) = verified(directory).damaged
+    assert (truncated.damage, truncated.expected_bytes - 1) == (
+        "truncated",
+        truncated.found_bytes,
+    )
 
 
 def test_one_checkpoint_is_verified_alone(job_directory: Path) -> None:

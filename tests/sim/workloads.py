@@ -148,6 +148,14 @@ def draw_job(rng: random.Random, overtaking: bool) -> tuple[dict[str, Any], dict
         options["headgate.local-backup.size-max"] = rng.choice(("2kb", "1gb"))
     # With a watermark for each batch there are so many that they wait for partly filled buffers.
     options["pipeline.auto-watermark-interval"] = rng.choice(("200 ms", "0 ms"))
+    merging = "execution.checkpointing.file-merging"
+    if rng.random() < 0.2:
+        options[f"{merging}.enabled"] = "false"
+    else:
+        options[f"{merging}.max-file-size"] = rng.choice(("4kb", "32mb"))
+        options[f"{merging}.max-space-amplification"] = rng.choice(("1", "1.2", "2"))
+        options["headgate.checkpoint.file-merging.piece-max"] = rng.choice(("1kb", "4mb"))
+        options["headgate.checkpoint.gather-delay"] = rng.choice(("0 ms", "20 ms", "200 ms"))
     return settings, options
 
 

@@ -17,6 +17,7 @@ from headgate.runtime.protocol.checkpoints.manifest import files_written_by
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain
 from headgate.runtime.task.environment import TaskSettings
+from headgate.runtime.task.segments import SegmentWriter
 from headgate.runtime.task.snapshots import SnapshotRunner
 from headgate.runtime.task.state_restore import StateReader
 from headgate.state.keygroups import KeyGroupRange, key_group_range
@@ -156,7 +157,9 @@ class ModelOperator(Operator):
 class Bench:
     """A subtask's snapshot runner, with the coordinator's part played by hand."""
 
-    def __init__(self, path, store, *, index=0, parallelism=1, generation=1, **settings):
+    def __init__(
+        self, path, store, *, index=0, parallelism=1, generation=1, segments=None, **settings
+    ):
         self.threads = ThreadPoolExecutor(2)
         self.store = store
         self.savepoints = {}
@@ -165,7 +168,7 @@ class Bench:
         self.own = key_group_range(index, parallelism, GROUPS)
         self.env = task_environment(
             SimpleNamespace(job_name="job", max_parallelism=GROUPS),
-            SimpleNamespace(name="count", parallelism=parallelism),
+            SimpleNamespace(id=0, name="count", parallelism=parallelism),
             self.path,
             self.threads,
             index=index,
@@ -175,7 +178,9 @@ class Bench:
             store_at=self._store_at,
             transfers=asyncio.Semaphore(2),
             reports=self.reports,
+            segments=SegmentWriter(f"worker-{generation}", lambda attempt: 1, self.threads),
         )
+        self.env.segments.configure(segments)
         self.operators = {name: ModelOperator(self.path / name) for name in ("head", "tail")}
         chained = [
             ChainedOperator(i, name, operator, ChainOutput(name))

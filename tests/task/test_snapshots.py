@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 
 import pyarrow as pa
 import pytest
 
 from headgate.errors import StorageError
+from headgate.runtime.protocol import names
 from headgate.runtime.protocol.checkpoints.manifest import files_written_by
+from headgate.runtime.protocol.checkpoints.segments import is_piece
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.stored_jobs import sweep_orphans
 from headgate.runtime.task import snapshots as runner
+from headgate.runtime.task.segments import SegmentSettings
 from headgate.state.snapshot import state_info
 
 
@@ -67,15 +71,31 @@ def test_a_base_that_was_never_acknowledged_here_is_not_built_on(make_bench):
     asyncio.run(main())
 
 
+MERGING = SegmentSettings(piece_bytes_max=3000, bytes_max=8000, amplification_max=1.5)
+"""Some tables are too large to be pieces, and some pieces have no room."""
+
+
+def sparse_segments(snapshots):
+    needed = Counter()
+    for snapshot in snapshots:
+        for handle in snapshot.handles:
+            if is_piece(handle):
+                needed[handle.file] += handle.size_bytes
+    return {file for file, size in needed.items() if names.segment_bytes(file) > 1.5 * size}
+
+
+@pytest.mark.parametrize("segments", [None, MERGING], ids=["files", "segments"])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_history_of_checkpoints_restores_to_the_rows_at_the_barrier(make_bench, model, seed):
+def test_any_history_of_checkpoints_restores_to_the_rows_at_the_barrier(
+    make_bench, model, seed, segments
+):
     """Completed, aborted, overlapping and late checkpoints, crashes and restores; files are deleted as
     the coordinator deletes them, so that a file in use that went would be noticed."""
 
     async def main():
         rng = random.Random(seed)
         store = MemoryStore("job", {})
-        bench = make_bench(store)
+        bench = make_bench(store, segments=segments)
         completed = []  # (id, snapshots, rows)
         pending = {}
         next_id, base, generation = 1, 0, 1
@@ -89,6 +109,8 @@ def test_any_history_of_checkpoints_restores_to_the_rows_at_the_barrier(make_ben
             match rng.choice(["checkpoint"] * 6 + ["complete"] * 4 + ["abort", "crash"]):
                 case "checkpoint":
                     snapshots = await bench.checkpoint(next_id, base=base)
+                    if base and base == completed[-1][0]:
+                        assert not sparse_segments(completed[-1][1]) & files_of(snapshots)
                     pending[next_id] = (next_id, snapshots, dict(table.rows))
                     next_id += 1
                 case "complete" if pending:
@@ -107,7 +129,7 @@ def test_any_history_of_checkpoints_restores_to_the_rows_at_the_barrier(make_ben
                     await bench.runner.cancel()
                     pending.clear()
                     generation += 1
-                    bench = make_bench(store, generation=generation)
+                    bench = make_bench(store, generation=generation, segments=segments)
                     id_, snapshots, rows = completed[-1]
                     await sweep_orphans(store, files_of(snapshots), generation)
                     assert set(store._objects) == files_of(snapshots)

@@ -120,8 +120,8 @@ def verify(manifest: Manifest, present: Mapping[str, int]) -> list[FileProblem]:
     expected: dict[str, int] = {}
     for handle in manifest.handles():
         if handle.file is not None:
-            end = handle.offset + handle.size_bytes
-            expected[handle.file] = max(expected.get(handle.file, 0), end)
+            size = names.segment_bytes(handle.file) or handle.offset + handle.size_bytes
+            expected[handle.file] = max(expected.get(handle.file, 0), size)
     return [
         FileProblem(file, expected[file], present.get(file))
         for file in sorted(expected)
