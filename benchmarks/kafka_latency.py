@@ -40,7 +40,7 @@ from headgate.runtime.cluster.process import tune_process
 from headgate.testing.servers.kafka import KafkaServer, running
 
 HERE = Path(__file__).parent
-WARM_S = 8.0
+WARM_S = 20.0
 TICK_S = 0.002
 SCHEMA = {"key": "long", "due": "long"}
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, default=50_000, help="records per second")
     parser.add_argument("--parallelism", default="1")
-    parser.add_argument("--seconds", type=float, default=16.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
     parser.add_argument("--flink", action="store_true", help="in turns with Flink")
     parser.add_argument("--produce", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
