@@ -23,6 +23,7 @@ from ..options.registry import Options
 from ..plan import PhysicalPlan, Vertex
 from ..protocol.ids import SubtaskId
 from ..reads.wire import KEYS_MAX
+from .commands import check_keeps_checkpoints
 from .context import JobContext
 from .pending_queries import PendingQueries
 from .workers import LiveWorker
@@ -153,9 +154,11 @@ def committed_checkpoint(job: JobContext, state: QueryableState) -> int:
     """Return the checkpoint that a client reads now.
 
     Raises:
-        JobNotReady: there is none.
+        UsageError: the job takes no checkpoints.
+        JobNotReady: there is none yet.
     """
     if not job.checkpoints.committed:
+        check_keeps_checkpoints(job.env)
         raise JobNotReady(
             f"no checkpoint of the job is complete yet state=`{state.name}`",
             fix="ask again after its first checkpoint, or read the level `live`",

@@ -22,7 +22,7 @@ from headgate.runtime.rest.routes import ROUTES
 from headgate.tests.rest.conftest import QUERY_TOKEN, serving
 from headgate.tests.rest.test_server import valid
 
-from .conftest import ROWS, model, queryable_job
+from .conftest import ROWS, as_of, model, queryable_job
 from .test_jobs import at_rest
 
 FAST = {"headgate.queries.changes-interval": "5ms"}
@@ -256,6 +256,30 @@ def test_a_wrong_name_or_key_is_an_error(lab: Any) -> None:
                 await anext(client.follow("latest", "u1"))
 
     lab.run(queryable_job(lab), script)
+
+
+def test_a_job_without_checkpoints_has_no_changes_of_them(lab: Any) -> None:
+    job = hg.Job("clicks", parallelism=1)
+    source = from_list(ROWS, schema={"user": "string", "n": "int64"}, batch_rows=50)
+    counted = (
+        job.read(source, name="in")
+        .key_by("user")
+        .agg(count=hg.count(), name="counts", queryable=as_of("counts"))
+    )
+    counted.write(blackhole(), name="out")
+
+    async def script(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        async with (
+            serving(job, **FAST) as api,
+            AsyncQueryClient(api.client().__aenter__, 60) as client,
+        ):
+            with pytest.raises(UsageError, match="takes no checkpoints"):
+                await anext(client.follow("counts", "u1"))
+            with pytest.raises(UsageError, match="takes no checkpoints"):
+                await client.get("counts", "u1", level="committed")
+
+    lab.run(job, script)
 
 
 def test_patience_ends() -> None:
