@@ -7,94 +7,35 @@ row within them is the position, and after a restart the same rows are read agai
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
-from ...errors import SourceError, UsageError
+from ...errors import SourceError
 from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.source import (
-    BATCH_ROWS,
-    Record,
-    Record_co,
-    Source,
-    SourceReader,
-    SourceRun,
-)
+from ...operators.source import BATCH_ROWS, Record, Record_co
 from ..bad_records import BadRecordPolicy, parse_policy
-from ..files.scan import latest_in_files
-from ..files.source import FileSource
+from ..prepared.result import ResultFiles
+from ..prepared.source import PreparedSource
 from ..rows import check_count
 from .process import SparkProcess
-from .result import Result, ResultFiles, delete_results, find_or_make
+from .result import SPARK, SparkResult
 from .schema import arrow_schema
 from .task import LOCAL, SparkQuery, Task, make_query
 
 
-class SparkSource(Source[Record_co]):
+class SparkSource(PreparedSource[Record_co]):
     """The rows of a Spark query, each read exactly once."""
 
-    bounded = True
-    at_rest = True
-    needs_storage = True
     extras = ("spark",)
 
-    def __init__(self, query: SparkQuery, files: FileSource, keep_result: bool) -> None:
+    def __init__(self, query: SparkQuery, files: ResultFiles, keep_result: bool) -> None:
+        super().__init__(SparkResult(query), files, keep_result)
         self.query = query
-        self.whole: pa.Schema = files.schema
-        """The columns of the result, of which `schema` may be a part."""
-        self.keep_result = keep_result
-        self._result: tuple[Result, str] | None = None
-        self._options: Mapping[str, str] = {}
-        self._read_by(files)
-
-    def _read_by(self, files: FileSource) -> None:
-        self._files = files
-        self.schema = files.schema
-        self.row_type = files.row_type
-        self.rejected_schema = files.rejected_schema
-
-    async def prepare(self, run: SourceRun) -> SparkSource:
-        """See the base class. Older results are deleted, since no checkpoint of this run refers to them."""
-        result, name = await find_or_make(self.query, self.whole, run)
-        assert run.storage is not None  # `find_or_make` has checked it
-        if not self.keep_result:
-            await delete_results(run, keep=f"{name}/")
-        prepared = copy.copy(self)
-        prepared._result = result, f"{run.storage.address}/{name}"
-        prepared._options = run.options
-        return prepared
-
-    async def discard(self, run: SourceRun) -> None:
-        if not self.keep_result:
-            await delete_results(run)
-
-    def splits(self, parallelism: int) -> list[bytes]:
-        """Return one split per row group, at any parallelism."""
-        if self._result is None:
-            raise UsageError(
-                "a Spark source is read by a job only: its query has not run",
-                fix="to test what is behind it, read the rows from a list instead",
-            )
-        result, address = self._result
-        return result.splits(address)
-
-    def latest(self, splits: Sequence[bytes], column: str) -> int | None:
-        return latest_in_files(self._files.with_columns([column]), splits, self._options)
-
-    def reader(self) -> SourceReader:
-        return self._files.reader()
-
-    def with_columns(self, columns: Sequence[str]) -> SparkSource:
-        """Return a source that reads only these columns of the result, which has all of them."""
-        narrow = copy.copy(self)
-        narrow._read_by(self._files.with_columns(columns))
-        return narrow
 
     def describe(self) -> str:
         return f"spark({self.query.describe()})"
@@ -185,7 +126,7 @@ def spark_source(
     check_count("batch_rows", batch_rows, 1)
     within_ms = parse_duration(analysis_timeout, "analysis_timeout")
     columns = to_schema(_analysed(made, within_ms) if schema is None else schema)
-    files = ResultFiles(columns, policy, batch_rows, record_class(schema))
+    files = ResultFiles(columns, policy, batch_rows, record_class(schema), SPARK)
     return SparkSource(made, files, keep_result)
 
 

@@ -23,7 +23,7 @@ import headgate as hg
 from headgate.connectors import collect, from_list
 from headgate.connectors.files import locations
 from headgate.connectors.files.locations import s3_client
-from headgate.connectors.spark.result import Result, ResultFile, delete_results
+from headgate.connectors.prepared.result import Result, ResultFile, delete_results
 from headgate.connectors.spark.source import SparkSource
 from headgate.connectors.spark.task import Task
 from headgate.errors import (

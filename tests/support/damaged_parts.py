@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from headgate.connectors import files_sink, files_source
 from headgate.connectors.bad_records import OnBadRecord
 from headgate.connectors.files.blocks import FileSplit
-from headgate.connectors.spark.result import ResultFiles, describe_result
+from headgate.connectors.prepared.result import ResultFiles, describe_result
+from headgate.connectors.spark.result import SPARK
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkOperator
 from headgate.state.snapshot import RestoredState
@@ -122,7 +123,7 @@ def write_result(directory: str) -> list[FileSplit]:
 
 def read_result(splits: list[FileSplit], columns: list[str]) -> list[Any]:
     """Return all rows of a result, read as by a subtask."""
-    source = ResultFiles(SCHEMA, OnBadRecord.FAIL, 128, None).with_columns(columns)
+    source = ResultFiles(SCHEMA, OnBadRecord.FAIL, 128, None, SPARK).with_columns(columns)
     rows: list[Any] = []
     for split in splits:
         blocks, last = source.open_split(split, {}), False

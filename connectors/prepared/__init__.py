@@ -1,0 +1,1 @@
+"""Results that are made once, as Parquet in the storage of the job, and then read as files."""
