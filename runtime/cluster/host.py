@@ -25,7 +25,6 @@ from ..options.monitoring import METRICS_HOST, METRICS_PORT
 from ..options.registry import Options
 from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
-from ..rest.client import RestClient
 from ..rest.server import RestServer, needs_port
 from ..storage.base import StoreOpener
 
@@ -178,6 +177,8 @@ async def _dismiss(former: registry.JobRecord) -> None:
     It is asked to cancel its job. Before it deletes anything it writes the end to the log, where it finds
     the entry of the new coordinator: it is fenced, and stops.
     """
+    from ..rest.client import RestClient  # aiohttp takes a while, and few starts take over
+
     try:
         async with asyncio.timeout(DISMISS_S):
             await ask_once(partial(RestClient.connect, former.addresses, former.token), "cancel")

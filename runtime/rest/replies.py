@@ -1,14 +1,19 @@
-"""Answers over HTTP, of the REST API and of `headgate ui`."""
+"""Answers over HTTP, of the REST API and of `headgate ui`.
+
+aiohttp is loaded by what answers, as the coordinator imports this before there is a request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from aiohttp import web
 
 from .answers import PROBLEM_TYPE, Answer, Problem, problem
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -21,6 +26,8 @@ def json_reply(
     close: bool = False,
 ) -> web.Response:
     """Return an answer as JSON; `close`: the connection is not kept."""
+    from aiohttp import web
+
     response = web.Response(
         body=msgspec.json.encode(body),
         status=status,
@@ -34,11 +41,24 @@ def json_reply(
 
 def binary_reply(data: bytes, media: str, headers: Mapping[str, str]) -> web.Response:
     """Return an answer that is not text."""
+    from aiohttp import web
+
     return web.Response(body=data, content_type=media, headers={**HEADERS, **headers})
+
+
+def event_stream() -> web.StreamResponse:
+    """Return an answer to which events are written one by one."""
+    from aiohttp import web
+
+    return web.StreamResponse(
+        headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
+    )
 
 
 def refusal(found: Problem, *, close: bool) -> web.Response:
     """Return a refusal. Connections without a token are not kept."""
+    from aiohttp import web
+
     headers = {**HEADERS, **({"WWW-Authenticate": "Bearer"} if found.status == 401 else {})}
     response = web.Response(
         body=msgspec.json.encode(found),
@@ -53,6 +73,8 @@ def refusal(found: Problem, *, close: bool) -> web.Response:
 
 def problem_of_http(error: web.HTTPException) -> Problem:
     """Answer requests that aiohttp refuses: unknown paths and methods, and bodies that are too large."""
+    from aiohttp import web
+
     match error:
         case web.HTTPNotFound():
             return problem(404, "there is nothing at this path\n  see /v1/openapi.json")

@@ -2,6 +2,9 @@
 
 Its sockets count their connections as all listeners do (`listening.py`): a connection that has not shown
 the token is closed after a while, also in the middle of a request.
+
+The sockets are open from the beginning, so that the job can be found, but aiohttp is loaded for the first
+connection only: many jobs end before anybody asks about them.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
-from aiohttp import web
 
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
@@ -47,8 +50,7 @@ from .answers import (
 from .evidence import encode_event
 from .following import Changes
 from .openapi import document
-from .pages import add_pages, add_redirection, is_page
-from .replies import HEADERS, binary_reply, json_reply, problem_of_http, refusal
+from .replies import binary_reply, event_stream, json_reply, problem_of_http, refusal
 from .requests import Operations, allowed_names, check_names, check_token, shows
 from .routes import (
     ARROW_STREAM,
@@ -61,6 +63,9 @@ from .routes import (
     Route,
 )
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
 ANY_PORT = range(1)
 """The ports with which the operating system chooses one."""
 READY: Final = frozenset({"RUNNING", "FINISHED"})
@@ -71,7 +76,9 @@ LIMIT_MAX: Final = 10**9
 LINGER_S: Final = 1.0
 """The rest of a refused body is read and dropped for this time, so that the client sees the refusal."""
 _log = logging.getLogger("headgate.rest")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+HttpFactory: TypeAlias = Callable[[], asyncio.Protocol]
+"""Makes what speaks HTTP on one connection."""
 _PUBLIC: Final = frozenset(route.path for route in ROUTES if route.public)
 _BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in ROUTES}
 
@@ -126,6 +133,66 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+class LateHttp(asyncio.Protocol):
+    """Speaks HTTP on one connection as soon as that can be; what arrives before it waits."""
+
+    def __init__(self, load: Callable[[], Awaitable[HttpFactory]]) -> None:
+        self._load = load
+        self._http: asyncio.Protocol | None = None
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []
+        self._opening: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._opening = loop.create_task(self._open(self._transport), name="load HTTP")
+
+    async def _open(self, transport: asyncio.Transport) -> None:
+        try:
+            http = (await self._load())()
+        except ConnectionError:  # it was closed in the meantime
+            transport.abort()
+            return
+        except Exception:
+            _log.exception("the REST API cannot be served")
+            transport.abort()
+            return
+        if transport.is_closing():
+            return
+        self._http = http
+        http.connection_made(transport)
+        if self._early:
+            http.data_received(b"".join(self._early))
+            self._early.clear()
+            if not transport.is_closing():
+                transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._http is not None:
+            self._http.data_received(data)
+        elif self._transport is not None:
+            self._early.append(data)
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool | None:
+        return None if self._http is None else self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._http is not None:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._http is not None:
+            self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._http is not None:
+            self._http.connection_lost(exc)
+        elif self._opening is not None:
+            self._opening.cancel()
+
+
 def needs_port(options: Options, node_host: str) -> bool:
     """Return True if clients use the API over TCP: the user says so, or peers are on other machines."""
     return options.get(REST_PORT) is not None or node_host != LOOPBACK
@@ -141,7 +208,7 @@ class RestListener:
         self._servers: list[asyncio.AbstractServer] = []
         self._unix: UnixSocket | None = None
 
-    async def listen_unix(self, make_http: Callable[[], asyncio.Protocol], path: str) -> None:
+    async def listen_unix(self, make_http: HttpFactory, path: str) -> None:
         """Open a Unix socket that this user only can reach."""
         loop = asyncio.get_running_loop()
         socket = UnixSocket(path)
@@ -153,7 +220,7 @@ class RestListener:
         self._unix = socket
 
     async def listen(
-        self, make_http: Callable[[], asyncio.Protocol], options: Options, node_host: str
+        self, make_http: HttpFactory, options: Options, node_host: str
     ) -> tuple[str, int]:
         """Open a port of the option `rest.port`; returns host and port for clients.
 
@@ -183,7 +250,7 @@ class RestListener:
         return told, port
 
     async def listen_at(
-        self, make_http: Callable[[], asyncio.Protocol], host: str, port: int
+        self, make_http: HttpFactory, host: str, port: int
     ) -> asyncio.AbstractServer:
         """Open this port; raises OSError if that is not possible."""
         loop = asyncio.get_running_loop()
@@ -247,12 +314,10 @@ class RestServer:
         self._closing = False
         self._listener = RestListener(ListenerLimits.of(options))
         self._close_s = options.get(REST_CLOSE_TIMEOUT) / 1000
-        self._runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            shutdown_timeout=self._close_s,
-            lingering_time=LINGER_S,
-        )
+        self._runner: web.AppRunner | None = None
+        """Serves the requests, once there was a connection."""
+        self._loading = asyncio.Lock()
+        self._closed = False
         self.url = ""
         """The address for clients on other machines; empty: there is no TCP port."""
         self._unix_path = ""
@@ -264,8 +329,13 @@ class RestServer:
         return (*unix, *((f"tcp:{self.url.removeprefix('http://')}",) if self.url else ()))
 
     def _application(self) -> web.Application:
+        from aiohttp import web
+
+        from .pages import add_pages, add_redirection
+
         app = web.Application(
-            middlewares=[self._guard], client_max_size=self._options.get(REST_BODY_MAX)
+            middlewares=[web.middleware(partial(self._guard))],
+            client_max_size=self._options.get(REST_BODY_MAX),
         )
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler(route))
@@ -291,7 +361,7 @@ class RestServer:
 
     async def listen_unix(self, path: str) -> None:
         """Open a Unix socket that this user only can reach."""
-        await self._listener.listen_unix(await self._http(), path)
+        await self._listener.listen_unix(self._make_http, path)
         self._unix_path = path
 
     async def listen(self, node_host: str = LOOPBACK) -> None:
@@ -303,14 +373,29 @@ class RestServer:
         Raises:
             HeadgateError: none can be opened.
         """
-        told, port = await self._listener.listen(await self._http(), self._options, node_host)
+        told, port = await self._listener.listen(self._make_http, self._options, node_host)
         self.url = f"http://{f'[{told}]' if ':' in told else told}:{port}"
         _log.info("REST API url=`%s`", self.url)
 
-    async def _http(self) -> Callable[[], asyncio.Protocol]:
-        """Return the protocol that speaks HTTP on a connection."""
-        if self._runner.server is None:
-            await self._runner.setup()
+    def _make_http(self) -> asyncio.Protocol:
+        """Return what speaks HTTP on one connection."""
+        return LateHttp(self._http)
+
+    async def _http(self) -> HttpFactory:
+        """Return the protocol of aiohttp, which is loaded beside the event loop if it has to be."""
+        async with self._loading:
+            if self._closed:
+                raise ConnectionAbortedError
+            if self._runner is None:
+                web = await asyncio.to_thread(import_module, "aiohttp.web")
+                runner = web.AppRunner(
+                    self._application(),
+                    access_log=None,
+                    shutdown_timeout=self._close_s,
+                    lingering_time=LINGER_S,
+                )
+                await runner.setup()
+                self._runner = runner
         assert self._runner.server is not None
         return self._runner.server
 
@@ -333,7 +418,11 @@ class RestServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._runner.cleanup()
+        async with self._loading:
+            self._closed = True
+            runner = self._runner
+        if runner is not None:
+            await runner.cleanup()
 
     async def _told_since(self, since_ms: int) -> None:
         """Wait until clients know the end of each operation that has ended since then."""
@@ -349,9 +438,10 @@ class RestServer:
             if answer.ended_ms is not None and answer.trigger_id in self._untold:
                 self._untold.pop(answer.trigger_id).set()
 
-    @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check names and token of every request, and answer errors as problem details."""
+        from aiohttp import web
+
         trusted = False
         try:
             trusted = self._admit(request)
@@ -371,6 +461,8 @@ class RestServer:
 
     def _admit(self, request: web.Request) -> bool:
         """Raise RequestProblem for a stranger; return False for a request that needs no token."""
+        from .pages import is_page
+
         check_names(request.headers.get("Host"), request.headers.get("Origin"), self._names)
         if request.method == "GET" and (request.path in _PUBLIC or is_page(request)):
             return False
@@ -509,6 +601,8 @@ class RestServer:
             RequestProblem: it is not valid (400), or does not arrive in time (408).
         """
         if (request.content_length or 0) > self._options.get(REST_BODY_MAX):
+            from aiohttp import web
+
             raise web.HTTPRequestEntityTooLarge(self._options.get(REST_BODY_MAX))
         try:
             async with asyncio.timeout(self._listener.admission.limits.handshake_timeout_s):
@@ -563,9 +657,7 @@ class RestServer:
                 503, f"too many clients follow the events headgate.rest.watchers-max=`{limit}`"
             )
         events = EventQueue(self._options.get(REST_EVENTS))
-        response = web.StreamResponse(
-            headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-        )
+        response = event_stream()
         self._watchers.add(events)
         unsubscribe = self._coordinator.subscribe(events)
         try:
@@ -593,9 +685,7 @@ class RestServer:
             self._options.get(QUERY_CHANGES_INTERVAL) / 1000,
             KEEP_ALIVE_S,
         )
-        response = web.StreamResponse(
-            headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-        )
+        response = event_stream()
         self._following += 1
         try:
             first = await changes.first()

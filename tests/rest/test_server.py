@@ -29,7 +29,7 @@ from headgate.runtime.options.registry import Options
 from headgate.runtime.rest import answers, openapi
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.routes import ROUTES, Route
-from headgate.runtime.rest.server import RestServer
+from headgate.runtime.rest.server import LateHttp, RestServer
 from headgate.runtime.storage.open_store import open_store
 
 DOCUMENT = Path(hg.__file__).parent / "docs" / "openapi.json"
@@ -425,6 +425,48 @@ def test_after_a_takeover_the_port_is_tried_again(
         assert coordinator.rest_url == f"http://127.0.0.1:{port}"
         assert coordinator.rest_addresses == (f"tcp:127.0.0.1:{port}",)
         await rest.close()
+
+    asyncio.run(main())
+
+
+def test_what_arrives_before_http_is_loaded_waits() -> None:
+    calls: list[str] = []
+
+    class Http(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            calls.append(data.decode())
+
+    async def main() -> None:
+        loaded: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        transport: Any = SimpleNamespace(
+            is_closing=lambda: False,
+            pause_reading=lambda: calls.append("pause"),
+            resume_reading=lambda: calls.append("resume"),
+        )
+        late = LateHttp(lambda: loaded)
+        late.connection_made(transport)
+        await asyncio.sleep(0)
+        late.data_received(b"GET ")
+        loaded.set_result(Http)
+        late.data_received(b"/ HTTP")
+        assert late._opening is not None
+        await late._opening
+        late.data_received(b"/1.1")
+        assert calls == ["pause", "pause", "GET / HTTP", "resume", "/1.1"]
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_comes_too_late_to_be_served_ends() -> None:
+    async def main() -> None:
+        rest = RestServer(SimpleNamespace(), "token", Options({"rest.port": "0"}), SystemClock())
+        await rest.listen()
+        await rest.close()
+        aborted = asyncio.Event()
+        transport: Any = SimpleNamespace(abort=aborted.set)
+        LateHttp(rest._http).connection_made(transport)
+        async with asyncio.timeout(60):
+            await aborted.wait()
 
     asyncio.run(main())
 

@@ -85,6 +85,22 @@ print([name for name in sys.modules if name.startswith(others)])
     assert run.stdout.strip() == "[]"
 
 
+def test_a_job_that_nobody_asks_about_does_not_load_aiohttp() -> None:
+    script = """
+import sys
+import headgate as hg
+from headgate.connectors import collect, from_list
+rows = collect(guarantee="none")
+job = hg.Job("small")
+job.read(from_list([1, 2, 3]), name="in").map(lambda x: 2 * x, name="double").write(rows, name="out")
+job.run()
+assert sorted(rows.rows) == [2, 4, 6]
+print([name for name in sys.modules if name.partition(".")[0] in {"aiohttp", "ray", "yaml"}])
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
 def test_type_checkers_find_what_python_finds() -> None:
     """They read imports that never run; Python reads the tables above them."""
     found = {name: getattr(hg, name) for name in dir(hg) if name != "__version__"}
