@@ -18,7 +18,7 @@ KUBE_PROCESSES ?= 2
 # everything again, and pytest rewrites all assertions in each of its workers. Empty means: write it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-spark demo-kafka demo-lakehouse test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark lint types docs check clean
+.PHONY: help demo demo-spark demo-kafka demo-lakehouse test test-rest test-all sim sim-mutants chaos fuzz kube-programs test-kube kube-up test-image test-k8s-node dashboards ui-pictures bench bench-state bench-backpressure bench-recovery bench-regions bench-spark bench-connectors lint types docs check clean
 
 help:
 	@echo "make demo    run the main job: kill a worker half-way, recover, compare with a batch answer"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-backpressure   checkpoints in front of a slow sink, in five modes (five minutes)"
 	@echo "make bench-recovery   from kill -9 of a worker to output again (eight minutes; ARGS='--keys 100000 --kills 3': two)"
 	@echo "make bench-regions   restart of one region out of four, beside that of the whole job (two minutes)"
+	@echo "make bench-connectors   throughput of every sink and source (ten minutes; ARGS='--only kafka,redis': some)"
 	@echo "make bench-spark   what a Spark query made, streamed; state read into Spark (ten minutes)"
 	@echo "make docs    build the documentation site into build/site, and check its links"
 	@echo "make check   lint and types"
@@ -150,6 +151,9 @@ bench-regions: $(STAMP)
 bench-spark: $(STAMP)
 	@$(BIN)/python benchmarks/spark/stream_result.py $(ARGS)
 	@$(BIN)/python benchmarks/spark/state_read.py
+
+bench-connectors: $(STAMP)
+	@$(BIN)/python benchmarks/connectors.py $(ARGS)
 
 lint: $(STAMP)
 	@echo "==> lint"
