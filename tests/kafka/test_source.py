@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -563,5 +564,52 @@ def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
         assert len(batch) == 2
         assert reader.finished
         assert reader.poll() is None
+
+    run(read())
+
+
+def test_records_gather_while_small_pieces_wait() -> None:
+    """No broker is asked for this."""
+
+    async def read() -> None:
+        source = kafka_source("t", bootstrap="nowhere:1", format="raw")
+        reader: Any = source.reader()
+        reader.open(make_context(operator_name="source"), lambda batch: None)
+        splits = {split.name: split for split in (PartitionSplit("t", n, 0) for n in range(2))}
+        reader._partitions = splits
+        reader._positions = {name: msgspec.structs.replace(each) for name, each in splits.items()}
+        reader._consumer = SimpleNamespace(pause=lambda places: None)
+        for name in splits:
+            reader.context.splits.opened(name)
+        first, waits = next(iter(splits)), threading.Event()
+        reader._topics = {"t"}
+
+        def look() -> None:
+            assert reader._commands_or_room() == []
+            waits.set()
+
+        def fetches() -> threading.Thread:
+            waits.clear()
+            thread = threading.Thread(target=look, daemon=True)
+            thread.start()
+            return thread
+
+        reader._take([_Message(0)])
+        reader._take([_Message(1)])
+        fetches().join()  # a piece for each partition may wait
+        reader._take([_Message(2)])
+        thread = fetches()
+        assert not waits.wait(0.05)
+        reader.poll()
+        thread.join()
+        reader._take([_Message(n) for n in range(3, 4_000)])
+        fetches().join()  # there is much in the pieces
+        while reader.poll() is not None:
+            pass
+        for n in range(4_000, 4_004):
+            reader._take([_Message(n)])
+        reader.pause_splits(frozenset([first]))
+        assert reader._commands_or_room() != []  # those that pause the partition
+        fetches().join()  # pieces of paused partitions do not count
 
     run(read())
