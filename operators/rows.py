@@ -77,17 +77,22 @@ def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
 class RowReader:
     """Makes the records of a batch for one user function; picklable, decided at plan time.
 
-    `columns` are those the function reads; None if it may see the whole record.
+    `columns` are those the function reads; None if it may see the whole record. `parameters` is how
+    many it has, the record being the first.
     """
 
     def __init__(
-        self, schema: pa.Schema | None, record_class: type[Any] | None, function: Callable[..., Any]
+        self,
+        schema: pa.Schema | None,
+        record_class: type[Any] | None,
+        function: Callable[..., Any],
+        parameters: int = 1,
     ) -> None:
         self.columns: tuple[str, ...] | None = None
         self.record_class = record_class
         if schema is None:
             return
-        used = used_columns(function)
+        used = used_columns(function, parameters)
         if used is not None and used <= set(schema.names):
             self.columns = tuple(name for name in schema.names if name in used)
             # The function cannot tell a narrow record from a whole one, as it only reads these

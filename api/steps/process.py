@@ -182,7 +182,7 @@ def _add(
     )
     methods = [getattr(function, method) for method in _METHODS[_kind_of(function)]]
     given = tuple(
-        ProcessInput(RowReader(output.schema, output.row_type, method), output.key)
+        ProcessInput(_reader(output, method), output.key)
         for output, method in zip(inputs, methods, strict=True)
     )
     sides = side_names(function, origin)
@@ -217,6 +217,13 @@ def _add(
             by_clock=ByClock.TIMERS if sets_clock_timers(function) else None,
         )
     )
+
+
+def _reader(output: NodeOutput, method: Callable[..., Any]) -> RowReader:
+    """Return the reader of records for a method that takes a record and a context."""
+    # A key function gets the same records, and may read other columns.
+    reads = repr if callable(output.key) else method
+    return RowReader(output.schema, output.row_type, reads, 2)
 
 
 def side_names(function: object, origin: Origin) -> tuple[str, ...]:

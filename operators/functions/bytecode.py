@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"})
@@ -14,18 +14,23 @@ _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _INTROSPECTION = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
-def used_columns(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the attributes (`row.a`) and items (`row["a"]`) that `function` reads from its parameter.
+def used_columns(function: Callable[..., Any], parameters: int = 1) -> frozenset[str] | None:
+    """Return the attributes (`row.a`) and items (`row["a"]`) that `function` reads from its first
+    parameter.
 
     Return None when in doubt: the row itself is passed on, stored, rebound, seen by an inner
-    function, or the callable is not a plain Python function of one parameter.
+    function, or the callable is not a plain Python function or method of so many parameters,
+    without `self`.
     """
+    own = 0
+    if isinstance(function, MethodType):
+        function, own = function.__func__, 1
     if not isinstance(function, FunctionType):
         return None
     code = function.__code__
-    if not _one_plain_parameter(code) or _INTROSPECTION & set(code.co_names):
+    if not _plain_parameters(code, own + parameters) or _INTROSPECTION & set(code.co_names):
         return None
-    row = code.co_varnames[0]
+    row = code.co_varnames[own]
     if row in code.co_cellvars:
         return None
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
@@ -40,9 +45,9 @@ def used_columns(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def _one_plain_parameter(code: CodeType) -> bool:
+def _plain_parameters(code: CodeType, count: int) -> bool:
     variable = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return code.co_argcount == 1 and code.co_kwonlyargcount == 0 and not variable
+    return code.co_argcount == count and code.co_kwonlyargcount == 0 and not variable
 
 
 def _mentions(step: dis.Instruction, row: str) -> bool:

@@ -114,3 +114,31 @@ def deletes(row):
 )
 def test_in_doubt_there_is_no_answer(function):
     assert used_columns(function) is None
+
+
+class Methods:
+    def reads(self, row, ctx):
+        return row.a, ctx.key
+
+    def keeps(self, row, ctx):
+        self.last = row
+
+    def hands_over(self, row, ctx):
+        ctx.emit("side", row)
+
+    def alone(self, row):
+        return row.b
+
+
+def test_a_method_is_read_behind_self():
+    assert used_columns(Methods().reads, 2) == {"a"}
+    assert used_columns(Methods().alone) == {"b"}
+
+
+@pytest.mark.parametrize("method", [Methods().keeps, Methods().hands_over, Methods().alone])
+def test_a_method_in_doubt_has_no_answer(method):
+    assert used_columns(method, 2) is None
+
+
+def test_a_function_of_two_records_has_no_answer():
+    assert used_columns(lambda a, b: a.price + b.price) is None

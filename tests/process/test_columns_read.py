@@ -1,0 +1,42 @@
+"""Only the columns that a process function reads become Python objects, and nobody can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import headgate as hg
+from headgate.connectors import collect, generator, sequence
+
+
+class Prices(hg.KeyedProcess[int, Any, Any]):
+    """Reads one column; what fails goes aside as a whole record."""
+
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> Any:
+        return [(ctx.key, 12 // record.price)]
+
+
+def _run(by: Any, on_error: Any = None) -> tuple[list[Any], list[Any]]:
+    job = hg.Job("j", parallelism=1)
+    columns = {"key": sequence(), "price": sequence(), "other": sequence()}
+    rows = job.read(generator(columns, rows=4), name="rows")
+    keyed = rows.key_by("key") if isinstance(by, str) else rows.key_with(by)
+    extra = {} if on_error is None else {"on_error": on_error}
+    made = keyed.process(Prices(), name="prices", **extra)
+    out, failed = collect(guarantee="none"), collect(guarantee="none")
+    made.write(out, name="out")
+    if on_error is not None:
+        made.failed.write(failed, name="failed")
+    job.run()
+    return sorted(out.rows), failed.rows
+
+
+def test_the_key_function_reads_other_columns_than_the_function() -> None:
+    found, _ = _run(lambda row: row.other + row.price, "side_output")
+    assert found == [(2, 12), (4, 6), (6, 4)]
+
+
+def test_a_failed_record_has_all_its_columns() -> None:
+    found, failed = _run("key", "side_output")
+    assert found == [(1, 12), (2, 6), (3, 4)]
+    (letter,) = failed
+    assert "other" in str(letter)
