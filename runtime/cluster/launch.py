@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...errors import OptionError, UsageError
 from ...operators.clock import SystemClock
@@ -50,6 +51,8 @@ async def launch(
         UsageError: no such cluster, or too few data ports for its workers.
         HeadgateError: the job could not begin, or a newer coordinator took over.
     """
+    if cluster == IN_PROCESS:
+        spec = with_one_worker(spec)
     if not is_shared(cluster):
         _check_data_ports(spec)
         _note_resources(spec, on_event)
@@ -72,6 +75,14 @@ async def launch(
             on_connected=on_connected,
         )
     raise unknown_cluster(cluster)
+
+
+def with_one_worker(spec: JobSpec) -> JobSpec:
+    """Return the job with one worker for each slot sharing group, whatever the parallelism.
+
+    In one process more workers protect from nothing, and what they send each other goes through the system.
+    """
+    return replace(spec, group_slots=spec.plan.slots_by_group)
 
 
 def _check_data_ports(spec: JobSpec) -> None:

@@ -295,7 +295,8 @@ def test_a_job_listens_at_its_ports_only(
     )
 
     async def script(client: JobClient) -> None:
-        for port in found[1:]:  # the control port, and the next ones for the two workers
+        workers = 1 if cluster == "in-process" else 2
+        for port in found[1 : 2 + workers]:  # the control port, and the next ones for the workers
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
 
@@ -328,9 +329,19 @@ def test_a_job_whose_port_is_taken_says_so(
     assert f"option=`{key}` port=`{port}`" in str(error)
 
 
-@pytest.mark.parametrize("cluster", ["in-process", "local"])
-def test_too_few_data_ports_for_one_machine_are_refused_before_the_start(cluster: str) -> None:
+def test_too_few_data_ports_for_one_machine_are_refused_before_the_start() -> None:
     job = make_job(3, **{"taskmanager.data.port": "6121-6122"})
     with pytest.raises(OptionError, match="too few data ports") as caught:
-        asyncio.run(launch(runnable(job).spec(), cluster))
+        asyncio.run(launch(runnable(job).spec(), "local"))
     assert "6121-6123" in caught.value.fix
+
+
+def test_subtasks_of_one_process_share_a_worker_and_its_port(ports: Taken) -> None:
+    (port,) = ports.free(1)
+    job = make_job(3, **{"taskmanager.data.port": str(port)})
+
+    async def script(client: JobClient) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+
+    asyncio.run(while_running(job, "in-process", script))

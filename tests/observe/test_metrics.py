@@ -247,7 +247,7 @@ def test_checkpoints(watch: Any, tmp_path: Path) -> None:
         assert scraped.value("job_state", state="running") == 1
         assert scraped.value("job_state", state="failing") == 0
         assert scraped.value("job_uptime_seconds") > 0
-        assert scraped.value("job_workers") == 2
+        assert scraped.value("job_workers") == 1
         assert scraped.value("job_slots") == 2
 
     watch(make_job(tmp_path), script)
