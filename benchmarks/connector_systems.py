@@ -68,22 +68,27 @@ def _name(_rows: int = 0) -> str:
 
 
 @contextmanager
-def memory(directory: Path, rows: int) -> Iterator[System]:
+def columns(directory: Path, rows: int) -> Iterator[System]:
+    yield System(
+        lambda count: count,
+        {"blackhole": lambda _: hc.blackhole()},
+        {"generator": lambda count: hc.generator(FIELDS, rows=count, splits=1)},
+    )
+
+
+@contextmanager
+def objects(directory: Path, rows: int) -> Iterator[System]:
     items = [{"id": n, "user": "u", "price": n / 4, "ms": n, "page": "p"} for n in range(rows)]
     yield System(
         lambda count: count,
         {
-            "blackhole": lambda _: hc.blackhole(),
             "collect": lambda _: hc.collect(),
             "function_sink": lambda _: hc.function_sink(_forget),
             "write_ahead_sink": lambda _: hc.write_ahead_sink(
                 _forget_all, guarantee="exactly_once"
             ),
         },
-        {
-            "generator": lambda count: hc.generator(FIELDS, rows=count, splits=1),
-            "from_list": lambda count: hc.from_list(items[:count], schema=ARROW),
-        },
+        {"from_list": lambda count: hc.from_list(items[:count], schema=ARROW)},
     )
 
 
@@ -399,22 +404,23 @@ def iceberg(directory: Path, rows: int) -> Iterator[System]:
 
 
 SYSTEMS: dict[str, tuple[Start, int]] = {
-    "memory": (memory, 100_000),
-    "parquet": (_files("parquet"), 1_000_000),
-    "csv": (_files("csv"), 500_000),
+    "columns": (columns, 10_000_000),
+    "objects": (objects, 200_000),
+    "parquet": (_files("parquet"), 2_000_000),
+    "csv": (_files("csv"), 1_000_000),
     "json": (_files("json"), 500_000),
-    "text": (_files("text"), 1_000_000),
+    "text": (_files("text"), 2_000_000),
     "sockets": (sockets, 200_000),
     "http": (http, 50_000),
-    "kafka": (kafka, 300_000),
-    "postgres": (postgres, 50_000),
+    "kafka": (kafka, 500_000),
+    "postgres": (postgres, 100_000),
     "redis": (redis, 30_000),
     "nats": (nats, 10_000),
-    "rabbitmq": (rabbitmq, 100_000),
+    "rabbitmq": (rabbitmq, 200_000),
     "kinesis": (kinesis, 3_000),
     "mqtt": (mqtt, 20_000),
     "sqs": (sqs, 500),
-    "delta": (delta, 500_000),
-    "iceberg": (iceberg, 500_000),
+    "delta": (delta, 1_000_000),
+    "iceberg": (iceberg, 1_000_000),
 }
 """How each system starts, in a directory, and how many records a run has, which the start is told."""

@@ -6,8 +6,8 @@ have about 90 bytes as JSON. The sinks and sources take turns, round by round.
 
 The figures are records per second by the clock, and CPU seconds per million records of this process. A
 source is measured to its last record, a sink to the end of the job, so with its last commit. From each run
-the start-up is subtracted: what the same job took with one record in the same round. The table has
-the medians of the rounds, with the least and the most.
+the start-up is subtracted: the median of what the same job took with one record. The table has the medians
+of the rounds, with the least and the most.
 """
 
 from __future__ import annotations
@@ -67,26 +67,26 @@ class _LastRecordWriter(SinkWriter):
 
 @dataclass
 class Figures:
-    """What the rounds of a connector took without their start-up, per record."""
+    """What the rounds of a connector took: seconds and CPU seconds of whole runs, and of the start-up."""
 
     rows: int
-    seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-
-    def add(self, whole: tuple[float, float], start: tuple[float, float]) -> None:
-        """Add a round: seconds and CPU seconds of the whole run, and of its start-up."""
-        self.seconds.append((whole[0] - start[0]) / self.rows)
-        self.cpu_seconds.append((whole[1] - start[1]) / self.rows)
+    whole: list[tuple[float, float]] = field(default_factory=list)
+    start: list[tuple[float, float]] = field(default_factory=list)
 
     def line(self, name: str) -> str:
         """Return a line of the table."""
         connector, comma, level = name.partition(",")
-        rates = [1 / each / 1e3 for each in self.seconds if each > 0]
-        cpu = [each * 1e6 for each in self.cpu_seconds if each > 0]
+        seconds, cpu_seconds = self._per_record(0), self._per_record(1)
+        rates = [1 / each / 1e3 for each in seconds if each > 0]
+        cpu = [each * 1e6 for each in cpu_seconds if each > 0]
         return (
-            f"| `{connector}`{comma}{level} | {_spread(rates, len(self.seconds))} | "
-            f"{_spread(cpu, len(self.seconds))} |"
+            f"| `{connector}`{comma}{level} | {_spread(rates, len(seconds))} | "
+            f"{_spread(cpu, len(cpu_seconds))} |"
         )
+
+    def _per_record(self, kind: int) -> list[float]:
+        start = median(each[kind] for each in self.start)
+        return [(each[kind] - start) / self.rows for each in self.whole]
 
 
 def _spread(values: list[float], rounds: int) -> str:
@@ -120,13 +120,10 @@ def run(source: Source[Any], sink: Sink | None, rows: int) -> tuple[float, float
 
 def measure_round(system: System, rows: int, figures: dict[str, Figures]) -> None:
     """Write and read all sinks and sources once with one record, and once with all of them."""
-    start: dict[str, tuple[float, float]] = {}
 
     def note(name: str, count: int, found: tuple[float, float]) -> None:
-        if count == 1:
-            start[name] = found
-        else:
-            figures.setdefault(name, Figures(rows)).add(found, start[name])
+        of = figures.setdefault(name, Figures(rows))
+        (of.start if count == 1 else of.whole).append(found)
 
     for count in (1, rows):
         places = []

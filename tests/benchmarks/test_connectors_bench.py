@@ -47,13 +47,12 @@ def test_every_connector_of_a_system_has_a_line() -> None:
 
 
 def test_start_up_is_no_part_of_the_figures(bench: Any) -> None:
-    figures = bench.Figures(1_000_000)
-    figures.add((3.0, 1.5), (1.0, 1.0))
-    figures.add((5.0, 2.0), (1.0, 1.0))
+    whole, start = [(3.0, 1.5), (5.0, 2.0)], [(1.0, 1.0), (1.0, 1.0)]
+    figures = bench.Figures(1_000_000, whole, start)
     assert figures.line("a_sink, exactly once") == (
         "| `a_sink`, exactly once | 375 (250 to 500) | 0.75 (0.50 to 1.00) |"
     )
-    figures.add((1.0, 2.0), (1.0, 1.0))
+    figures = bench.Figures(1_000_000, [*whole, (1.0, 2.0)], start)
     assert "less than the start-up" in figures.line("a_sink")
 
 
