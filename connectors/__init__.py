@@ -57,6 +57,7 @@ _NAMES = {
     "postgres.table_source": ("postgres_source",),
     "rabbitmq.sink": ("rabbitmq_sink",),
     "rabbitmq.source": ("rabbitmq_source",),
+    "ray_data.source": ("ray_dataset_source",),
     "redis.sink": ("redis_sink",),
     "redis.source": ("redis_source",),
     "sinks": ("blackhole", "print_sink"),
@@ -111,6 +112,7 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .postgres.table_source import postgres_source as postgres_source
     from .rabbitmq.sink import rabbitmq_sink as rabbitmq_sink
     from .rabbitmq.source import rabbitmq_source as rabbitmq_source
+    from .ray_data.source import ray_dataset_source as ray_dataset_source
     from .redis.sink import redis_sink as redis_sink
     from .redis.source import redis_source as redis_source
     from .sinks import blackhole as blackhole
@@ -168,6 +170,7 @@ __all__ = [
     "rabbitmq_source",
     "random_float",
     "random_int",
+    "ray_dataset_source",
     "redis_sink",
     "redis_source",
     "schema_registry",

@@ -79,6 +79,7 @@ from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
 from .rabbitmq import manifest as rabbitmq
 from .rabbitmq.sink import RabbitSink
+from .ray_data.source import ray_dataset_source
 from .redis import manifest as redis
 from .redis.sink import RedisSink
 from .rows import parse_time
@@ -158,6 +159,10 @@ def _files(make: Callable[..., Source]) -> Callable[[Mapping[str, Any], SourceSp
 
 def _spark(*, query: str | None = None, **arguments: Any) -> Source:
     return spark_source(query=resolve_function(query) if query else None, **arguments)
+
+
+def _ray_dataset(*, function: str, **arguments: Any) -> Source:
+    return ray_dataset_source(resolve_function(function), **arguments)
 
 
 SOURCES: dict[str, SourceConnector] = {
@@ -248,6 +253,25 @@ SOURCES: dict[str, SourceConnector] = {
             },
         ),
         _files(_spark),
+        bad_records=True,
+    ),
+    "rayDataset": SourceConnector(
+        Section(
+            "rayDataset",
+            {
+                "function": Field(
+                    REFERENCE,
+                    "makes the dataset: `module:function`, without arguments",
+                    required=True,
+                ),
+                "keepResult": Field(BooleanKind(), "keep the rows when the job has finished"),
+                "splitBytes": Field(size(), "size in memory of the parts that subtasks take"),
+                "rate": _FILES["rate"],
+                "batchRows": _BATCH_ROWS,
+            },
+        ),
+        _files(_ray_dataset),
+        schema="required",
         bad_records=True,
     ),
 }

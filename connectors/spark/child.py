@@ -23,7 +23,8 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import HeadgateError, UsageError
-from .schema import arrow_schema, check_declared
+from ..prepared.declared import check_declared
+from .schema import arrow_schema
 from .task import SIZE, Done, Failed, Message, Progress, SparkPlan, Task
 
 # --- failures --------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def perform(task: Task, spark: Any, say: Say) -> Done:
     columns = arrow_schema(schema)
     if task.declared is not None:
         declared = pa.ipc.read_schema(pa.py_buffer(task.declared))
-        check_declared(declared, columns)
+        check_declared(declared, columns, "Spark", "query")
         frame = frame.select([f"`{name.replace('`', '``')}`" for name in declared.names])
     if task.target:
         with _progress(spark, say):

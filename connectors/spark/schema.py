@@ -23,7 +23,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import PlanError
-from ...operators.suggestions import suggest
 
 _PLAIN: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -44,13 +43,6 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _TEXT: Final = re.compile(r"(?:char|varchar)\(\d+\)|string collate .+")
 _DAYS: Final = re.compile(r"interval (?:day|hour|minute|second)(?: to (?:hour|minute|second))?")
 _TIME: Final = re.compile(r"time\([0-6]\)")
-_WIDER: Final = (
-    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-    (pa.float32(), pa.float64()),
-    (pa.string(), pa.large_string()),
-    (pa.binary(), pa.large_binary()),
-)
-"""A value of a type is also a value of every type behind it."""
 
 
 def arrow_schema(spark: str) -> pa.Schema:
@@ -120,50 +112,3 @@ def _no_form(spark: str, column: str) -> PlanError:
         f"a type of Spark has no column form here column=`{column}` type=`{spark}`",
         fix="leave the column out of the query, or cast it in the query, say to string",
     )
-
-
-def check_declared(declared: pa.Schema, found: pa.Schema) -> None:
-    """Raise PlanError unless a query with the columns `found` can be read as `declared`.
-
-    Columns that are not declared do not matter. Types may be wider than Spark's, and times may have
-    another unit. Each value is then checked for whether it fits, and for nulls.
-    """
-    for field in declared:
-        if field.name not in found.names:
-            raise PlanError(
-                f"the Spark query has no such column column=`{field.name}`",
-                fix=suggest(field.name, found.names, "columns of the query"),
-            )
-        there = found.field(field.name).type
-        if not _readable(there, field.type):
-            raise PlanError(
-                f"the Spark query has another type than the schema says column=`{field.name}` "
-                f"query=`{there}` schema=`{field.type}`",
-                fix=f"declare `{there}`, or cast the column in the query",
-            )
-
-
-def _readable(found: pa.DataType, declared: pa.DataType) -> bool:
-    kinds = pa.types
-    if kinds.is_map(declared):
-        entry = [("key", declared.key_type), ("value", declared.item_type)]
-        declared = pa.list_(pa.struct(entry))
-    if found == declared:
-        return True
-    for wider in _WIDER:
-        if found in wider and declared in wider:
-            return bool(wider.index(found) < wider.index(declared))
-    if kinds.is_timestamp(found) and kinds.is_timestamp(declared):
-        return bool((found.tz is None) == (declared.tz is None))
-    if kinds.is_duration(found) or kinds.is_time(found):
-        return type(found) is type(declared)
-    if kinds.is_decimal(found) and kinds.is_decimal(declared):
-        whole = declared.precision - declared.scale
-        return bool(whole >= found.precision - found.scale and declared.scale >= found.scale)
-    if kinds.is_list(found) and (kinds.is_list(declared) or kinds.is_large_list(declared)):
-        return _readable(found.value_type, declared.value_type)
-    if kinds.is_struct(found) and kinds.is_struct(declared):
-        return [f.name for f in found] == [f.name for f in declared] and all(
-            _readable(a.type, b.type) for a, b in zip(found, declared, strict=True)
-        )
-    return False

@@ -14,9 +14,10 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole
+from headgate.connectors.prepared.declared import check_declared
 from headgate.connectors.spark import java
 from headgate.connectors.spark.java import find_java
-from headgate.connectors.spark.schema import arrow_schema, check_declared
+from headgate.connectors.spark.schema import arrow_schema
 from headgate.connectors.spark.task import make_query
 from headgate.errors import PlanError, UsageError
 from headgate.operators import extras
@@ -143,7 +144,7 @@ FOUND = pa.schema(
     ],
 )
 def test_a_schema_may_be_wider(column: str, declared: pa.DataType) -> None:
-    check_declared(pa.schema({column: declared}), FOUND)
+    check_declared(pa.schema({column: declared}), FOUND, "Spark", "query")
 
 
 @pytest.mark.parametrize(
@@ -159,12 +160,12 @@ def test_a_schema_may_be_wider(column: str, declared: pa.DataType) -> None:
 )
 def test_another_type_is_refused_with_the_column_named(column: str, declared: pa.DataType) -> None:
     with pytest.raises(PlanError, match=f"another type than the schema says column=`{column}`"):
-        check_declared(pa.schema({column: declared}), FOUND)
+        check_declared(pa.schema({column: declared}), FOUND, "Spark", "query")
 
 
 def test_an_unknown_column_is_refused_with_the_nearest() -> None:
     with pytest.raises(PlanError, match="column=`dd`") as caught:
-        check_declared(pa.schema({"dd": pa.int32()}), FOUND)
+        check_declared(pa.schema({"dd": pa.int32()}), FOUND, "Spark", "query")
     assert "d" in caught.value.fix
 
 

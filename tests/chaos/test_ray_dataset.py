@@ -1,0 +1,62 @@
+"""A job reads a real Ray Dataset on a local Ray, its processes are killed, and each row counts once.
+
+Method: the function of the dataset notes each call; the answer follows from the numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+import headgate as hg
+from headgate.connectors import parquet_sink, ray_dataset_source
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos]
+ROWS = 40_000
+
+
+def restored(chaos: Any) -> bool:
+    """A worker was killed, and the job goes on from a checkpoint."""
+    return bool(chaos.texts("restored"))
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_dataset_is_computed_once_whatever_dies(
+    ring: Any, tmp_path: Path, parallelism: int
+) -> None:
+    asked = tmp_path / "asked"
+
+    def numbers() -> Any:
+        import ray.data
+
+        with asked.open("a") as file:
+            file.write("once\n")
+        return ray.data.range(ROWS, override_num_blocks=8).map_batches(
+            lambda batch: {"id": batch["id"], "cents": batch["id"] % 7}
+        )
+
+    job = hg.Job("dataset", parallelism=parallelism)
+    job.checkpoint(every="250ms", storage=str(tmp_path / "ck"))
+    job.restart(5, delay="0s")
+    source = ray_dataset_source(
+        numbers, {"id": "long", "cents": "long"}, split_bytes="32kb", batch_rows=500
+    )
+    stream = job.read(source, name="numbers")
+    stream.write(parquet_sink(str(tmp_path / "out"), guarantee="exactly_once"), name="out")
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        completed = event.kind == "checkpoint" and body.get("status") == "COMPLETED"
+        if completed and not chaos.state:
+            chaos.state["killed"] = True
+            chaos.later(0, lambda c: c.kill_worker())
+
+    ran = ring.run(job, plan, seed=3, until=restored, batches=4)
+    assert len(ran.chaos.kills) == 1
+    rows = ds.dataset(tmp_path / "out", format="parquet").to_table().to_pydict()
+    assert sorted(rows["id"]) == list(range(ROWS))
+    assert all(cents == number % 7 for number, cents in zip(rows["id"], rows["cents"], strict=True))
+    assert asked.read_text() == "once\n"
+    assert not list((tmp_path / "ck").rglob("sources/*/*/*")), "it goes with the job's end"
