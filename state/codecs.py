@@ -36,7 +36,7 @@ import pyarrow as pa
 from .evolution import PICKLE
 from .forms import PLAIN, Form, enum_values, form_of, is_plain, is_record, unwrapped, without_none
 
-_INT_LIMIT = 1 << 63
+INT_LIMIT = 1 << 63
 _NIL = b"\xc0"
 """None as msgpack. No codec writes it whose values exclude None."""
 
@@ -53,6 +53,8 @@ class Codec(ABC):
     """True if values are immutable, so that `release` returns its argument."""
     plain: type[Any] | None = None
     """The type whose instances, but none of its subclasses', `hold` returns without a check."""
+    plain_ints = False
+    """True if `hold` returns every int of 64 bits as it is."""
     adapts = False
     """True if `from_array` takes columns of an older type, to which fields were added, or in which they
     were removed or widened.
@@ -99,6 +101,7 @@ class ScalarCodec(Codec):
     def __init__(self, kind: Any, *, aware: bool = True) -> None:
         self._kind = kind
         self.plain = None if kind in _CHECKED else kind
+        self.plain_ints = kind is int
         self.type_ = PLAIN[kind] if aware else pa.timestamp("us")
         hint = kind
         if kind is datetime:
@@ -110,7 +113,7 @@ class ScalarCodec(Codec):
         kind = type(value)
         if kind is self._kind:
             if kind is int:
-                if not -_INT_LIMIT <= value < _INT_LIMIT:
+                if not -INT_LIMIT <= value < INT_LIMIT:
                     raise TypeError(f"an int of a state has 64 bits value=`{value}`")
             elif kind is datetime:
                 return self._hold_datetime(value)

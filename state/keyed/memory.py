@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import StateError
+from ..codecs import INT_LIMIT
 from ..snapshot import FilesCut, RestoredState, TableCut
 from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
@@ -243,10 +244,17 @@ class MemoryValueTable(_Table, ValueTable):
 
     def _putter(self) -> Callable[[Any], None]:
         at, parts, changes, hold = self._position, self._parts, self.changes, self._hold
-        plain = self._layout.value.plain if self.spec.ttl_ms is None else None
+        codec, as_they_are = self._layout.value, self.spec.ttl_ms is None
+        plain = codec.plain if as_they_are else None
+        whole = int if as_they_are and codec.plain_ints else None
+        low, high = -INT_LIMIT, INT_LIMIT
 
         def put(value: Any) -> None:
-            held = value if type(value) is plain else hold(value)
+            kind = type(value)
+            if kind is plain or (kind is whole and low <= value < high):
+                held = value
+            else:
+                held = hold(value)
             address = at.address
             part = parts[at.part]
             if changes.epoch:
