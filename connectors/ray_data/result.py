@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
 import threading
 import traceback
@@ -37,6 +38,8 @@ FILE_BYTES: Final = 512 << 20
 """The bytes of rows in a file, from which on another one is begun."""
 _DETAIL_MAX: Final = 20_000
 _METHODS: Final = ("schema", "iter_batches")
+_RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*: .+$", re.MULTILINE)
+"""A line of a traceback that names an error."""
 T = TypeVar("T")
 
 
@@ -239,10 +242,12 @@ def _blocks(dataset: Any, run: SourceRun) -> Iterator[pa.Table]:
 def _failure(what: str, error: Exception, run: SourceRun) -> HeadgateError:
     if isinstance(error, HeadgateError):
         return error
-    # Errors of Ray's tasks have the traceback of the task in their text, and the reason at its end.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # Errors of Ray's tasks have tracebacks in their text, of which the first ends with the user's error.
+    text = str(error).strip()
+    found = _RAISED.search(text) if "\n" in text else None
+    reason = found[0] if found else text.rpartition("\n")[2].strip()
     return SourceError(
-        f"{what}: {type(error).__name__}: {lines[-1]}",
+        f"{what}: {type(error).__name__}: {reason}",
         where=run.where,
         fix="see the cause in the detail of the error; the restart strategy says whether it is tried again",
         detail="".join(traceback.format_exception(error))[-_DETAIL_MAX:],

@@ -154,7 +154,10 @@ def test_a_function_must_return_a_dataset_and_its_error_has_the_line(tmp_path: P
 def test_an_error_of_ray_is_that_of_the_source_and_leaves_nothing(tmp_path: Path) -> None:
     def two_blocks() -> Iterator[pa.Table]:
         yield pa.table({"id": [1]})
-        raise RuntimeError("ray::map()\n  in task\nZeroDivisionError: division by zero")
+        first = "ray::map()\n  in task\nZeroDivisionError: division by zero\n"
+        raise RuntimeError(
+            f"{first}\nray::map()\nray.UserCodeException: failed\nTo retry, set more"
+        )
 
     dataset = SimpleNamespace(schema=lambda: None, iter_batches=lambda **_: two_blocks())
     with pytest.raises(SourceError, match="RuntimeError: ZeroDivisionError: division by zero"):
