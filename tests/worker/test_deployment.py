@@ -14,6 +14,7 @@ from headgate.operators.clock import SystemClock
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
+from headgate.runtime.task import state_restore
 from headgate.runtime.task.state_restore import RESTORED
 
 
@@ -25,7 +26,7 @@ class Remember(hg.KeyedProcess[int, int, int]):
         yield record
 
 
-def make_job(lab: Any) -> hg.Job:
+def make_job(lab: Any, merging: bool) -> hg.Job:
     job = hg.Job("job", parallelism=2, max_parallelism=12)
     job.checkpoint(every="50ms", storage=lab.storage)
     runnable(job).override(
@@ -33,6 +34,7 @@ def make_job(lab: Any) -> hg.Job:
             "state.backend.type": "rocksdb",
             "state.backend.rocksdb.writebuffer.size": "64 kb",
             "io.tmp.dirs": str(lab.path),
+            "execution.checkpointing.file-merging.enabled": str(merging).lower(),
         }
     )
     (
@@ -52,19 +54,19 @@ async def has_files(lab: Any) -> bool:
     return any(handle.kind == "file" for handle in newest.manifest.handles())
 
 
+@pytest.mark.parametrize("merging", [True, False])
 def test_downloaded_files_are_gone_before_the_first_record(
-    lab: Any, monkeypatch: pytest.MonkeyPatch
+    lab: Any, monkeypatch: pytest.MonkeyPatch, merging: bool
 ) -> None:
     """Operators link away what they keep: the rest would fill the disk as long as the attempt lives."""
     downloads: list[Path] = []
-    download = MemoryStore.download
+    measure = state_restore.measure_file
 
-    async def noted(self: MemoryStore, name: str, path: Path) -> None:
-        await download(self, name, path)
-        assert path.is_file()
+    def noted(path: Path) -> tuple[int, str]:
         downloads.append(path)
+        return measure(path)
 
-    monkeypatch.setattr(MemoryStore, "download", noted)
+    monkeypatch.setattr(state_restore, "measure_file", noted)
 
     async def stop(job: Any) -> None:
         await job.checkpoint()
@@ -79,6 +81,6 @@ def test_downloaded_files_are_gone_before_the_first_record(
         assert all(path.parents[1].is_dir() for path in downloads), "the operators' own stay"
         await job.request("cancel")
 
-    assert lab.run(make_job(lab), stop).outcome.status == "SUSPENDED"
+    assert lab.run(make_job(lab, merging), stop).outcome.status == "SUSPENDED"
     assert not downloads
-    assert lab.run(make_job(lab), look).outcome.status == "CANCELED"
+    assert lab.run(make_job(lab, merging), look).outcome.status == "CANCELED"
