@@ -95,7 +95,13 @@ def test_checkpoints_that_fail_in_the_loop(lab: Any, faults: Any, trouble: Any) 
     heads' logs are cut, or not yet; others are under way meanwhile. Between failures workers die."""
     sink = collect(guarantee="exactly_once")
     job = loop_job(lab, sink, 2, every="20ms", max_concurrent=3, tolerable_failures=1_000)
-    runnable(job).override({"execution.checkpointing.data-inline-threshold": "0 b"})
+    runnable(job).override(
+        {
+            "execution.checkpointing.data-inline-threshold": "0 b",
+            # A file of its own, so that its name tells whose state it is.
+            "execution.checkpointing.file-merging.enabled": "false",
+        }
+    )
     trouble.only = "hop"
 
     async def script(running: Any) -> None:
