@@ -423,4 +423,4 @@ SYSTEMS: dict[str, tuple[Start, int]] = {
     "delta": (delta, 1_000_000),
     "iceberg": (iceberg, 1_000_000),
 }
-"""How each system starts, in a directory, and how many records a run has, which the start is told."""
+"""By system: the function that starts it in a directory, and the number of records of a run."""

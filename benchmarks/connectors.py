@@ -67,7 +67,7 @@ class _LastRecordWriter(SinkWriter):
 
 @dataclass
 class Figures:
-    """What the rounds of a connector took: seconds and CPU seconds of whole runs, and of the start-up."""
+    """The seconds and CPU seconds of the rounds of a connector: of whole runs, and of the start-up."""
 
     rows: int
     whole: list[tuple[float, float]] = field(default_factory=list)

@@ -24,7 +24,7 @@ FIELDS = {
 
 
 def windows_of(rows: int) -> list[dict[str, object]]:
-    """Run the job over so many visits, and return its windows."""
+    """Run the job over this number of visits, and return its windows."""
     found = collect(guarantee="none")
     job = hg.Job("visits")
     visits = job.read(generator(FIELDS, rows=rows), name="visits").event_time(

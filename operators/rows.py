@@ -77,20 +77,21 @@ def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
 class RowReader:
     """Makes the records of a batch for one user function; picklable, decided at plan time.
 
-    `columns` are those the function reads; None if it may see the whole record. `parameters` is how
-    many it has, the record being the first.
+    `columns` are those the function reads; None if it may see the whole record. `parameters` is the
+    number of the function's parameters, of which the record is the first. Without a function, records are
+    whole.
     """
 
     def __init__(
         self,
         schema: pa.Schema | None,
         record_class: type[Any] | None,
-        function: Callable[..., Any],
+        function: Callable[..., Any] | None,
         parameters: int = 1,
     ) -> None:
         self.columns: tuple[str, ...] | None = None
         self.record_class = record_class
-        if schema is None:
+        if schema is None or function is None:
             return
         used = used_columns(function, parameters)
         if used is not None and used <= set(schema.names):

@@ -221,9 +221,9 @@ def _add(
 
 def _reader(output: NodeOutput, method: Callable[..., Any]) -> RowReader:
     """Return the reader of records for a method that takes a record and a context."""
-    # A key function gets the same records, and may read other columns.
-    reads = repr if callable(output.key) else method
-    return RowReader(output.schema, output.row_type, reads, 2)
+    # A key function gets the same records, and may read other columns: they stay whole for it.
+    reads = None if callable(output.key) else method
+    return RowReader(output.schema, output.row_type, reads, parameters=2)
 
 
 def side_names(function: object, origin: Origin) -> tuple[str, ...]:

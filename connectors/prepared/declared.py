@@ -26,7 +26,7 @@ def check_declared(declared: pa.Schema, found: pa.Schema, by: str, what: str) ->
 
     Args:
         by: the name of what made the rows, such as `Spark`.
-        what: what it made them of: `query` or `dataset`.
+        what: the thing it made them of, `query` or `dataset`.
     """
     for field in declared:
         if field.name not in found.names:

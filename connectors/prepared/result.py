@@ -3,11 +3,10 @@
     <run>-<fingerprint>/<attempt>/part-....parquet    what one process wrote
     <run>-<fingerprint>/result.json                   the attempt that counts: its files, sizes and rows
 
-What makes it, such as Spark, is a `ResultMaker`. The record has checksums of all files, measured when they
-were complete, so a file that changed before it was
-read is found. The record is created only if it does not exist. So of two coordinators of a run, one of
-which is thought to be dead, exactly one has its attempt read, and files that no record names belong to no
-result.
+A `ResultMaker`, such as that of Spark, writes the files. The record has checksums of all of them, measured
+when they were complete, so a file that changed before it was read is found. The record is created only if
+it does not exist. So of two coordinators of a run, one of which is thought to be dead, exactly one has its
+attempt read, and files that no record names belong to no result.
 """
 
 from __future__ import annotations
@@ -247,9 +246,8 @@ async def delete_results(run: SourceRun, keep: str = "") -> None:
         return
     doomed = [name for name in await storage.names("") if not keep or not name.startswith(keep)]
     if doomed and run.confirm is not None:
-        await (
-            run.confirm()
-        )  # after listing, so that no file of a newer run of the job is in the list
+        # This comes after the listing, so that no file of a newer run of the job is in the list.
+        await run.confirm()
     # Records go first, so that their files exist as long as they do.
     doomed.sort(key=lambda name: not name.endswith(f"/{_RECORD}"))
     await storage.delete(doomed)

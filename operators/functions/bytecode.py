@@ -19,8 +19,8 @@ def used_columns(function: Callable[..., Any], parameters: int = 1) -> frozenset
     parameter.
 
     Return None when in doubt: the row itself is passed on, stored, rebound, seen by an inner
-    function, or the callable is not a plain Python function or method of so many parameters,
-    without `self`.
+    function, or the callable is not a plain Python function or method with this number of
+    parameters (`self` is not counted).
     """
     own = 0
     if isinstance(function, MethodType):

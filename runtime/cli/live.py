@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..control.job_client import PublishedEvent
-from .progress import RunProgress, VertexView, short
+from .progress import RunProgress, VertexView, attempt_of, short
 
 REFRESHES_PER_SECOND = 4
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "FAILING": "red", "FAILED": "red"}
@@ -101,8 +101,7 @@ class LiveReporter:
         header = Text(no_wrap=True, overflow="ellipsis")
         header.append(f"{self._job} ", style="bold")
         header.append(self._status, style=_COLOURS.get(self._status, "yellow"))
-        # The upper part of an attempt number is the coordinator's generation.
-        header.append(f"  attempt {progress.attempt % 65_536}, restarts {progress.restarts}")
+        header.append(f"  attempt {attempt_of(progress.attempt)}, restarts {progress.restarts}")
         if progress.checkpoint:
             age = short(max(0, _now_ms() - progress.checkpoint_at_ms))
             header.append(

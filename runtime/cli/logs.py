@@ -17,6 +17,7 @@ from ...errors import JobError
 from ..control.job_client import watch
 from ..finding import connect_to_job
 from .console import FAILED, OK, report, say
+from .progress import attempt_of
 from .top import gone, successor
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ class Wanted:
     """The lines that are printed, and their form.
 
     Attributes:
-        level: of this level, and more severe ones.
-        process: of processes with this text in their name; empty: of all.
-        step: that name this step as their task or operator; empty: all.
-        lines: so many of the lines that are there at first.
+        level: lines of this level and more severe ones are printed.
+        process: only lines of processes with this text in their name; empty: of all processes.
+        step: only lines that name this step as their task or operator; empty: all lines.
+        lines: the most lines that are printed of those there are at the start.
         as_json: an object per line.
     """
 
@@ -65,8 +66,7 @@ def plain(line: LogLineAnswer) -> str:
     """Return `12:30:01.250 INFO coordinator headgate.job [attempt=1] message`, and the traceback below."""
     clock = time.strftime("%H:%M:%S", time.localtime(line.at_ms / 1000))
     fields = " ".join(
-        # The upper part of an attempt number is the coordinator's generation.
-        f"{name}={int(value) % 65_536 if name == 'attempt' else value}"
+        f"{name}={attempt_of(int(value)) if name == 'attempt' else value}"
         for name, value in line.fields.items()
         if name not in ("job", "worker")
     )

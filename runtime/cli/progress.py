@@ -278,6 +278,14 @@ def _minute(ms: int) -> str:
     return moment.isoformat(sep=" ", timespec="minutes")
 
 
+def attempt_of(number: int) -> int:
+    """Return an attempt as people count it: the upper part of its number is the coordinator's generation.
+
+    `operators/base.py` has the same bound, but loads Arrow, which a command does not need.
+    """
+    return number % 65_536
+
+
 def short(milliseconds: int) -> str:
     """A duration to glance at: its two largest units, and no milliseconds from a second on."""
     rounded = milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000

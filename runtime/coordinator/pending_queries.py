@@ -30,7 +30,7 @@ class PendingQueries:
         return number, answer
 
     def unawaited(self) -> int:
-        """Return the number of a query whose answer nobody waits for."""
+        """Return the number of a query whose answer is not awaited."""
         return next(self._numbers)
 
     def drop(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a client that follows some keys of a state knows of their values, and what has changed since.
+"""Decides which values a client that follows keys of a state has not been told yet.
 
 The coordinator keeps nothing for such a client. All that the client has been told is in a *position*,
 which travels as the id of each event: the checkpoint, and a digest of the value of each key. So a client

@@ -78,7 +78,7 @@ class ReadValue(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What has come back for a key: the checkpoint, and the value as JSON."""
+    """The answer for one key: the checkpoint, and the value as JSON."""
 
     checkpoint: int
     value: bytes
@@ -119,7 +119,7 @@ class WorkerConnection(FrameConnection):
         _fail(asked, JobNotReady(f"the subtask of the key did not answer within {patience}"))
 
     def end(self, error: Exception) -> None:
-        """Close the connection; whoever waits gets this error."""
+        """Close the connection; all requests that wait fail with this error."""
         self.shut_down()
         asked, self._asked = self._asked, {}
         for waiting, over in asked.values():
@@ -165,7 +165,7 @@ def _fail(waiting: Sequence[asyncio.Future[_Read]], error: Exception) -> None:
     for waiter in waiting:
         if not waiter.done():
             waiter.set_exception(error)
-            waiter.exception()  # whoever has asked may be gone
+            waiter.exception()  # the caller may be gone, and then asyncio would report the error
 
 
 class _Pending:
@@ -431,7 +431,7 @@ class DirectReader:
             return made
 
     def saw(self, state: str, checkpoint: int | None) -> None:
-        """Note the checkpoint of an answer of the coordinator, which knows best."""
+        """Note the checkpoint of an answer of the coordinator, which is never behind."""
         if checkpoint and state in self._readers:
             self._readers[state].newest = checkpoint
 

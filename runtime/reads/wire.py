@@ -4,8 +4,8 @@ They travel in frames (`exchange/wire.py`) on the data port of the worker: READ_
 then READ to the worker, and READ_ANSWER back. A client may send requests before earlier ones are answered.
 Those for one state of one subtask, at one level, are answered in their order, and others as they are ready.
 
-A client shows a *ticket*, which the coordinator gives to whoever may read state. It is made of the token of
-the job, so that a worker can check it, and it is of no use for anything else.
+A client shows a *ticket*, which the coordinator gives to clients that may read state. It is made of the
+token of the job, so that a worker can check it, and it is of no use for anything else.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class OwnerAnswer(Answer, frozen=True):
     worker: str
     host: str
     port: int
-    """Of the data port of the worker."""
+    """The number of the worker's data port."""
     machine: str
     """The machine of the worker; equal for processes that can use its Unix socket."""
     socket: str | None
@@ -73,7 +73,7 @@ class OwnerAnswer(Answer, frozen=True):
 
 
 class OwnersAnswer(Answer, frozen=True):
-    """Who has the key groups of a state; other fields are those of `QueryAnswer`."""
+    """The owners of the key groups of a state; other fields are those of `QueryAnswer`."""
 
     job: str
     run: str
@@ -88,7 +88,7 @@ class OwnersAnswer(Answer, frozen=True):
     max_parallelism: int
     """The number of key groups."""
     timeout_ms: int
-    """How long a client waits for an answer of an owner."""
+    """The longest time for which a client waits for an answer of an owner, in ms."""
     ticket: str
     """The secret that a client shows to owners."""
     owners: list[OwnerAnswer]

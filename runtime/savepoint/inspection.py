@@ -1,4 +1,4 @@
-"""Shows a program or a notebook what is in a savepoint or a checkpoint, without reading its state."""
+"""Describes a savepoint or a checkpoint to a program or a notebook, without reading its state."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SavepointInfo:
     states: tuple[SavedState, ...]
 
     def _repr_html_(self) -> str:
-        """Its facts and its states as two tables, which notebooks show."""
+        """Return its facts and its states as two tables, which notebooks show."""
         created = datetime.fromtimestamp(self.created_ms / 1000, UTC)
         facts = [
             ("address", self.address),
@@ -99,7 +99,7 @@ class SavepointInfo:
 def inspect_savepoint(
     address: str | os.PathLike[str], *, options: Mapping[str, str] | None = None
 ) -> SavepointInfo:
-    """Return what is in a savepoint or a checkpoint. Nothing is written, and no state is read.
+    """Return a description of a savepoint or a checkpoint. Nothing is written, and no state is read.
 
     Args:
         address: the directory of a savepoint, or that of a job's checkpoints, of which the newest is

@@ -567,7 +567,7 @@ class Keys:
         )
         plain = joined.strip("/")
         self.root = f"{plain}/" if plain else ""
-        """What the keys of all objects without entropy begin with."""
+        """The beginning of the keys of all objects without entropy."""
 
     def key(self, name: str) -> str:
         """Return the key of an object."""

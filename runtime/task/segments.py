@@ -173,7 +173,7 @@ class SegmentWriter:
         group.closed.set()
 
     async def _wait(self, key: SegmentKey, group: _Group) -> Places:
-        """Wait for the segment. When nobody does any more, it is given up."""
+        """Wait for the segment. The last subtask that stops waiting gives it up."""
         group.waiters += 1
         try:
             await group.closed.wait()
@@ -216,7 +216,7 @@ class SegmentWriter:
 
 
 async def _delete(target: SnapshotTarget, name: str) -> None:
-    """Delete a segment that nobody needs; best effort, in bounded time."""
+    """Try to delete a segment that no checkpoint needs, in bounded time."""
     assert target.store is not None  # pieces are for a store
     with contextlib.suppress(HeadgateError, TimeoutError):
         async with asyncio.timeout(CLEAN_UP_S):

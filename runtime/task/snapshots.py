@@ -389,6 +389,8 @@ class SnapshotRunner:
         if running is not None:
             running.cancel()
         self._book.forget(checkpoint_id)
+        if self._env.segments is not None:
+            self._env.segments.ledger.forget(checkpoint_id)
 
     def abort(self, checkpoint_id: int) -> None:
         """Cancel the asynchronous part, or never start it if its barrier has yet to come."""

@@ -108,7 +108,7 @@ class StateReader:
         self._copies = copies
         self._downloads: set[Path] = set()
         self._readings: dict[tuple[str, int], _Reading] = {}
-        """By the place of a piece in a segment: what is read at once."""
+        """By the place of a piece in a segment: the extent with which it is read."""
 
     async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
         """Load the state of one operator, from the snapshots of possibly several old subtasks.

@@ -112,7 +112,7 @@ class _Queue:
         mailed: a mail to read them is under way.
         answer_bytes_max: the most bytes of values in an answer.
         slice_s: the longest time of a turn.
-        timeout_s: nobody waits for an answer any longer.
+        timeout_s: the time after which no client waits for an answer any more.
     """
 
     subtask: Subtask
@@ -204,7 +204,7 @@ class DirectReads:
         return ""
 
     def forget(self, client: _Client) -> None:
-        """Note that a client is gone; what it asked for is not read any more."""
+        """Note that a client is gone; its requests are not read any more."""
         self._clients.discard(client)
 
     # -- requests -----------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ async def _until_all_confirmed(case: SourceCase, place: Any, count: int, situati
 
 @CHECKS.check(Feature.ACKNOWLEDGES)
 async def a_killed_process_loses_nothing(case: SourceCase) -> None:
-    """What a process had received when `kill -9` ended it comes again, apart from what was acknowledged."""
+    """Messages that a process had received when `kill -9` ended it come again, except acknowledged ones."""
     records = case.records()
     with case.place() as place:
         case.put(place, records)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 CALL_S_MAX: Final = 60.0
 """A call that has not returned after this many seconds is assumed to hang."""
 LOOKS_MAX: Final = 500
-"""What a server has to tell is looked at so often, with a short pause each time."""
+"""The most times that a server is asked for what it has confirmed, with a short pause each time."""
 
 
 def copied(source: Source) -> Source:

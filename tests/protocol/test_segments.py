@@ -123,5 +123,8 @@ def test_older_checkpoints_are_forgotten() -> None:
     assert ledger.sparse(1) == set()
     assert ledger.sparse(0) == set()
     assert ledger.sparse(3) == {segment(100, 3)}
+    ledger.forget(3)
+    assert ledger.sparse(3) == set(), "it was aborted"
+    ledger.note(4, (0, 0), [piece(segment(100, 4), 0, 10)])
     ledger.clear()
-    assert ledger.sparse(3) == set()
+    assert ledger.sparse(4) == set()

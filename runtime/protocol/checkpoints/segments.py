@@ -2,8 +2,9 @@
 
 The small pieces that the subtasks of a worker write for one checkpoint go into one segment. A handle names
 the segment, and the place of its piece in it. A segment is deleted with the last checkpoint that needs any
-of its pieces, as every file is; so pieces that nobody needs any more lie in it until then. `SegmentLedger`
-finds the segments of which too little is still needed: what is needed of them is written anew.
+of its pieces, as every file is. Until then it also holds pieces that no checkpoint needs any more.
+`SegmentLedger` finds the segments of which too little is needed; the next checkpoint writes their needed
+pieces anew.
 
 docs/design/0032-small-state-shares-objects.md has the reasons.
 """
@@ -70,8 +71,8 @@ def extents(handles: Iterable[StateHandle], size_max: int) -> dict[tuple[str, in
 class SegmentLedger:
     """The pieces in segments that the subtasks of one worker need, by checkpoint.
 
-    The share of a segment that is needed is counted here, by one worker: if others need pieces of it as
-    well, each of them believes it to be smaller than it is, and writes its own pieces anew too early, but
+    A worker counts only what its own subtasks need of a segment. If other workers need pieces of it as
+    well, each of them counts less than is really needed. It then writes its pieces anew too early, but
     never too late.
     """
 
@@ -90,14 +91,18 @@ class SegmentLedger:
         self._needed.setdefault(checkpoint_id, {})[owner] = needed
         self._sparse.pop(checkpoint_id, None)
 
+    def forget(self, checkpoint_id: int) -> None:
+        """Forget a checkpoint that was declined or aborted."""
+        self._needed.pop(checkpoint_id, None)
+        self._sparse.pop(checkpoint_id, None)
+
     def sparse(self, base: int) -> frozenset[str]:
         """Return the segments of which a checkpoint needs too little; `base` is complete.
 
         Older checkpoints are forgotten: no later one builds on them.
         """
         for id_ in [id_ for id_ in self._needed if id_ < base]:
-            del self._needed[id_]
-            self._sparse.pop(id_, None)
+            self.forget(id_)
         if base not in self._needed:
             return frozenset()
         if base not in self._sparse:
