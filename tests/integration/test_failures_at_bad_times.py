@@ -187,12 +187,12 @@ def test_a_worker_dies_while_state_is_restored_and_again(lab: Any, trouble: Any)
         await job.checkpoint()
         job.live()[0].kill()
         for _ in range(2):
-            trouble.hold("read_file")
+            trouble.hold("read")
             await job.until("failure")
-            await trouble.waiting["read_file"].wait()
+            await trouble.waiting["read"].wait()
             job.live()[-1].kill()
         await job.until("failure")
-        trouble.release("read_file")
+        trouble.release("read")
         await job.until("restored")
 
     sink = exactly_once()
@@ -205,11 +205,11 @@ def test_a_worker_dies_while_state_is_restored_and_again(lab: Any, trouble: Any)
 def test_a_wish_while_state_is_restored(lab: Any, trouble: Any, verb: str, status: str) -> None:
     async def script(job: Any) -> None:
         await job.checkpoint()
-        trouble.hold("read_file")
+        trouble.hold("read")
         job.live()[0].kill()
-        await trouble.waiting["read_file"].wait()
+        await trouble.waiting["read"].wait()
         assert (await job.request(verb))["status"] == status
-        trouble.release("read_file")
+        trouble.release("read")
 
     sink = exactly_once()
     assert lab.run(make_job(lab, sink), script, opener=trouble.open).outcome.status == status
@@ -339,11 +339,11 @@ def test_a_worker_dies_after_the_last_checkpoint_of_a_stop(lab: Any, trouble: An
 def test_the_coordinator_crashes_while_state_is_restored(lab: Any, trouble: Any) -> None:
     async def script(job: Any) -> None:
         await job.checkpoint()
-        trouble.hold("read_file")
+        trouble.hold("read")
         job.live()[0].kill()
-        await trouble.waiting["read_file"].wait()
+        await trouble.waiting["read"].wait()
         await job.crash_coordinator()
-        trouble.release("read_file")
+        trouble.release("read")
         await job.until("restored")
 
     sink = exactly_once()

@@ -150,7 +150,8 @@ class Simulation:
         self.plan = nemesis.draw_plan(self.rng)
         self.busy = Busy(self.rng)
         self._settings, self._options = draw_job(self.rng, self.plan.overtaking)
-        self._options["io.tmp.dirs"] = self.folder = folder
+        self.folder = folder
+        """For files on the disks of workers."""
         self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
         """The share of the local copies of state that are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
@@ -196,13 +197,14 @@ class Simulation:
         WORLDS["sim"] = self.world
         self.loop.set_exception_handler(self._on_problem)
         self.watch.note(f"{self._kind} {self.plan.storm_s:.1f} s {sorted(self.plan.kinds)}")
-        self.watch.note(
-            f"{self._settings} {sorted(self._options.items() - {('io.tmp.dirs', folder)})}"
-        )
+        self.watch.note(f"{self._settings} {sorted(self._options.items())}")
 
     def stand_ins(self) -> list[tuple[str, Any]]:
         """Replace those things for a simulation that are not passed in."""
         return [
+            # Not by an option: its name is another one in each run, and so would be the size, and with it
+            # the delay, of compressed messages to workers.
+            ("tempfile.tempdir", self.folder),
             *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
             ("secrets.randbits", lambda bits: self._numbers.pop()),

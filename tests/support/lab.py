@@ -355,7 +355,7 @@ class Trouble:
         self.waiting: dict[str, asyncio.Event] = {}
 
     def hold(self, call: str) -> None:
-        """Make calls of this kind wait until `release`."""
+        """Make calls of this kind wait until `release`; `read` are those of files and of parts of them."""
         self.held[call] = asyncio.Event()
         self.waiting[call] = asyncio.Event()
 
@@ -364,9 +364,10 @@ class Trouble:
 
     async def before(self, call: str, name: str) -> None:
         self.calls.append((call, name))
-        if call in self.held and self.only in name:
-            self.waiting[call].set()
-            await self.held[call].wait()
+        for kind in (call, "read") if call.startswith("read_") else (call,):
+            if kind in self.held and self.only in name:
+                self.waiting[kind].set()
+                await self.held[kind].wait()
         self._fail(self.fail, call, name)
 
     def after(self, call: str, name: str) -> None:
