@@ -7,6 +7,7 @@ only. Offsets are written to a group on request, for tools that show the lag.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import re
 import zlib
@@ -209,7 +210,12 @@ def _find_places(
         for topic, described in found.items():
             if described.error is not None:
                 known = describe_topics(consumer, None, settings.bootstrap, errors)
-                raise no_topic(topic, sorted(known), "READ")
+                if topic not in known:
+                    raise no_topic(topic, sorted(known), "READ")
+                # The topic was created just now, and its partitions have no leaders yet.
+                found[topic] = patiently(
+                    functools.partial(_of_new_topic, consumer, topic, settings.bootstrap, errors)
+                )
     else:
         matches = re.compile(settings.pattern).fullmatch
         found = {
@@ -221,6 +227,20 @@ def _find_places(
             if matches(topic) and not topic.startswith("__") and described.error is None
         }
     return [(topic, number) for topic, each in found.items() for number in sorted(each.partitions)]
+
+
+def _of_new_topic(consumer: Any, topic: str, bootstrap: str, errors: ErrorListener) -> Any:
+    """Return what the cluster says about a topic.
+
+    Raises:
+        KafkaException: the topic has no partitions that can be read, at least not yet.
+    """
+    from confluent_kafka import KafkaException
+
+    described = describe_topics(consumer, topic, bootstrap, errors)[topic]
+    if described.error is not None:
+        raise KafkaException(described.error)
+    return described
 
 
 def _offsets(

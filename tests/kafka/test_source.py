@@ -17,8 +17,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headgate.connectors import kafka_source
-from headgate.connectors.kafka.client import make_consumer
+from headgate.connectors.kafka import client
+from headgate.connectors.kafka.client import ErrorListener, make_consumer
 from headgate.connectors.kafka.model import PartitionSplit
+from headgate.connectors.kafka.source import _find_places
 from headgate.errors import BadRecordError, SourceError, UsageError
 from headgate.operators.drops import DropKind
 from headgate.operators.elements import Batch
@@ -643,3 +645,24 @@ def test_a_thread_gathers_records_if_it_did_not_have_to_wait(waited_ms: int, gat
 
     run(read())
     assert [timeout > 0 for timeout in times] == [gathers]
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART]
+)
+def test_a_topic_that_was_created_just_now_is_waited_for(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No broker is asked for this. The partitions of a new topic have no leaders for a moment."""
+    new = SimpleNamespace(error=KafkaError(KafkaError.LEADER_NOT_AVAILABLE), partitions={})
+    there = SimpleNamespace(error=None, partitions={0: None, 1: None})
+    answers = [SimpleNamespace(error=KafkaError(code), partitions={}), new, new, there]
+
+    class Consumer:
+        def list_topics(self, topic: str = "t", *, timeout: float) -> Any:
+            return SimpleNamespace(topics={"t": answers.pop(0)})
+
+    monkeypatch.setattr(client, "_AGAIN_S", 0)
+    settings: Any = kafka_source("t", bootstrap="nowhere:1", format="raw")
+    assert _find_places(Consumer(), settings.settings, ErrorListener()) == [("t", 0), ("t", 1)]
+    assert answers == []
