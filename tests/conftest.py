@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc  # noqa: F401  for imports in which memory is freed, see below
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ from headgate.tests.tiers import Tiers
 
 __all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
 """Fixtures of all folders that are defined in tests/support."""
+
+# Why tracemalloc is imported: pytest does so when an object raises while the garbage collector frees it,
+# such as a socket that nobody closed. If the collector runs within the import of another module, Python
+# 3.11 loses the lock that this import waits for, and it fails with a KeyError of the number of its thread.
 
 prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
