@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import polars as pl
 import pyarrow as pa
 
 from ..operators.expressions.expression_steps import (
@@ -21,6 +20,7 @@ from ..operators.expressions.expression_steps import (
 from ..operators.expressions.expressions import Column
 from ..operators.functions.bytecode import used_columns
 from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Input, Node
+from ..operators.lazy_polars import pl
 from ..operators.partitioning import Custom, Forward, Global, HashColumns, HashFunction
 from ..operators.windows.factory import WindowFactory
 from .resources import sharing_groups

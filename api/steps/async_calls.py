@@ -27,7 +27,7 @@ from ...operators.functions.checks import (
 )
 from ...operators.functions.dead_letters import OnError, OnErrorLike, checked_on_error, failed_sides
 from ...operators.functions.life import FinishResults, with_life
-from ...operators.functions.user_code import FAILURES
+from ...operators.functions.user_code import is_failure
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
@@ -135,7 +135,7 @@ def rule_of(retry: Retry | None, policy: OnError, origin: Origin) -> RetryRule:
         )
     if not policy.retries:
         return checked_retry(retry, origin)
-    return RetryRule(policy.retries + 1, on_exception=FAILURES)
+    return RetryRule(policy.retries + 1, on_exception=is_failure)
 
 
 def _check_on_timeout(on_timeout: object, origin: Origin) -> None:

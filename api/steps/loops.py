@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
@@ -20,6 +19,7 @@ from ...operators.expressions.expression_steps import ExpressionSteps, FilterSte
 from ...operators.expressions.expressions import ExpressionLike, check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
 from ...operators.graph import Chaining, Node
+from ...operators.lazy_polars import is_expression
 from ...operators.loops.head import IterationHead, IterationTail, LoopSettings, Matching, Rounds
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
@@ -254,7 +254,7 @@ def _matching(
     Raises:
         PlanError: it is no condition, or it reads what they do not have.
     """
-    if not isinstance(condition, str | pl.Expr):
+    if not (isinstance(condition, str) or is_expression(condition)):
         check_plain(condition, "while_any", origin)
         check_returns(condition, "while_any", origin)
         return MatchingRecords(

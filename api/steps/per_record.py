@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-import polars as pl
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
@@ -39,6 +38,7 @@ from ...operators.functions.dead_letters import (
 )
 from ...operators.functions.life import FinishResults, with_life
 from ...operators.graph import Chaining, Node
+from ...operators.lazy_polars import is_expression
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
 from ...operators.per_record.map_batches import (
@@ -91,7 +91,7 @@ def add_filter(
 ) -> NodeOutput:
     """Add the step of `filter`."""
     policy = checked_on_error(on_error, origin)
-    if isinstance(condition, str | pl.Expr):
+    if isinstance(condition, str) or is_expression(condition):
         if policy != FAIL:
             raise PlanError(
                 "on_error= is for functions, and this filter is an expression",

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
 from ...operators.expressions.expressions import show
 from ...operators.functions.checks import check_plain, check_returns, check_takes, is_async
 from ...operators.graph import ByClock, Node
+from ...operators.lazy_polars import is_expression
 from ...operators.origin import Origin
 from ...operators.partitioning import HashFunction
 from ...operators.per_record.base import UserFunction
@@ -358,7 +358,7 @@ def assigner_of(window: object, step: str, where: str) -> WindowAssigner[Any]:
     if isinstance(window, SessionWindow):
         time: WindowTime = "processing" if window.processing else "event"
         gap = window.gap_ms if window.gap is None else window.gap
-        if isinstance(gap, str | pl.Expr) or gap is None:
+        if gap is None or isinstance(gap, str) or is_expression(gap):
             raise PlanError(
                 f"the gap of a session is the expression `{show(gap or '')}`, and records have no columns",
                 where=where,

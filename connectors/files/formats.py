@@ -6,13 +6,13 @@ import io
 from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...operators.event_time import milliseconds
+from ...operators.lazy_polars import pl
 from ...operators.rows import text_of_value
 from ...operators.time_range import INSTANT_MAX_MS, INSTANT_MIN_MS, INSTANT_TEXT
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from ...errors import UsageError
+from ...operators.lazy_polars import pl
 from ...operators.suggestions import suggest
 from ..files.decode import (
     CsvDecoder,

@@ -17,11 +17,11 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.functions.checks import check_takes, function_name, is_async, is_async_generator
 from ...operators.functions.life import check_life, has_life
 from ...operators.functions.user_code import (
-    FAILURES,
     Several,
     describe_record,
     is_own_cancellation,
     user_error,
+    user_failures,
 )
 from ...operators.origin import Origin, capture_origin
 from ...operators.rows import to_rows
@@ -124,7 +124,7 @@ class FunctionWriter(SinkWriter):
                 done += 1
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             step = self.context.operator_name
             raise user_error(step, self._origin, records[done], error) from error
 
@@ -164,7 +164,7 @@ class BatchFunctionWriter(CallingWriter):
                 await attempt(make, batch, rules.retry, self._retried.inc, lambda: True)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             if is_own_cancellation(error):
                 raise
             step = self.context.operator_name
@@ -224,7 +224,7 @@ class OwnCopy:
             await called(method, *arguments)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             if is_own_cancellation(error):
                 raise
             raise user_error(self._step, self._origin, None, error) from error

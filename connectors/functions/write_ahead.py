@@ -30,7 +30,7 @@ from ...errors import (
 )
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
-from ...operators.functions.user_code import FAILURES, is_own_cancellation, text_of, user_error
+from ...operators.functions.user_code import is_own_cancellation, text_of, user_error, user_failures
 from ...operators.origin import Origin, capture_origin
 from ...operators.sink import (
     RETRY_PAUSES_S,
@@ -292,7 +292,7 @@ class WriteAheadWriter(SinkWriter):
         argument = argument_of(batch, self._settings.records)
         try:
             await called(self._function.function, argument, epoch)
-        except FAILURES as error:
+        except user_failures() as error:
             if is_own_cancellation(error):
                 raise
             return error

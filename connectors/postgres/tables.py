@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from ...errors import DataError, UsageError
+from ...operators.lazy_polars import pl
 from ...operators.suggestions import suggest
 from .client import Address, Connection, reason_of
 

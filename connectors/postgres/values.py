@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from ...errors import DataError, UsageError
+from ...operators.lazy_polars import pl
 from ...operators.suggestions import suggest
 from .client import Connection
 from .tables import Column, Table, is_nested, is_text, takes

@@ -13,7 +13,7 @@ from ...errors import HeadgateError, PlanError
 from ..durations import Duration, parse_duration
 from ..elements import Batch
 from ..functions.checks import check_plain
-from ..functions.user_code import FAILURES, is_own_cancellation
+from ..functions.user_code import is_own_cancellation, user_failures
 from ..origin import Origin
 from ..whole_numbers import check_whole_number
 
@@ -206,7 +206,7 @@ async def attempt(
                 return result
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             if is_own_cancellation(error) or number >= rule.attempts or not wanted():
                 raise
             if not rule.takes_exception(error):

@@ -19,7 +19,7 @@ from ..base import OperatorContext
 from ..durations import format_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch, Timestamps, concatenated
 from ..functions.dead_letters import DeadLetters
-from ..functions.user_code import FAILURES, describe_record, user_error
+from ..functions.user_code import describe_record, is_failure, user_error, user_failures
 from ..per_record.base import UserFunction
 from ..per_record.map_batches import BatchFunction, Division, divide_async
 from ..per_record.micro_batches import RowBuffer
@@ -101,7 +101,7 @@ class MapAsync(InFlight):
             tokens.extend(token(key.function(record)) for record in wide)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             record = wide[len(tokens)]
             raise user_error(self._user.step, self._user.origin, record, error) from error
         return tokens
@@ -134,7 +134,7 @@ class MapAsync(InFlight):
                 call.result, call.status = on_timeout(call.argument), Status.DONE
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 call.error, call.status = error, Status.FAILED
 
     def _take_failed(self, calls: list[Call]) -> None:
@@ -142,7 +142,7 @@ class MapAsync(InFlight):
         for call in calls:
             error = call.error
             assert error is not None
-            if isinstance(error, HeadgateError) or not isinstance(error, FAILURES):
+            if isinstance(error, HeadgateError) or not is_failure(error):
                 raise error
             if self._user.on_error.then == "fail":
                 user = self._user

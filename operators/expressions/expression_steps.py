@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError
 from ..base import Operator
 from ..elements import Batch, ColumnBatch, Positions, Timestamps
+from ..lazy_polars import pl
 from ..rows import column_batch
 from .expressions import Column, result_type
 

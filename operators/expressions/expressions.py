@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
+from ..lazy_polars import is_expression, pl
 from ..schema import unknown_column
 from .row_probe import across_rows
 from .sql.functions import ACROSS_FIX, AcrossError, ClockError
@@ -24,7 +24,7 @@ from .sql.tree import DEPTH_MAX, OPERATIONS_MAX, SIMPLER, Reading, SqlNode, colu
 from .sql.types import Types, polars_types
 from .sql.writer import write_sql
 
-ExpressionLike: TypeAlias = str | pl.Expr
+ExpressionLike: TypeAlias = "str | pl.Expr"
 
 SHOWN_MAX: Final = 400
 """The most characters of an expression one_line in messages and `explain`."""
@@ -102,7 +102,7 @@ def _expression(
     given: ExpressionLike, schema: pa.Schema, step: str, where: str
 ) -> tuple[pl.Expr, str | None]:
     """Return the Polars expression for a user's value, and its name if SQL text gives one."""
-    if isinstance(given, pl.Expr):
+    if is_expression(given):
         if reason := _too_large(given):
             raise PlanError(
                 f"an expression in {step} is too large: {reason}", where=where, fix=_SMALLER

@@ -15,8 +15,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-import polars as pl
 import pyarrow as pa
+
+from ..lazy_polars import pl
 
 ROWS: Final = 12
 TOLERANCE: Final = 1e-12

@@ -26,7 +26,7 @@ from ..origin import Origin
 from ..rows import PER_RECORD_ROWS, RowMismatch, to_columns
 from ..schema import difference
 from .checks import is_async
-from .user_code import FAILURES, bad_result, user_error
+from .user_code import bad_result, user_error, user_failures
 
 FINISH: Final = "finish"
 _CHECKPOINTS: Final = ("on_checkpoint_complete", "on_checkpoint_aborted")
@@ -117,7 +117,7 @@ class CopiedFunction:
             return list(made) if collect and inspect.isgenerator(made) else made
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._step, self._origin, None, error) from error
 
 

@@ -6,26 +6,20 @@ import asyncio
 import hashlib
 import pickle
 import reprlib
+import sys
 import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from polars.exceptions import PanicException
-
 from ...errors import UserCodeError
 from ..origin import Origin, is_own_module
 
-FAILURES: Final = (Exception, asyncio.CancelledError, PanicException)
-"""The exceptions of a user's function.
-
-Code that is called, not awaited, is never cancelled from outside.
-
-A bug inside Polars raises a panic, which is no `Exception`.
-"""
 TEXT_MAX: Final = 2_000
 """The most characters kept of an exception's text."""
 RECORD_TEXT_MAX = 300
 """The most characters of a record shown in an error."""
+
+_EXCEPTIONS: Final = (Exception, asyncio.CancelledError)
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
@@ -37,6 +31,21 @@ class Several:
     """Stands for several records, one of which failed."""
 
     text: str
+
+
+def user_failures() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of a user's function.
+
+    Code that is called, not awaited, is never cancelled from outside. A bug inside Polars raises a
+    panic, which is no `Exception`, and only where Polars is loaded.
+    """
+    polars = sys.modules.get("polars.exceptions")
+    return _EXCEPTIONS if polars is None else (*_EXCEPTIONS, polars.PanicException)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether a user's function may have raised this exception."""
+    return isinstance(error, user_failures())
 
 
 def describe_record(record: Any) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...errors import HeadgateError
 from ...state.values import Index
 from ..base import OperatorContext
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from ..per_record.base import UserFunction
 from ..process.emitter import Emitter
 from ..rows import PER_RECORD_ROWS, to_list, to_rows
@@ -126,7 +126,7 @@ class CoGroup(WindowedPair):
             made = self._function(key, left, right)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, key, error) from error
         if made is not None:
             self._emitter.add(key, made)

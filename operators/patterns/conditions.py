@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from ...errors import PlanError
 from ..elements import ColumnBatch
 from ..expressions.expressions import Column, check_filter
 from ..functions.checks import check_plain, check_returns
+from ..lazy_polars import is_expression, pl
 from ..origin import Origin
 
-ConditionLike: TypeAlias = Callable[..., Any] | str | pl.Expr
+ConditionLike: TypeAlias = "Callable[..., Any] | str | pl.Expr"
 LeafKind: TypeAlias = Literal["expression", "record", "earlier"]
 EXPRESSIONS_MAX: Final = 62
 """The most expressions of one pattern: their answers for a record are the bits of one integer."""
@@ -63,7 +63,7 @@ def leaf_of(given: ConditionLike, origin: Origin) -> Leaf:
     Raises:
         PlanError: it cannot be a condition.
     """
-    if isinstance(given, str | pl.Expr):
+    if isinstance(given, str) or is_expression(given):
         return Leaf(given, "expression", origin)
     if not callable(given):
         raise PlanError(

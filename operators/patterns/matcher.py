@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from .automaton import START, Automaton, AutomatonTransition
 from .buffer import NO_NODE, Event, NodeId, SharedBuffer
 from .conditions import Condition, Leaf
@@ -139,7 +139,7 @@ class _Judge:
         assert callable(leaf.given)
         try:
             return bool(leaf.given(*arguments))
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._rules.step, leaf.origin, arguments[0], error) from error
 
     def _earlier_of(self, node: NodeId) -> Earlier[Any]:

@@ -19,7 +19,7 @@ from ...state.values import Index
 from ..async_calls.map_async import TIMED_OUT
 from ..base import OperatorContext
 from ..elements import WATERMARK_MAX, Batch
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from ..per_record.base import pieces
 from ..process.context import Timer
 from ..process.emitter import SideOutput
@@ -212,7 +212,7 @@ class MatchOperator(ProcessOperator):
                 result = self._select(match)
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 raise user_error(self._user.step, self._user.origin, match, error) from error
         self._emitter.add(match, [result])
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, overload
 
-import polars as pl
-
 from ...errors import PlanError, UsageError
 from ..durations import Duration, format_duration, parse_duration
+from ..lazy_polars import pl
 from ..origin import Origin, capture_origin
 from .conditions import ALWAYS, Condition, ConditionLike, Leaf, leaf_of
 from .match import AfterMatch, Earlier
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 How: TypeAlias = Literal["begin", "strict", "relaxed", "any"]
 """The contiguity of a record with the one taken before it: see `Pattern.next` and its siblings."""
-OneRecord: TypeAlias = Callable[[T], object] | str | pl.Expr
+OneRecord: TypeAlias = "Callable[[T], object] | str | pl.Expr"
 WithEarlier: TypeAlias = Callable[[T, Earlier[T]], object]
 TIMES_MAX: Final = 10_000
 """The most counted repetitions of one stage, as each is a state of the automaton."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...errors import HeadgateError, UserCodeError
 from ..elements import Batch, ColumnBatch, ObjectBatch, Positions, Timestamps
 from ..functions.dead_letters import FAIL, OnError
-from ..functions.user_code import FAILURES, bad_result, is_own_cancellation, user_error
+from ..functions.user_code import bad_result, is_own_cancellation, user_error, user_failures
 from ..origin import Origin
 from ..rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
 
@@ -46,7 +46,7 @@ class UserFunction:
             results.extend(map(self.function, records))
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self.step, self.origin, records[len(results)], error) from error
         if len(results) < len(records):  # `map` takes a StopIteration for the end of the records
             raise user_error(self.step, self.origin, records[len(results)], StopIteration())
@@ -67,7 +67,7 @@ class UserFunction:
                 results.extend(map(self.function, left))
             except HeadgateError:
                 raise
-            except FAILURES as raised:
+            except user_failures() as raised:
                 error = raised
             if len(results) == len(records):
                 return results, failures
@@ -87,7 +87,7 @@ class UserFunction:
                 return
             except HeadgateError:
                 raise
-            except FAILURES as raised:
+            except user_failures() as raised:
                 error = raised
         self._fail(record, error, len(results), failures)
         results.append(None)
@@ -122,7 +122,7 @@ class UserFunction:
                         break
                     except HeadgateError:
                         raise
-                    except FAILURES as error:
+                    except user_failures() as error:
                         if is_own_cancellation(error):
                             raise
                         if number >= self.on_error.retries:

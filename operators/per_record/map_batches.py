@@ -12,7 +12,13 @@ from ...errors import HeadgateError
 from ..base import AsyncOperator, Operator, OperatorContext, Output
 from ..elements import Batch, ColumnBatch, concatenated
 from ..functions.dead_letters import FAIL, DeadLetters, OnError
-from ..functions.user_code import FAILURES, Several, bad_result, is_own_cancellation, user_error
+from ..functions.user_code import (
+    Several,
+    bad_result,
+    is_own_cancellation,
+    user_error,
+    user_failures,
+)
 from ..origin import Origin
 from ..rows import column_batch
 from ..schema import difference
@@ -134,7 +140,7 @@ def divide(user: BatchFunction, batch: ColumnBatch) -> Division:
             result = user.function(part.data)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             division.failed(error)
         else:
             division.made(result)
@@ -149,7 +155,7 @@ async def divide_async(user: BatchFunction, batch: ColumnBatch) -> Division:
             result = await user.function(part.data)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             if is_own_cancellation(error):
                 raise
             division.failed(error)

@@ -19,7 +19,7 @@ from ..base import AsyncOperator, Operator, OperatorContext, Output
 from ..elements import Batch
 from ..functions.checks import is_async_generator
 from ..functions.dead_letters import FAIL, DeadLetters
-from ..functions.user_code import FAILURES, bad_result, user_error
+from ..functions.user_code import bad_result, user_error, user_failures
 from ..rows import PER_RECORD_ROWS, RowMismatch
 from .base import UserFunction, pieces
 
@@ -219,7 +219,7 @@ class FlatMapOperator(Flattening):
                 made = function(record)
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 raise user_error(self._user.step, self._user.origin, record, error) from error
             results.add(index, record, made)
         results.flush()
@@ -295,7 +295,7 @@ class Results:
                 taken = list(islice(items, PER_RECORD_ROWS - len(self._items)))
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 raise user_error(self._user.step, self._user.origin, record, error) from error
             self._items += taken
             self._sources += [index] * len(taken)

@@ -9,7 +9,7 @@ from ...errors import HeadgateError, StateError
 from ...state.keyed.base import KeyedBackend
 from ...state.snapshot import CommitPermit
 from ..base import Operator
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from ..per_record.base import UserFunction
 from .context import BroadcastContext, Context
 from .emitter import Emitter
@@ -68,7 +68,7 @@ class AtTheEnd(Operator):
             self._add_last_results(made)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, None, error) from error
         self._flush()
 
@@ -97,7 +97,7 @@ class AtTheEnd(Operator):
             method(checkpoint_id)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, None, error) from error
 
     def _for_each_key(self, state: Any, function: Callable[[Any, Any], None]) -> None:

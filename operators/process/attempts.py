@@ -12,7 +12,7 @@ from ...state.keyed.undo import UndoLog
 from ..base import OperatorContext, Output
 from ..elements import ObjectBatch
 from ..functions.dead_letters import DeadLetters
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from ..per_record.base import UserFunction
 from .emitter import Emitter
 
@@ -58,7 +58,7 @@ class Attempts:
                 made = function()
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 if self.undo.final:
                     raise user_error(self._user.step, self._user.origin, cause, error) from error
                 self.undo.roll_back()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...errors import HeadgateError
 from ...state.values import Index
 from ..elements import Batch, ColumnBatch, Timestamps
-from ..functions.user_code import FAILURES, Several, bad_result, user_error
+from ..functions.user_code import Several, bad_result, user_error, user_failures
 from ..rows import column_batch, to_list
 from ..schema import difference
 from .attempts import Attempts
@@ -102,7 +102,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
                 self._collect(result, given, None)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             shown = _shown(given.data)
             raise user_error(self._user.step, self._user.origin, shown, error) from error
         finally:
@@ -179,7 +179,7 @@ class KeyedBatchProcessOperator(ProcessOperator):
                 self._collect(result, (key, timer), timer.timestamp)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
 
     def _add_last_results(self, made: Iterable[Any] | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import HeadgateError, PlanError, StateError
 from ..base import Output
 from ..elements import Batch, Timestamps
-from ..functions.user_code import FAILURES, bad_result, user_error
+from ..functions.user_code import bad_result, user_error, user_failures
 from ..per_record.base import UserFunction
 from ..rows import PER_RECORD_ROWS
 from ..suggestions import suggest
@@ -90,7 +90,7 @@ class Emitter:
                 taken = list(islice(items, room))
             except HeadgateError:
                 raise
-            except FAILURES as error:
+            except user_failures() as error:
                 raise user_error(self._user.step, self._user.origin, cause, error) from error
             records += taken
             self._main.times += [time] * len(taken)

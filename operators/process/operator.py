@@ -19,7 +19,7 @@ from ...state.snapshot import ItemsCut, RestoredState, StateInfo, StateSnapshot,
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..functions.dead_letters import FAIL
-from ..functions.user_code import FAILURES, user_error
+from ..functions.user_code import user_error, user_failures
 from ..per_record.base import UserFunction, pieces
 from ..rows import RowReader, to_list, to_rows
 from .at_the_end import AtTheEnd
@@ -188,7 +188,7 @@ class ProcessOperator(AtTheEnd):
             self._function.open(self.context)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, None, error) from error
         finally:
             self._writable = False
@@ -207,7 +207,7 @@ class ProcessOperator(AtTheEnd):
             keys.extend(map(key, records))
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(
                 self._user.step, self._user.origin, records[len(keys)], error
             ) from error
@@ -249,7 +249,7 @@ class ProcessOperator(AtTheEnd):
                     made = function(record, context)
                 except HeadgateError:
                     raise
-                except FAILURES as error:
+                except user_failures() as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
                 if made is not None:
                     add(record, made)
@@ -368,7 +368,7 @@ class ProcessOperator(AtTheEnd):
             made = self._function.on_timer(timer, self._context)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, (key, timer), error) from error
         if made is not None:
             self._emitter.add((key, timer), made)
@@ -526,7 +526,7 @@ class BroadcastProcessOperator(ProcessOperator):
             return made if made is None or not hasattr(made, "__next__") else list(made)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, record, error) from error
         finally:
             self._writable = False

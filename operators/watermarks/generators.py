@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import UserCodeError
 from ..elements import WATERMARK_MIN, Timestamps
-from ..functions.user_code import FAILURES
+from ..functions.user_code import user_failures
 from ..origin import Origin
 from ..time_range import INSTANT_MAX_MS
 
@@ -113,7 +113,7 @@ class _Guarded(WatermarkGenerator):
 def _call(step: str, origin: Origin, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except FAILURES as error:
+    except user_failures() as error:
         raise UserCodeError(
             f"the watermark generator of `{step}` raised {type(error).__name__}: {error}",
             where=str(origin),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from ...errors import StateError
+from ...operators.lazy_polars import pl
 from ...state.evolution import LAST_USED_COLUMN, is_widening
 from ...state.keyed.keys import TEXT_MAX, encode_key
 from ...state.snapshot import KEY_GROUP_COLUMN, StateInfo

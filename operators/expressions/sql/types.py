@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import cast
 
-import polars as pl
 import pyarrow as pa
 
+from ...lazy_polars import pl
 from .tokens import quoted
 
 

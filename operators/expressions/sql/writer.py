@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-import polars as pl
-
+from ...lazy_polars import pl
 from .tokens import SqlError, quoted
 from .tree import NESTING_MAX, OPERATIONS_MAX, SIMPLER, SqlNode
 
-TypeOf: TypeAlias = Callable[[str], pl.DataType | None]
+TypeOf: TypeAlias = "Callable[[str], pl.DataType | None]"
 """A function from SQL to its type over the stream's columns; None if it has none."""
 
 _BRACKETS_MAX: Final = 46
@@ -29,7 +28,6 @@ _COMPARED: Final = frozenset(
 _BARE: Final = frozenset(["literal", "column", "field", "call", "extract", "trim", "cast", "array"])
 _WHOLE: Final = re.compile(r"[1-9]\d*")
 _DIGITS: Final = re.compile(r"-?\d{1,2}")
-_FLOATS: Final = (pl.Float32, pl.Float64)
 _NAN: Final = "CAST('NaN' AS DOUBLE)"
 
 
@@ -210,7 +208,7 @@ class _Writer:
         """Write GREATEST so that NaN is greater than any number, as in comparisons; Polars ignores it."""
         plain = f"GREATEST({', '.join(texts)})"
         types = [self._type_of(text) for text in texts]
-        floats = [t for t, kind in zip(texts, types, strict=True) if kind in _FLOATS]
+        floats = [t for t, kind in zip(texts, types, strict=True) if _is_float(kind)]
         if not floats:
             return plain
         nan = " OR ".join(f"({text}) = {_NAN}" for text in floats)
@@ -218,7 +216,7 @@ class _Writer:
 
     def _call_round(self, number: str, digits: str = "0") -> str:
         """Write ROUND so that halves round away from zero; Polars rounds those of floats to even."""
-        if self._type_of(number) not in _FLOATS or not _DIGITS.fullmatch(digits):
+        if not _is_float(self._type_of(number)) or not _DIGITS.fullmatch(digits):
             return f"ROUND({number}, {digits})"
         if int(digits) == 0:
             return (
@@ -251,3 +249,7 @@ class _Writer:
             return plain
         before = f"LEFT({text}, GREATEST(({start}) + ({count}) - 1, 0))" if count else text
         return f"CASE WHEN ({start}) < 1 THEN {before} ELSE {plain} END"
+
+
+def _is_float(kind: pl.DataType | None) -> bool:
+    return kind in (pl.Float32, pl.Float64)

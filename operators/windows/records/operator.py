@@ -22,7 +22,7 @@ from ....state.snapshot import StateInfo
 from ....state.values import Index
 from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, Batch
-from ...functions.user_code import FAILURES, user_error
+from ...functions.user_code import user_error, user_failures
 from ...per_record.base import pieces
 from ...process.context import Context, Timer
 from ...process.operator import ProcessOperator, ProcessStep
@@ -173,7 +173,7 @@ class WindowOperator(ProcessOperator):
                     gone = self._take(record, time)
                 except HeadgateError:
                     raise
-                except FAILURES as error:
+                except user_failures() as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
                 if gone is not None:
                     late.append(row)
@@ -317,7 +317,7 @@ class WindowOperator(ProcessOperator):
                 self._fire_trigger(timer, window, home)
         except HeadgateError:
             raise
-        except FAILURES as error:
+        except user_failures() as error:
             raise user_error(self._user.step, self._user.origin, (key, window), error) from error
 
     def _fire_trigger(self, timer: Timer, window: Window, home: Window) -> None:

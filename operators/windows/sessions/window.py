@@ -8,20 +8,20 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import DataError, PlanError, UsageError
 from ...durations import Duration, format_duration, parse_duration
 from ...expressions.expressions import Column, check_select, result_type, show
+from ...lazy_polars import is_expression, pl
 from ...time_range import DURATION_MAX_MS
 from ..records.window import WindowTime, is_processing
 
 GAP_MS_MAX: Final = DURATION_MAX_MS
 """The longest gap; a longer one is taken for a mistake. The bounds of sessions must fit a datetime.
 """
-Gap: TypeAlias = Duration | pl.Expr | Callable[[Any], Any]
+Gap: TypeAlias = "Duration | pl.Expr | Callable[[Any], Any]"
 """A duration, an expression over the columns, or a function of a record."""
 Milliseconds: TypeAlias = npt.NDArray[np.int64]
 _COLUMN = "headgate_gap"
@@ -50,7 +50,7 @@ class SessionWindow:
         """Describe the window for `explain`, such as `session 30m`."""
         if self.gap_ms is not None:
             shown = format_duration(self.gap_ms)
-        elif isinstance(self.gap, str | pl.Expr):
+        elif isinstance(self.gap, str) or is_expression(self.gap):
             shown = f"by {show(self.gap)}"
         else:
             shown = f"by {getattr(self.gap, '__name__', 'a function')}"
@@ -78,7 +78,7 @@ def session(
     """
     lateness_ms = parse_duration(allowed_lateness, "allowed lateness")
     processing = is_processing(time, allowed_lateness)
-    if callable(gap) or isinstance(gap, pl.Expr):
+    if callable(gap) or is_expression(gap):
         return SessionWindow(None, gap, lateness_ms, processing)
     try:
         gap_ms = parse_duration(gap, "session gap")
@@ -164,7 +164,7 @@ def bound_gap(
     if window.gap_ms is not None:
         return FixedGap(window.gap_ms)
     gap = window.gap
-    if not isinstance(gap, str | pl.Expr):
+    if not (isinstance(gap, str) or is_expression(gap)):
         raise PlanError(
             "the gap of a session is a function, and columns have no records to call it with",
             where=where,
