@@ -1,7 +1,8 @@
 """The latency of records from Kafka: `python benchmarks/kafka_latency.py [--rounds 3] [--flink]`.
 
 A producer in a process of its own writes JSON records of about 100 bytes to four partitions at a fixed
-rate. Each has the time at which it was due, so a stall of the producer counts as well. The job is `kafka ->
+rate, with the defaults of Kafka's own producer: batches of 5 ms, idempotent. Each has the time at which it
+was due, so a stall of the producer counts as well. The job is `kafka ->
 key_by -> running count -> sink`, with no option set; the sink takes the time since the record was due. The
 producer begins together with the engine, so the first seconds, in which the engine starts and catches up,
 are cut off. A result stands for the newest of the records of a key that came in one batch.
@@ -52,7 +53,8 @@ def produce(bootstrap: str, topic: str, rate: float, rows: int) -> None:
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
-            "linger.ms": 0,
+            "linger.ms": 5,
+            "enable.idempotence": True,
             "queue.buffering.max.messages": 0,
         }
     )

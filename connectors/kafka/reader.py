@@ -33,10 +33,6 @@ _BAD_BYTES: Final = 500
 """About what an unreadable message takes beside its value."""
 _SMALL_ROWS: Final = 1_024
 """Pieces with fewer records cost more by themselves than their records do."""
-_GATHER_S: Final = 0.005
-"""The longest time for which records gather while the thread is busy."""
-_QUIET_S: Final = 0.001
-"""A thread that has waited for a record for so long is not busy."""
 _IDLE_S: Final = 0.1
 """The thread looks at least this often whether the reader was closed."""
 _log = logging.getLogger("headgate.connectors.kafka")
@@ -325,8 +321,8 @@ class KafkaReader(SourceReader):
     def _commands_or_room(self) -> list[Callable[[], None]] | None:
         """Wait for commands, and return them; return none if pieces fit, None if closed.
 
-        While the mailbox is behind with small pieces, no more are made: records then gather in the client,
-        and come in larger pieces. So latency does not grow with the number of pieces that wait.
+        While small pieces wait for the mailbox, no more are made. Records then gather in the client, which
+        costs no time, as they would wait in any case, and come in larger pieces, which make less work.
         """
         shared = self._shared
 
@@ -337,9 +333,10 @@ class KafkaReader(SourceReader):
             waiting = [
                 len(each.offsets) for each in shared.pieces if each.name not in shared.paused
             ]
-            if len(waiting) > len(self._partitions) and sum(waiting) < _SMALL_ROWS * len(waiting):
-                return False
-            return not waiting or shared.waiting_bytes < self._settings.buffer_bytes
+            if not waiting:
+                return True
+            small = sum(waiting) < _SMALL_ROWS * len(waiting)
+            return not small and shared.waiting_bytes < self._settings.buffer_bytes
 
         with shared.changed:
             shared.changed.wait_for(goes_on)
@@ -347,22 +344,15 @@ class KafkaReader(SourceReader):
             return None if shared.closed and not commands else commands
 
     def _fetch(self) -> None:
-        """Take what has come. A broker answers a fetch with the first records that it has, often a few.
-
-        They are decoded at once if the thread had to wait for them. If it did not, it is busy, and then
-        larger pieces make less work, so that it does not fall behind.
-        """
-        clock = self.context.clock
-        began = clock.monotonic()
+        """Take what has come."""
         first = self._consumer.poll(_IDLE_S)
-        gather_s = 0.0 if clock.monotonic() - began > _QUIET_S else _GATHER_S
         if self._errors.fatal:
             raise SourceError(
                 f"topics cannot be read bootstrap=`{self._settings.bootstrap}`: {self._errors.fatal}",
                 fix="check that they are still there, the credentials, and the right to READ them",
             )
         if first is not None:
-            self._take([first, *self._consumer.consume(self._settings.batch_rows - 1, gather_s)])
+            self._take([first, *self._consumer.consume(self._settings.batch_rows - 1, 0.0)])
 
     def _look_up_ends(self) -> None:
         from confluent_kafka import TopicPartition

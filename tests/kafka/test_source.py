@@ -33,7 +33,6 @@ from headgate.testing.connectors import (
     records_of,
 )
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.tests.support.operators import ManualClock
 
 NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
@@ -597,54 +596,22 @@ def test_records_gather_while_small_pieces_wait() -> None:
             thread.start()
             return thread
 
+        fetches().join()  # nothing waits
         reader._take([_Message(0)])
-        reader._take([_Message(1)])
-        fetches().join()  # a piece for each partition may wait
-        reader._take([_Message(2)])
         thread = fetches()
         assert not waits.wait(0.05)
         reader.poll()
         thread.join()
-        reader._take([_Message(n) for n in range(3, 4_000)])
+        reader._take([_Message(n) for n in range(1, 4_000)])
         fetches().join()  # there is much in the pieces
         while reader.poll() is not None:
             pass
-        for n in range(4_000, 4_004):
-            reader._take([_Message(n)])
+        reader._take([_Message(4_000)])
         reader.pause_splits(frozenset([first]))
         assert reader._commands_or_room() != []  # those that pause the partition
         fetches().join()  # pieces of paused partitions do not count
 
     run(read())
-
-
-@pytest.mark.parametrize(("waited_ms", "gathers"), [(0, True), (20, False)])
-def test_a_thread_gathers_records_if_it_did_not_have_to_wait(waited_ms: int, gathers: bool) -> None:
-    """No broker is asked for this."""
-    clock = ManualClock()
-    times: list[float] = []
-
-    class Consumer:
-        def poll(self, timeout: float) -> _Message:
-            clock.advance(waited_ms)
-            return _Message(0)
-
-        def consume(self, count: int, timeout: float) -> list[Any]:
-            times.append(timeout)
-            return [_Message(1)]
-
-    async def read() -> None:
-        source = kafka_source("t", bootstrap="nowhere:1", format="raw")
-        reader: Any = source.reader()
-        reader.open(make_context(operator_name="source", clock=clock), lambda batch: None)
-        split = PartitionSplit("t", 0, 0)
-        reader._partitions, reader._topics = {split.name: split}, {"t"}
-        reader._consumer = Consumer()
-        reader._fetch()
-        assert [len(piece.offsets) for piece in reader._shared.pieces] == [2]
-
-    run(read())
-    assert [timeout > 0 for timeout in times] == [gathers]
 
 
 @pytest.mark.parametrize(
