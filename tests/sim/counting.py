@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import headgate as hg
+from headgate.operators.base import OperatorContext
 from headgate.operators.process.operator import ProcessOperator
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.snapshot import StateSnapshot
@@ -39,13 +40,27 @@ class CountedForClients(Counted):
     def __init__(self) -> None:
         self.counted: dict[int, int] = {}
 
+    def open(self, ctx: OperatorContext) -> None:
+        self._world, self._place = WORLDS["sim"], (ctx.attempt, ctx.subtask_index)
+
     def on_record(self, record: int, ctx: hg.Context[int]) -> Iterator[tuple[int, int, int]]:
         for result in super().on_record(record, ctx):
             self.counted[result[0]] = result[1]
+            self._world.live.setdefault(self._place[0], {})[result[0]] = result[1]
             yield result
 
+    def close(self) -> None:
+        self._world.closed.add(self._place)
 
+
+_open: Final = ProcessOperator.open
 _snapshot: Final = ProcessOperator.snapshot
+
+
+def noted_open(operator: ProcessOperator, context: OperatorContext) -> None:
+    """Open an operator, and note in the world which checkpoint its attempt begins with."""
+    WORLDS["sim"].restored[context.attempt] = context.restored_checkpoint
+    _open(operator, context)
 
 
 def noted_snapshot(operator: ProcessOperator, checkpoint_id: int) -> StateSnapshot:
@@ -142,6 +157,32 @@ def check_queried(world: World, key: int, least: int, count: int) -> None:
     most = len(range(key, world.rows, KEYS))
     if not least <= count <= most:
         world.violated(f"a client has read {count} of key {key}, and it must be {least} to {most}")
+
+
+def live_counts(world: World) -> dict[int, dict[int, int]]:
+    """Return the counts of each attempt by key, as they are now."""
+    return {attempt: dict(counts) for attempt, counts in world.live.items()}
+
+
+def check_live(
+    world: World, attempt: int, key: int, before: Mapping[int, Mapping[int, int]], count: int
+) -> None:
+    """Check a count that was read where it is: it is one that this attempt had meanwhile.
+
+    Args:
+        world: of the job.
+        attempt: the attempt that the answer names.
+        key: whose count it is.
+        before: the counts of all attempts when the client asked.
+        count: the answer.
+    """
+    _, restored = world.cuts.get(world.restored[attempt], {}).get(key, (0, 0))
+    least = before.get(attempt, {}).get(key, restored)
+    most = world.live.get(attempt, {}).get(key, restored)
+    if not least <= count <= most:
+        world.violated(
+            f"a client has read {count} of key {key} in attempt {attempt}, and it must be {least} to {most}"
+        )
 
 
 def check_committed(world: World, checkpoint_id: int, key: int, least: int, count: int) -> None:

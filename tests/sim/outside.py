@@ -90,6 +90,12 @@ class World:
     cuts: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     """By checkpoint and key, of jobs that clients query: the attempt that took the snapshot, and the count
     in it."""
+    live: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By attempt and key, of such jobs: the count at this moment, of keys that the attempt has seen."""
+    restored: dict[int, int] = field(default_factory=dict)
+    """By attempt, of such jobs: the checkpoint that it began with."""
+    closed: set[tuple[int, int]] = field(default_factory=set)
+    """Attempt and index of the subtasks of such jobs that have ended."""
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     """By sink and subtask: the newest that was opened; older ones are fenced."""
     transactions: dict[bytes, Transaction] = field(default_factory=dict)

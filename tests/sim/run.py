@@ -23,9 +23,7 @@ from headgate.errors import (
     HeadgateError,
     InternalError,
     JobError,
-    StateError,
     StorageError,
-    UsageError,
 )
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
@@ -35,14 +33,14 @@ from headgate.runtime.plan import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.testing.run import waiting_tasks
 
-from . import nemesis
+from . import clients, nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
-from .counting import check_committed, check_followed, check_queried, check_scanned, noted_snapshot
+from .counting import noted_open, noted_snapshot
 from .invariants import STAND_INS
 from .loop import SimLoop
-from .outside import KEYS, WORLDS, World
+from .outside import WORLDS, World
 from .process import Process
 from .store import Storage
 from .watch import Watch
@@ -55,8 +53,6 @@ LEAVING_S = 60.0
 FOREVER_S = 1e6
 BOUNDED_RATE = 0.7
 """The probability that data which may be endless ends by itself."""
-READERS = 3
-"""The clients that read state, each one value at a time, where the job has such state."""
 ROUNDS_MAX = 50_000
 """Rounds of the event loop at one moment after which a job runs in circles."""
 
@@ -212,6 +208,7 @@ class Simulation:
             (self.busy.target, self.busy.stand_in()),
             ("headgate.testing.loop.ROUNDS_MAX", ROUNDS_MAX),
             ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
+            ("headgate.operators.process.operator.ProcessOperator.open", noted_open),
             ("headgate.operators.process.operator.ProcessOperator.snapshot", noted_snapshot),
         ]
 
@@ -266,13 +263,7 @@ class Simulation:
     async def _main(self) -> None:
         supervising = self.loop.create_task(self._supervise(), name="supervisor")
         storm = self.loop.create_task(nemesis.storm(self, self.plan), name="storm")
-        clients = [
-            self.loop.create_task(self._read(random.Random(f"{self.seed} {each}")), name="reader")
-            for each in range(READERS if self._workload.queried else 0)
-        ]
-        if self._workload.queried:
-            following = self._follow(random.Random(f"{self.seed} follows"))
-            clients.append(self.loop.create_task(following, name="follower"))
+        reading = clients.begin(self) if self._workload.queried else []
         await asyncio.wait({supervising}, timeout=self.plan.storm_s)
         storm.cancel()
         await asyncio.wait({storm})
@@ -283,7 +274,7 @@ class Simulation:
         stopping = self.loop.create_task(self._stop_when_done(), name="operator")
         await asyncio.wait({supervising}, timeout=LIVENESS_S)
         stopping.cancel()
-        for client in clients:
+        for client in reading:
             client.cancel()
         if not supervising.done():
             self.world.violated(f"does not finish; it waits for\n  {waiting_tasks(self.loop)}")
@@ -391,98 +382,6 @@ class Simulation:
             self.watch.seen[f"{verb} done"] += 1
         finally:
             asking.cancel()
-
-    async def _read(self, rng: random.Random) -> None:
-        """A client reads counts, as they are or as of a checkpoint, as long as there is a job."""
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / 0.05))
-            level = rng.choice(("live", "committed"))
-            if rng.random() < 0.3:
-                await self._scan(rng, level)
-                continue
-            keys, leader = rng.sample(range(KEYS), rng.choice((1, 1, 4))), self.leader
-            least = [len(self.world.by_key.get(key, ())) for key in keys]
-            client = LocalClient(leader.coordinator.clients, self.loop)
-            texts = [str(key) for key in keys]
-            reading = leader.process.context.run(
-                self.loop.create_task,
-                client.request("rows", state="count", keys=texts, level=level),
-                name="answer query",
-            )
-            try:
-                async with asyncio.timeout(20):
-                    answer = await asyncio.shield(reading)
-            except (HeadgateError, TimeoutError) as error:
-                self.watch.seen[f"query {level} refused"] += 1
-                if isinstance(error, InternalError | UsageError | StateError):
-                    self.world.violated(f"query: {error}")
-            else:
-                self.watch.seen[f"query {level} done"] += 1
-                for key, fewest, row in zip(keys, least, answer["rows"], strict=True):
-                    if level == "live":
-                        check_queried(self.world, key, fewest, row["value"] or 0)
-                    else:
-                        checkpoint = answer["checkpoint"]
-                        check_committed(self.world, checkpoint, key, fewest, row["value"] or 0)
-            finally:
-                reading.cancel()
-
-    async def _follow(self, rng: random.Random) -> None:
-        """A client follows counts as of checkpoints, at one coordinator after the other."""
-        keys = rng.sample(range(KEYS), rng.choice((1, 3)))
-        texts, known = [str(key) for key in keys], dict[int, int]()
-        told = position = ""
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / 0.1))
-            if rng.random() < 0.2:
-                position = told  # the connection is another one: it goes on behind the last event
-            client = LocalClient(self.leader.coordinator.clients, self.loop)
-            looking = self.leader.process.context.run(
-                self.loop.create_task,
-                client.request("changes", state="count", keys=texts, after=position),
-                name="answer changes",
-            )
-            try:
-                async with asyncio.timeout(20):
-                    answer = await asyncio.shield(looking)
-            except (HeadgateError, TimeoutError) as error:
-                self.watch.seen["changes refused"] += 1
-                if isinstance(error, InternalError | UsageError | StateError):
-                    self.world.violated(f"changes: {error}")
-            else:
-                self.watch.seen["changes done"] += 1
-                check_followed(self.world, keys, known, answer)
-                position = answer["id"]
-                told = position if answer["rows"] else told
-            finally:
-                looking.cancel()
-
-    async def _scan(self, rng: random.Random, level: str) -> None:
-        """A client reads all counts, a page at a time."""
-        least = {key: len(self.world.by_key.get(key, ())) for key in range(KEYS)}
-        pages: list[dict[str, Any]] = []
-        more: dict[str, Any] = {"level": level}
-        while "next" not in more or more["next"] is not None:
-            client = LocalClient(self.leader.coordinator.clients, self.loop)
-            reading = self.leader.process.context.run(
-                self.loop.create_task,
-                client.request("scan", state="count", limit=rng.choice((1, 3, 100)), **more),
-                name="answer scan",
-            )
-            try:
-                async with asyncio.timeout(20):
-                    pages.append(await asyncio.shield(reading))
-            except (HeadgateError, TimeoutError) as error:
-                self.watch.seen[f"scan {level} refused"] += 1
-                if isinstance(error, InternalError | UsageError | StateError):
-                    self.world.violated(f"scan: {error}")
-                return
-            finally:
-                reading.cancel()
-            more = {"next": pages[-1]["next"]}
-            await asyncio.sleep(rng.choice((0, 0, 0.05, 0.5)))
-        self.watch.seen[f"scan {level} done"] += 1
-        check_scanned(self.world, level, least, pages)
 
     # -- what is told -------------------------------------------------------------------------------
 
