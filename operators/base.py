@@ -354,6 +354,14 @@ class Operator:
     def close(self) -> None:
         """Release resources. Also called after failures, then without `finish`. Must not raise."""
 
+    def forget(self) -> None:
+        """Drop everything that the operator refers to. Nothing calls it afterwards.
+
+        Callbacks of its timers, for instance, refer to the operator. Its state would stay in memory
+        until the garbage collector comes by, which is seldom.
+        """
+        vars(self).clear()
+
 
 class AsyncOperator(Operator):
     """An operator with coroutine user code. It is always the head of a chain.

@@ -186,6 +186,12 @@ class Context(Generic[K]):
         """Emit a record to a side output of this function, with the current event time."""
         self._emitter.emit(side, record)
 
+    def _forget(self) -> None:
+        """Drop the timers, which refer to this context and to their tables."""
+        for name in ("event_time", "processing_time"):
+            if hasattr(self, name):
+                delattr(self, name)
+
 
 class BroadcastContext(Context[None], Generic[K]):
     """The context of `on_broadcast` and `finish`, which have no key.

@@ -431,6 +431,12 @@ class ProcessOperator(AtTheEnd):
             if self._states is not None:
                 self._states.close()
 
+    def forget(self) -> None:
+        for name in ("_context", "_subtask_context"):
+            if (context := vars(self).get(name)) is not None:
+                context._forget()
+        super().forget()
+
 
 def _no_clock(function: UserFunction) -> StateError:
     return StateError(

@@ -313,6 +313,8 @@ class InputGate:
     def close(self) -> None:
         """Give up all that is queued; what still arrives is ignored. Safe to call twice."""
         self.fail(ExchangeError("the input gate is closed"))
+        for channel in self._channels:
+            channel.sender = None  # a local one refers to this gate
 
     def _drop(self) -> None:
         self._ready.clear()

@@ -171,6 +171,11 @@ class Scope:
         """All series now."""
         return list(self._series.values())
 
+    def forget(self) -> None:
+        """Forget all series."""
+        self._series.clear()
+        self._counters.clear()
+
     def counts(self) -> dict[str, float]:
         """The values of all counters without labels of their own, by name."""
         return {
@@ -286,8 +291,11 @@ class MetricsGroup:
         return list(self._scopes.values())
 
     def close(self) -> None:
-        """Forget all scopes. Safe to call twice."""
+        """Forget all scopes, and all that their series read. Safe to call twice."""
         self._registry.drop(self)
+        for scope in self.scopes():
+            scope.forget()
+        self._scopes.clear()
 
 
 def _subtask(index: int, labelled: bool) -> dict[str, str]:

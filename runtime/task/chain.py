@@ -280,6 +280,11 @@ class OperatorChain:
                 if context is not None:
                     context.logger.warning("close failed: %s", error)
 
+    def forget(self) -> None:
+        """Drop the state of all operators. They have been closed, and nothing calls them any more."""
+        for chained in self.operators:
+            chained.operator.forget()
+
     async def close_functions(self) -> None:
         """Call `close` of all function objects that have one, tail to head; never raises."""
         for chained in reversed(self.operators):

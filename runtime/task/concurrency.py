@@ -123,6 +123,11 @@ class MailboxTimers:
             handle.cancel()
         self._handles.clear()
 
+    def forget(self) -> None:
+        """Run nothing any more, and drop the way to the mailbox."""
+        self.stand_still()
+        self._put_mail = lambda mail: None
+
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Do `work` and wait for it, also where an event loop runs in this thread, as in a notebook."""

@@ -361,6 +361,11 @@ class SourceSubtask(Subtask):
             items[KNOWN_SPLITS] = ItemsCut(keys, "union")
         return items
 
+    def forget(self) -> None:
+        super().forget()
+        self._splits.on_pause = None
+        vars(self).pop("_reader", None)  # it knows `_reject`
+
     async def _release(self) -> None:
         waiting = self._waiting
         if waiting is not None:

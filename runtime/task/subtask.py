@@ -144,6 +144,16 @@ class Subtask:
             await asyncio.gather(task, return_exceptions=True)
         await self._release()
 
+    def forget(self) -> None:
+        """Drop the state of the operators and what refers back to the subtask.
+
+        It has been cancelled. Without this its state would stay in memory until the garbage collector
+        comes by. Other threads may still look at its times.
+        """
+        self.chain.forget()
+        self.timers.forget()
+        self._mails.clear()
+
     async def _release(self) -> None:
         if self._released:
             return

@@ -408,9 +408,12 @@ class Deployment:
             subtask.terminate()
 
     async def cancel(self) -> None:
-        """Stop all subtasks at once."""
+        """Stop all subtasks at once, and drop their state."""
         self._metrics.close()
         await asyncio.gather(*(subtask.cancel() for subtask in self._subtasks))
+        for subtask in self._subtasks:
+            subtask.forget()
+        self._subtasks = []
 
     def history_over(self, vertex: int) -> None:
         """Have a source go live."""

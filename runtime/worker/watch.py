@@ -157,8 +157,7 @@ class StepWatch:
         if cancelling is None or not interval_ms or waited_ms < self._next_cancel_ms:
             return
         self._next_cancel_ms = waited_ms + interval_ms
-        beside = threading.get_ident() != self._loop_thread
-        frame = frame_of(self._loop_thread) if beside else None
+        frame = frame_of(self._loop_thread)
         stack = "" if frame is None else text_of(frame)
         _log.warning(
             "the attempt was to end %s ago, and has not",
@@ -172,7 +171,12 @@ class StepWatch:
 
 
 def frame_of(thread_id: int) -> FrameType | None:
-    """The innermost frame of a thread; None if there is no such thread."""
+    """The innermost frame of another thread; None if there is none, or it is the thread that asks.
+
+    The frame of the thread that asks would hold itself, and with it all that its caller knows.
+    """
+    if thread_id == threading.get_ident():
+        return None
     return sys._current_frames().get(thread_id)
 
 

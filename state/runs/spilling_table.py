@@ -532,3 +532,6 @@ class SpillingTable(Generic[D]):
         if flush is not None and flush.version.exception() is None and not flush.owned_by_cut:
             flush.version.result().unpin()
         self._runs.clear()
+        # Deltas, and the function that makes them, may refer to the owner of this table.
+        for name in ("delta", "_new_delta", "_frozen", "_spare"):
+            vars(self).pop(name, None)
