@@ -31,6 +31,7 @@ from ..rows import check_count
 from .client import (
     ErrorListener,
     check_properties,
+    client_properties,
     describe_topics,
     make_producer,
     no_topic,
@@ -104,11 +105,16 @@ class KafkaSink(Sink):
 
     def _check_topic(self) -> int:
         """Check that the topic is there, and the rights on it; return the number of its partitions."""
+        from confluent_kafka.admin import AdminClient
+
         settings, errors = self.settings, ErrorListener()
-        producer = make_producer(
+        # The properties are checked by this producer. It cannot be asked for topics: without a right to
+        # WRITE it gets no producer id, and then all its calls fail without naming the topic.
+        make_producer(
             settings.bootstrap, settings.properties, "headgate-check", settings.buffer_bytes, errors
         )
-        known = describe_topics(producer, None, settings.bootstrap, errors)
+        admin = AdminClient(client_properties(settings.bootstrap, settings.properties, errors))
+        known = describe_topics(admin, None, settings.bootstrap, errors)
         if settings.topic not in known:
             raise no_topic(settings.topic, sorted(known), "WRITE")
         # The mark of a transaction is an offset, and offsets are written by readers of a topic.

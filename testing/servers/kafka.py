@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -178,7 +178,7 @@ class KafkaServer:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic, and wait until it exists."""
+        """Create a topic, and wait until clients see it and its partitions have leaders."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
@@ -191,17 +191,30 @@ class KafkaServer:
             try:
                 for created in admin.create_topics([topic], operation_timeout=30).values():
                     created.result(_REQUEST_S_MAX)
-                return
+                break
             except KafkaException as error:
                 # A broker that a slow machine has paused is fenced for a moment, and none is left.
                 code = error.args[0].code()
                 paused = (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError._TIMED_OUT)
                 if code == KafkaError.TOPIC_ALREADY_EXISTS and tried_before:
-                    return  # by a request whose answer was late
+                    break  # by a request whose answer was late
                 if code not in paused or clock.monotonic() > deadline:
                     raise
                 tried_before = True
             time.sleep(0.1)
+        # The controller has answered; the broker, whom clients ask, learns of it a moment later.
+        _wait_until(lambda: self._leads(admin, name, partitions))
+
+    def _leads(self, admin: Any, topic: str, partitions: int) -> bool:
+        from confluent_kafka import KafkaException
+
+        try:
+            # Of all topics: the answer for one that is not there yet would be remembered for a while.
+            found = admin.list_topics(timeout=10).topics.get(topic)
+        except KafkaException:
+            return False
+        leaders = [each.leader for each in found.partitions.values()] if found else []
+        return len(leaders) == partitions and min(leaders) >= 0
 
     def produce(
         self,
@@ -325,8 +338,7 @@ class SecureKafkaServer(KafkaServer):
             name, names.ScramCredentialInfo(kind, 4096), password.encode()
         )
         admin = self.admin()
-        for done in admin.alter_user_scram_credentials([change]).values():
-            done.result(60)
+        _until_done(lambda: admin.alter_user_scram_credentials([change]).values())
 
         def known() -> bool:
             """The credentials reach the listener a moment after they are described."""
@@ -372,10 +384,11 @@ class SecureKafkaServer(KafkaServer):
         given = names.AclPermissionType[permission]
         wanted = [names.AclBinding(*place, names.AclOperation[each], given) for each in operations]
         admin = self.admin()
-        for done in admin.create_acls(wanted).values():
-            done.result(60)
+        _until_done(lambda: admin.create_acls(wanted).values())
         own = names.AclBindingFilter(*place, names.AclOperation.ANY, given)
-        _wait_until(lambda: len(admin.describe_acls(own).result(60)) >= len(set(operations)))
+        _wait_until(
+            lambda: len(_until_done(lambda: [admin.describe_acls(own)])[0]) >= len(set(operations))
+        )
 
 
 def _joined(values: Mapping[str, str], between: str) -> str:
@@ -387,6 +400,20 @@ def _admin_names() -> Any:
     from confluent_kafka import admin
 
     return admin
+
+
+def _until_done(request: Callable[[], Iterable[Any]]) -> list[Any]:
+    """Return the results of a request, which is repeated if a slow machine has no answer in time."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    clock = SystemClock()
+    deadline = clock.monotonic() + _REQUEST_S_MAX
+    while True:
+        try:
+            return [each.result(_REQUEST_S_MAX) for each in request()]
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._TIMED_OUT or clock.monotonic() > deadline:
+                raise
 
 
 def _wait_until(holds: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors import KafkaSecurity, kafka_sink, kafka_source
+from headgate.connectors.kafka.client import describe_topics
 from headgate.errors import HeadgateError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun
@@ -256,6 +257,27 @@ def test_a_sink_names_the_right_that_it_lacks(
     with pytest.raises(UsageError) as raised:
         sink.check_output(RUN)
     assert missing in str(raised.value)
+
+
+def test_a_sink_names_the_right_that_it_lacks_however_late_the_answer_is(
+    secure: SecureKafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a right to write a producer gets no id, and then it answers nothing any more."""
+
+    def late(client: Any, *arguments: Any) -> Any:
+        for _ in range(10):
+            client.poll(0.1)
+        return describe_topics(client, *arguments)
+
+    monkeypatch.setattr("headgate.connectors.kafka.sink.describe_topics", late)
+    topic = new_topic(secure)
+    security = new_user(secure, topic, Rights(topic=()))
+    sink = kafka_sink(
+        topic, bootstrap=secure.sasl, format="raw", guarantee="exactly_once", security=security
+    )
+    for check in (lambda: sink.check_output(RUN), lambda: sink.check_connection({})):
+        with pytest.raises(UsageError, match=f"no right to WRITE topic=`{topic}`"):
+            check()
 
 
 def test_a_source_names_the_right_that_it_lacks(secure: SecureKafkaServer) -> None:
