@@ -324,7 +324,8 @@ def test_curves_go_on_from_what_the_page_has(lab: Any, beside: Any) -> None:
 
 
 def test_a_state_is_asked_for_a_key(lab: Any, beside: Any) -> None:
-    job = hg.Job("totals", parallelism=2, options={"headgate.queries.timeout": "60s"})
+    options = {"headgate.queries.timeout": "60s", "headgate.queries.scan-idle": "10m"}
+    job = hg.Job("totals", parallelism=2, options=options)
     rows_ = from_list([{"user": "a b/ü", "n": 3}], schema={"user": "string", "n": "int64"})
     stream = job.read(rows_, name="in")
     by_user = stream.key_by("user")
@@ -473,7 +474,8 @@ async def keys(page: Page) -> list[str]:
 
 
 def test_a_state_is_read_in_pages(lab: Any, beside: Any) -> None:
-    job = hg.Job("totals", parallelism=2, options={"headgate.queries.timeout": "60s"})
+    options = {"headgate.queries.timeout": "60s", "headgate.queries.scan-idle": "10m"}
+    job = hg.Job("totals", parallelism=2, options=options)
     records = [{"user": user, "n": len(user)} for user in USERS]
     stream = job.read(from_list(records, schema={"user": "string", "n": "int64"}), name="in")
     sums = stream.key_by("user").agg(n=hg.sum("n"), name="sums", queryable="totals")
