@@ -20,7 +20,7 @@ from ..operators.per_record.base import describe_columns
 from ..operators.rows import RowMismatch, to_columns
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import Record, Record_co, Source, SourceReader
-from .rows import check_count
+from .arguments import check_count
 
 
 class MarkerCrash(Exception):

@@ -20,11 +20,11 @@ from ..operators.base import OperatorContext
 from ..operators.elements import Batch, ColumnBatch
 from ..operators.sink import Guarantee, Sink, SinkWriter
 from ..operators.source import Source, SourceReader
+from .arguments import check_count
 from .fetched_splits import OneSplit, OneSplitReader
 from .files.source import LINES
 from .formats.format import planning
 from .formats.text import JsonFormat
-from .rows import check_count
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 LINE_BYTES_MAX: Final = 1 << 20

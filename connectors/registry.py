@@ -31,6 +31,7 @@ from ..api.manifest.registry import LookupConnector, SinkConnector, SourceConnec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
+from .arguments import ON_LOST, parse_time
 from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
@@ -75,14 +76,13 @@ from .position_column import with_position
 from .postgres import cdc_model
 from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.lookup import MISSING, postgres_lookup
-from .postgres.sink import CREATE, MODES, ON_LOST, PostgresSink, postgres_sink
+from .postgres.sink import CREATE, MODES, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
 from .rabbitmq import manifest as rabbitmq
 from .rabbitmq.sink import RabbitSink
 from .ray_data.source import ray_dataset_source
 from .redis import manifest as redis
 from .redis.sink import RedisSink
-from .rows import parse_time
 from .sinks import BlackholeSink, PrintSink, blackhole, print_sink
 from .spark.source import spark_source
 from .sqs import manifest as sqs
@@ -370,7 +370,7 @@ SOURCES["kafka"] = SourceConnector(
                 TextKind(), "consumer group to which offsets of completed checkpoints are written"
             ),
             "onLost": Field(
-                ChoiceKind(("fail", "skip")), "records were deleted before they were read; fail"
+                ChoiceKind(ON_LOST), "records were deleted before they were read; fail"
             ),
             "readUncommitted": Field(
                 BooleanKind(), "true: also records of open and aborted transactions"
@@ -687,7 +687,7 @@ SINKS: dict[str, SinkConnector] = {
                     duration(), "with exactly_once: brokers abort older transactions; 15m"
                 ),
                 "onLost": Field(
-                    ChoiceKind(("fail", "skip")),
+                    ChoiceKind(ON_LOST),
                     "the brokers have aborted a transaction that a checkpoint needs; fail",
                 ),
                 "buffer": Field(

@@ -5,16 +5,13 @@ clock.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from numbers import Integral, Real
 
 import msgspec
 
-from ..errors import UsageError
 from ..operators.elements import Batch, Positions
 from ..operators.source import Record_co, Source, SourceReader
+from .arguments import check_count, check_rate
 
 DEFAULT_SPLITS = 8
 _PACE_HZ = 50  # a rate-limited source makes about this many batches a second, not one per row
@@ -52,28 +49,6 @@ class _Split(msgspec.Struct):
         """Return how many rows of the split have a number below `row`."""
         rounds, rest = divmod(row, self.block * self.of)
         return rounds * self.block + min(max(rest - self.index * self.block, 0), self.block)
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Raise UsageError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise UsageError(f"must be a whole number of at least {least} {name}=`{value!r}`")
-
-
-def parse_time(name: str, text: str) -> datetime:
-    """Return a time that is written as in ISO 8601; raise UsageError if it is not."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(
-            f"not a time {name}=`{text}`: {error}", fix="2026-01-31T12:00:00Z"
-        ) from None
-
-
-def check_rate(rate: object, fix: str = "") -> None:
-    """Raise UsageError unless `rate` is a number of records/s: above 0, and finite."""
-    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
-        raise UsageError(f"the rate must be above 0 records/s, and finite rate=`{rate!r}`", fix=fix)
 
 
 class RowSource(Source[Record_co]):

@@ -12,8 +12,8 @@ from ..operators.base import OperatorContext
 from ..operators.durations import Duration, format_duration, parse_duration
 from ..operators.elements import Batch
 from ..operators.source import Record, Source, SourceReader
+from .arguments import check_count, check_rate
 from .forwarding import ForwardingReader, ForwardingSource
-from .rows import check_count, check_rate
 
 _CATCH_UP_S = 1.0
 """After a delay a source may run ahead of its rate by this much, so that jitter costs no records."""

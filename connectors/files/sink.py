@@ -46,7 +46,7 @@ from ...operators.sink import (
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
-from ..rows import check_count
+from ..arguments import check_count
 from .compaction import Compaction
 from .drafts import Committable, Draft, LocalTarget, Target
 from .formats import ENCODERS, Encoder, FileFormat, can_encode

@@ -38,8 +38,8 @@ from ...operators.source import (
     SplitsLeftOutError,
 )
 from ...operators.suggestions import suggest
+from ..arguments import check_count
 from ..bad_records import BadRecordHandler, BadRecordPolicy, OnBadRecord, parse_policy
-from ..rows import check_count
 from . import locations
 from .blocks import (
     BlockReader,

@@ -26,8 +26,8 @@ from ...errors import JobError, UsageError
 from ...operators.clock import Clock, SystemClock
 from ...operators.durations import Duration, parse_duration
 from ...operators.sizes import parse_size
+from ..arguments import check_count
 from ..files.decode import Decoded
-from ..rows import check_count
 from ..secrets import read_secret
 from .format import UndecodableError
 

@@ -27,7 +27,7 @@ from ...operators.origin import Origin, capture_origin
 from ...operators.rows import to_rows
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 from ...operators.suggestions import suggest
-from ..rows import check_count
+from ..arguments import check_count
 from .calling import CallBounds, CallingWriter
 from .loop_thread import called
 

@@ -40,10 +40,9 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.sizes import parse_size
 from ...state.snapshot import CommitPermit
+from ..arguments import check_count, parse_bytes
 from ..files.sink import tag_of
-from ..rows import check_count
 from .calling import Pieces
 from .loop_thread import LoopThread, called
 from .sink import OwnCopy, RecordsAs, argument_of, check_form, check_function, several
@@ -352,13 +351,11 @@ def write_ahead_sink(
     check_function(kind, function, ("the records", "the epoch"), origin, may_await=True)
     check_form(records)
     check_count("rows", rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     made = parse_guarantee(guarantee)
     if made not in WriteAheadSink.guarantees:
         raise UsageError(
             "write_ahead_sink writes what checkpoints have staged, so it cannot be guarantee=`none`",
             fix="use function_sink, which needs no checkpoints",
         )
-    return WriteAheadSink(function, WriteAheadSettings(rows, buffer, records), made, origin)
+    return WriteAheadSink(function, WriteAheadSettings(rows, buffer_bytes, records), made, origin)

@@ -21,7 +21,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit, url
 from ...errors import JobError, StorageError, UsageError
 from ...operators.clock import Clock
 from ...operators.durations import Duration, parse_duration
-from ..rows import check_count
+from ..arguments import check_count
 from ..secrets import is_reference, read_secret
 
 RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -17,13 +17,12 @@ import pyarrow as pa
 from ...errors import SourceError, StorageError, UsageError
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
 from ...operators.suggestions import suggest
+from ..arguments import check_count, parse_bytes
 from ..fetched_splits import OneSplit
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
-from ..rows import check_count
 from .client import (
     RETRIED,
     Answer,
@@ -377,9 +376,7 @@ def sse_source(
     if not start.isprintable():
         raise UsageError("an id is a printable text start=", fix="leave line breaks out")
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     check_count("silence", parse_duration(silence, "silence"), 1)
     settings = EventSettings(
         http_settings(url, headers, ca, silence, retries, longest_pause, _OWN),
@@ -389,6 +386,6 @@ def sse_source(
         replay,
         start,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return EventSource(settings, values, None if metadata else record_class(schema), bounded)

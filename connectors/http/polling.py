@@ -14,11 +14,10 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
+from ..arguments import check_count, parse_bytes
 from ..fetched_splits import OneSplit
 from ..formats.text import JsonFormat
-from ..rows import check_count
 from .client import HttpClient, HttpSettings, check_reachable, check_service, http_settings
 from .reader import HttpReader, decoded, refused, value_of
 
@@ -248,9 +247,7 @@ def http_source(
     if not parameter:
         raise UsageError("a parameter has a name", fix='parameter="after"')
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     every_ms = parse_duration(every, "every")
     check_count("every", every_ms, 1)
     settings = PollSettings(
@@ -262,6 +259,6 @@ def http_source(
         tuple(items.split(".")) if items else (),
         stop is not None,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return HttpSource(settings, columns, record_class(schema))

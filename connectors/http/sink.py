@@ -34,8 +34,8 @@ from ...operators.sink import (
     parse_guarantee,
     stream_columns,
 )
-from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
+from ..arguments import check_count, parse_bytes
 from ..files.locations import (
     PathLike,
     address_of,
@@ -49,7 +49,6 @@ from ..formats.format import planning
 from ..formats.text import JsonFormat
 from ..functions.calling import CallBounds, CallingWriter
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
-from ..rows import check_count
 from .client import (
     HttpClient,
     HttpSettings,
@@ -364,9 +363,7 @@ def http_sink(
         )
     own = {"content-type", "content-length", "transfer-encoding", "host"}
     own |= set() if key_header is None else {key_header.lower()}
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     if key_header is not None:
         check_headers({key_header: ""}, frozenset())
     address = "" if dead_letters is None else address_of(dead_letters)
@@ -382,7 +379,7 @@ def http_sink(
         on_refused,
         address,
         check_storage_options(storage_options),
-        buffer,
+        buffer_bytes,
     )
     return HttpSink(settings, made, capture_origin())
 

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
+from ..arguments import OnLost
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .security import without_secrets
@@ -74,7 +75,7 @@ class KafkaSettings:
     stop: Stop | None
     group: str | None
     on_bad_record: OnBadRecord
-    on_lost: Literal["fail", "skip"]
+    on_lost: OnLost
     read_uncommitted: bool
     batch_rows: int
     buffer_bytes: int

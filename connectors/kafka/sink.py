@@ -25,9 +25,9 @@ from ...operators.sink import (
 )
 from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_choice, check_count, check_policy, parse_bytes
 from ..formats.format import Format, planning
 from ..formats.text import FormatName, to_format
-from ..rows import check_count
 from .client import (
     ErrorListener,
     check_properties,
@@ -156,7 +156,7 @@ def kafka_sink(
     guarantee: GuaranteeLike = "at_least_once",
     transactions: Literal["open", "staged"] = "open",
     transaction_timeout: Duration = TRANSACTION_TIMEOUT,
-    on_lost: Literal["fail", "skip"] = "fail",
+    on_lost: OnLost = "fail",
     buffer: str | int | None = None,
     security: KafkaSecurity | None = None,
     properties: Mapping[str, str] | None = None,
@@ -200,22 +200,14 @@ def kafka_sink(
         raise UsageError(
             f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
-    if on_lost not in ("fail", "skip"):
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`",
-            fix=suggest(on_lost, ("fail", "skip"), "policies"),
-        )
+    check_policy("on_lost", on_lost, ON_LOST)
     for kind, column in (metadata or {}).items():
         if kind not in WRITABLE:
             raise UsageError(
                 f"records of Kafka are not given such metadata metadata=`{kind}: {column}`",
                 fix=suggest(kind, WRITABLE, "metadata"),
             )
-    if transactions not in TRANSACTIONS:
-        raise UsageError(
-            f"no such kind of transactions transactions=`{transactions}`",
-            fix=suggest(transactions, TRANSACTIONS, "kinds"),
-        )
+    check_choice("transactions", transactions, TRANSACTIONS, "kind of transactions", "kinds")
     staged = transactions == "staged"
     if staged and parse_guarantee(guarantee) is not Guarantee.EXACTLY_ONCE:
         raise UsageError(
@@ -224,9 +216,7 @@ def kafka_sink(
         )
     if buffer is None:
         buffer = STAGED if staged else BUFFER
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     timeout_ms = parse_duration(transaction_timeout, "transaction_timeout")
     check_count("transaction_timeout", timeout_ms, 1_000)
     settings = SinkSettings(
@@ -234,12 +224,12 @@ def kafka_sink(
         bootstrap,
         to_format(format),
         dict(metadata or {}),
-        parse_size(BUFFER, "buffer") if staged else buffer,
+        parse_size(BUFFER) if staged else buffer_bytes,
         with_security(check_properties(properties or {}), security),
         timeout_ms,
         on_lost,
         transactions,
-        buffer,
+        buffer_bytes,
     )
     made = parse_guarantee(guarantee)
     if made is Guarantee.EXACTLY_ONCE:

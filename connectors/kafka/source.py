@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypedDict, Unpack, overload
+from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
@@ -21,13 +21,12 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
-from ..rows import check_count
 from .client import (
     ANSWER_S_MAX,
     ErrorListener,
@@ -332,7 +331,7 @@ class KafkaOptions(TypedDict, total=False):
     stop: Stop | None
     group: str | None
     on_bad_record: BadRecordPolicy
-    on_lost: Literal["fail", "skip"]
+    on_lost: OnLost
     read_uncommitted: bool
     batch_rows: int
     buffer: str | int
@@ -369,7 +368,7 @@ def kafka_source(
     stop: Stop | None = None,
     group: str | None = None,
     on_bad_record: BadRecordPolicy = "fail",
-    on_lost: Literal["fail", "skip"] = "fail",
+    on_lost: OnLost = "fail",
     read_uncommitted: bool = False,
     batch_rows: int = 8192,
     buffer: str | int = BUFFER,
@@ -427,9 +426,7 @@ def kafka_source(
     kinds = _check_metadata(metadata or {}, values)
     _check_reading(start, stop, group, on_lost)
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     settings = KafkaSettings(
         names,
         pattern,
@@ -443,7 +440,7 @@ def kafka_source(
         on_lost,
         read_uncommitted,
         batch_rows,
-        buffer,
+        buffer_bytes,
         with_security(check_properties(properties or {}), security),
     )
     return KafkaSource(settings, values, None if kinds else record_class(schema))
@@ -455,11 +452,7 @@ def _check_reading(start: Start, stop: Stop | None, group: str | None, on_lost: 
         _check_position("stop", stop, ("latest",))
     if start == "committed" and group is None:
         raise UsageError("committed offsets are those of a group", fix='group="..."')
-    if on_lost not in ("fail", "skip"):
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`",
-            fix=suggest(on_lost, ("fail", "skip"), "policies"),
-        )
+    check_policy("on_lost", on_lost, ON_LOST)
 
 
 def _check_topics(names: Sequence[str], pattern: str | None) -> None:
@@ -506,15 +499,6 @@ def _check_position(name: str, given: object, words: Sequence[str]) -> None:
             for partition, offset in offsets.items():
                 check_count("partition", partition, 0)
                 check_count("offset", offset, 0)
-    elif isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise UsageError(
-                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
-            )
-    elif isinstance(given, int) and not isinstance(given, bool):
-        check_count(name, given, 0)
-    elif given not in words:
-        raise UsageError(
-            f"not a position in topics {name}=`{given}`",
-            fix=f"one of {', '.join(words)}, a datetime, ms since 1970, or offsets",
-        )
+    else:
+        others = "a datetime, ms since 1970, or offsets"
+        check_position(name, given, words, others, place="topics", least=0)

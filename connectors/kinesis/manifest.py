@@ -15,14 +15,14 @@ from ...api.manifest.fields import (
 )
 from ...operators.sink import Sink
 from ...operators.source import Source
+from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
 from ..manifest_fields import DELIMITER, metadata_field
-from ..rows import parse_time
 from . import sink
 from .model import METADATA
 from .sink import kinesis_sink
-from .source import ON_LOST, kinesis_source
+from .source import kinesis_source
 
 _STREAM: Final = {
     "stream": Field(TextKind(), "the name of the stream", required=True),

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
+from ..arguments import OnLost
 from ..aws import AwsService
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
@@ -33,7 +34,6 @@ METADATA: Final[MetadataTypes] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
 """The parts of a record beside its data, and the types of their columns."""
-OnLost: TypeAlias = Literal["fail", "skip"]
 Start: TypeAlias = Literal["trim_horizon", "latest"] | datetime
 Stop: TypeAlias = Literal["latest"] | datetime
 

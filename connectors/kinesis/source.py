@@ -19,21 +19,18 @@ from ...operators.clock import SystemClock
 from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, SourceReader
-from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..aws import AwsService, answered_ms
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
     KinesisSettings,
-    OnLost,
     ShardSplit,
     Start,
     Stop,
@@ -43,7 +40,6 @@ from .reader import KinesisReader, cannot_read
 
 BUFFER: Final = "32mb"
 EVERY: Final = "250ms"
-ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
 DISCOVER: Final = "10s"
 _EVERY_MS_MIN: Final = 10
 
@@ -249,21 +245,16 @@ def kinesis_source(
     values = to_schema(schema)
     made.check_columns(values)
     kinds = check_metadata(metadata, list(METADATA), values, "records of Kinesis")
-    _check_position("start", start, ("trim_horizon", "latest"))
+    check_position("start", start, ("trim_horizon", "latest"), "or a datetime")
     if stop is not None:
-        _check_position("stop", stop, ("latest",))
-    if on_lost not in ON_LOST:
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
-        )
+        check_position("stop", stop, ("latest",), "or a datetime")
+    check_policy("on_lost", on_lost, ON_LOST)
     every_ms = parse_duration(every, "every")
     check_count("every", every_ms, _EVERY_MS_MIN)
     discover_every_ms = parse_duration(discover_every, "discover_every")
     check_count("discover_every", discover_every_ms, 1)
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     settings = KinesisSettings(
         stream,
         service,
@@ -275,7 +266,7 @@ def kinesis_source(
         parse_policy(on_bad_record),
         on_lost,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return KinesisSource(
         settings, values, None if kinds else record_class(schema), discover_every_ms
@@ -296,16 +287,3 @@ def check_stream(stream: str) -> None:
 
 
 _OTHERS: Final = str.maketrans("", "", "_-.")
-
-
-def _check_position(name: str, given: object, words: Sequence[str]) -> None:
-    if isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise UsageError(
-                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
-            )
-    elif given not in words:
-        raise UsageError(
-            f"not a position in a stream {name}=`{given}`",
-            fix=f"one of {', '.join(words)}, or a datetime",
-        )

@@ -14,11 +14,11 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import Record, Record_co, SourceReader
 from ..acknowledged import QueueSplit
+from ..arguments import check_count
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .client import Broker, look
 from .model import METADATA, REJECTED_SCHEMA, MqttSettings
 from .reader import MqttReader

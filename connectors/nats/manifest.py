@@ -18,14 +18,14 @@ from ...api.manifest.fields import (
 from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
+from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
-from ..rows import parse_time
 from . import sink
 from .model import METADATA
 from .sink import nats_sink
-from .source import ON_LOST, nats_source
+from .source import nats_source
 
 _SERVERS: Final = {
     "url": Field(

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
+from ..arguments import OnLost
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .client import Servers
@@ -32,7 +33,6 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
     "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
 }
 """The parts of a message beside its data, and the types of their columns."""
-OnLost: TypeAlias = Literal["fail", "skip"]
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
 Stop: TypeAlias = Literal["latest"] | datetime | int
 

@@ -27,8 +27,8 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
+from ..arguments import parse_bytes
 from ..files.sink import tag_of
 from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
@@ -36,7 +36,6 @@ from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..messages import check_message_columns
-from ..rows import check_count
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -352,10 +351,8 @@ def nats_sink(
         raise UsageError(
             f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     servers = Servers(url, user, password, token, credentials, ca, certificate, key)
     servers.check()
-    settings = SinkSettings(subject, servers, to_format(format), given, buffer)
+    settings = SinkSettings(subject, servers, to_format(format), given, buffer_bytes)
     return NatsSink(settings, parse_guarantee(guarantee), capture_origin())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
@@ -17,22 +17,19 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, SourceReader
-from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .client import Servers, cannot_use, connected, is_missing
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
     NatsSettings,
     NatsSplit,
-    OnLost,
     Start,
     Stop,
     overlap,
@@ -40,8 +37,7 @@ from .model import (
 from .reader import NatsReader
 
 BUFFER: Final = "32mb"
-ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
-T = TypeVar("T")
+_NUMBERS: Final = "a datetime, or a sequence number"
 
 
 class NatsSource(MessageSource[Record_co]):
@@ -277,17 +273,12 @@ def nats_source(
     values = to_schema(schema)
     made.check_columns(values)
     kinds = check_metadata(metadata, list(METADATA), values, "messages")
-    _check_position("start", start, ("earliest", "latest"), least=1)
+    check_position("start", start, ("earliest", "latest"), _NUMBERS, least=1)
     if stop is not None:
-        _check_position("stop", stop, ("latest",), least=0)
-    if on_lost not in ON_LOST:
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
-        )
+        check_position("stop", stop, ("latest",), _NUMBERS, least=0)
+    check_policy("on_lost", on_lost, ON_LOST)
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     settings = NatsSettings(
         stream,
         _check_subjects((subjects,) if isinstance(subjects, str) else tuple(subjects)),
@@ -299,7 +290,7 @@ def nats_source(
         parse_policy(on_bad_record),
         on_lost,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return NatsSource(settings, values, None if kinds else record_class(schema))
 
@@ -328,18 +319,3 @@ def _check_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
                     fix="it would be read twice; keep one of them, or make them disjoint",
                 )
     return subjects
-
-
-def _check_position(name: str, given: object, words: Sequence[str], *, least: int) -> None:
-    if isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise UsageError(
-                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
-            )
-    elif isinstance(given, int) and not isinstance(given, bool):
-        check_count(name, given, least)
-    elif given not in words:
-        raise UsageError(
-            f"not a position in a stream {name}=`{given}`",
-            fix=f"one of {', '.join(words)}, a datetime, or a sequence number",
-        )

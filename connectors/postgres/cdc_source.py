@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.schema import SchemaLike, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Source, SourceReader
 from ...operators.suggestions import suggest
-from ..rows import check_count
+from ..arguments import ON_LOST, OnLost, check_choice, check_count, parse_bytes
 from .cdc_model import METADATA, ORDERED, CdcSettings, Position
 from .cdc_reader import CdcReader
 from .client import Address, Connection, connect, reading, refusals
@@ -38,7 +37,6 @@ from .values import schema_of
 BUFFER: Final = "32mb"
 SNAPSHOTS: Final = ("initial", "never")
 NEW_COLUMNS: Final = ("fail", "ignore")
-ON_LOST: Final = ("fail", "skip")
 _APPLICATION: Final = "headgate-plan"
 
 
@@ -228,7 +226,7 @@ def postgres_cdc_source(
     before: str | None = None,
     metadata: Mapping[str, str] | None = None,
     stop: Literal["latest"] | None = None,
-    on_lost: Literal["fail", "skip"] = "fail",
+    on_lost: OnLost = "fail",
     new_columns: Literal["fail", "ignore"] = "fail",
     batch_rows: int = 8192,
     buffer: str | int = BUFFER,
@@ -266,8 +264,6 @@ def postgres_cdc_source(
     Raises:
         UsageError: an argument is wrong; without a schema, also if the table cannot be looked at.
     """
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
     settings = CdcSettings(
         Address(dsn, password),
         table,
@@ -282,7 +278,7 @@ def postgres_cdc_source(
         on_lost,
         new_columns,
         batch_rows,
-        buffer,
+        parse_bytes("buffer", buffer),
     )
     _check_settings(settings)
     source = CdcSource(settings, _rows(settings, schema))
@@ -303,16 +299,10 @@ def _check_settings(settings: CdcSettings) -> None:
             f"a table and a slot must be named table=`{table}` slot=`{slot}`",
             fix='postgres_cdc_source("postgresql://...", "orders", slot="orders_to_headgate")',
         )
-    for name, value, known in (
-        ("snapshot", settings.snapshot, SNAPSHOTS),
-        ("on_lost", settings.on_lost, ON_LOST),
-        ("new_columns", settings.new_columns, NEW_COLUMNS),
-        ("stop", settings.stop or "latest", ("latest",)),
-    ):
-        if value not in known:
-            raise UsageError(
-                f"no such choice {name}=`{value}`", fix=suggest(value, known, "choices")
-            )
+    check_choice("snapshot", settings.snapshot, SNAPSHOTS)
+    check_choice("on_lost", settings.on_lost, ON_LOST)
+    check_choice("new_columns", settings.new_columns, NEW_COLUMNS)
+    check_choice("stop", settings.stop or "latest", ("latest",))
     for kind in settings.metadata:
         if kind not in METADATA:
             raise UsageError(
@@ -320,7 +310,6 @@ def _check_settings(settings: CdcSettings) -> None:
                 fix=suggest(kind, list(METADATA), "metadata"),
             )
     check_count("batch_rows", settings.batch_rows, 1)
-    check_count("buffer", settings.buffer_bytes, 1)
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from ...errors import DataError, HeadgateError, JobError, UsageError
 from ...operators.extras import check_extra
 from ...operators.schema import SchemaLike, to_schema
 from ...operators.suggestions import suggest
-from ..rows import check_count
+from ..arguments import check_count
 from .client import Address, AsyncConnection, connect, connect_async, is_lost, reason_of
 from .relation import Relation
 from .tables import Column

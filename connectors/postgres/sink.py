@@ -18,9 +18,7 @@ from ...operators.sink import (
     parse_guarantee,
     stream_columns,
 )
-from ...operators.sizes import parse_size
-from ...operators.suggestions import suggest
-from ..rows import check_count
+from ..arguments import ON_LOST, OnLost, check_choice, parse_bytes
 from .client import Address, connect, refusals
 from .tables import can_write, find_table
 from .target import SinkSettings, check_stream, checked_target
@@ -29,7 +27,6 @@ from .writer import PostgresWriter
 BUFFER: Final = "32mb"
 MODES: Final = ("append", "upsert")
 CREATE: Final = ("never", "if_not_exists")
-ON_LOST: Final = ("fail", "skip")
 
 
 class PostgresSink(Sink):
@@ -96,7 +93,7 @@ def postgres_sink(
     guarantee: GuaranteeLike = "at_least_once",
     create: Literal["never", "if_not_exists"] = "never",
     staging_schema: str | None = None,
-    on_lost: Literal["fail", "skip"] = "fail",
+    on_lost: OnLost = "fail",
     buffer: str | int = BUFFER,
     password: str | None = None,
 ) -> PostgresSink:
@@ -127,15 +124,9 @@ def postgres_sink(
     address.check()
     if not table:
         raise UsageError("no table is named", fix='postgres_sink("postgresql://...", "orders")')
-    for name, value, known in (
-        ("mode", mode, MODES),
-        ("create", create, CREATE),
-        ("on_lost", on_lost, ON_LOST),
-    ):
-        if value not in known:
-            raise UsageError(
-                f"no such choice {name}=`{value}`", fix=suggest(value, known, "choices")
-            )
+    check_choice("mode", mode, MODES)
+    check_choice("create", create, CREATE)
+    check_choice("on_lost", on_lost, ON_LOST)
     keys = (key,) if isinstance(key, str) else tuple(key)
     if mode == "upsert" and not keys:
         raise UsageError(
@@ -148,9 +139,7 @@ def postgres_sink(
         )
     if len(set(keys)) < len(keys):
         raise UsageError(f"a column is named twice key=`{', '.join(keys)}`")
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     made = parse_guarantee(guarantee)
     settings = SinkSettings(
         address,
@@ -161,7 +150,7 @@ def postgres_sink(
         create,
         staging_schema,
         on_lost,
-        buffer,
+        buffer_bytes,
         made is Guarantee.EXACTLY_ONCE,
     )
     return PostgresSink(settings, made)

@@ -14,10 +14,9 @@ from ...errors import UsageError
 from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, Source, SourceReader
 from ...operators.suggestions import suggest
-from ..rows import check_count
+from ..arguments import check_count, parse_bytes
 from .client import Address, Connection, connect, reading
 from .relation import Relation
 from .table_reader import TableReader, TableSettings, TableSplit
@@ -288,14 +287,12 @@ def postgres_source(
                 fix="leave splits= out",
             )
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     lag_s, every_s = parse_duration(lag, "lag") / 1000, parse_duration(every, "every") / 1000
     if not every_s:
         raise UsageError(f"there must be time between two looks every=`{every}`", fix='every="1s"')
     settings = TableSettings(
-        relation, keys, splits, incremental_by, lag_s, every_s, batch_rows, buffer
+        relation, keys, splits, incremental_by, lag_s, every_s, batch_rows, buffer_bytes
     )
     rows = relation.columns(_APPLICATION) if schema is None else to_schema(schema)
     return TableSource(settings, rows, record_class(schema))

@@ -18,15 +18,15 @@ from ...api.manifest.fields import (
 from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
+from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
-from ..rows import parse_time
 from . import sink
 from .envelope import ENVELOPES
 from .model import METADATA
 from .sink import rabbitmq_sink
-from .source import ON_LOST, rabbitmq_source
+from .source import rabbitmq_source
 
 _BROKER: Final = {
     "url": Field(

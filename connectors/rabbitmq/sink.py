@@ -28,8 +28,8 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
+from ..arguments import parse_bytes
 from ..files.sink import tag_of
 from ..formats.format import Encode, Format
 from ..formats.text import FormatName, to_format
@@ -37,7 +37,6 @@ from ..functions.calling import CallBounds, CallingWriter
 from ..functions.loop_thread import in_thread
 from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
 from ..messages import check_message_columns
-from ..rows import check_count
 from .client import (
     ANSWER_S_MAX,
     AWAY_S,
@@ -371,8 +370,6 @@ def rabbitmq_sink(
         raise UsageError(
             f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
         )
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
-    settings = SinkSettings(stream, broker, to_format(format), envelope, buffer)
+    buffer_bytes = parse_bytes("buffer", buffer)
+    settings = SinkSettings(stream, broker, to_format(format), envelope, buffer_bytes)
     return RabbitSink(settings, parse_guarantee(guarantee), capture_origin())

@@ -16,15 +16,14 @@ import pyarrow as pa
 from ...errors import UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .client import (
     Broker,
     Connection,
@@ -38,7 +37,6 @@ from .envelope import ENVELOPES, EnvelopeName
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
-    OnLost,
     RabbitSettings,
     Start,
     Stop,
@@ -47,7 +45,6 @@ from .model import (
 from .reader import RabbitReader
 
 BUFFER: Final = "32mb"
-ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
 
 
 class RabbitSource(MessageSource[Record_co]):
@@ -244,17 +241,12 @@ def rabbitmq_source(
     values = to_schema(schema)
     made.check_columns(values)
     kinds = check_metadata(metadata, list(METADATA), values, "messages")
-    _check_start(start)
+    check_position("start", start, ("earliest", "latest"), "a datetime, or an offset", least=0)
     if stop is not None and stop != "latest":
         check_count("stop", stop, 0)
-    if on_lost not in ON_LOST:
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
-        )
+    check_policy("on_lost", on_lost, ON_LOST)
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     settings = RabbitSettings(
         names,
         broker,
@@ -266,7 +258,7 @@ def rabbitmq_source(
         parse_policy(on_bad_record),
         on_lost,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return RabbitSource(settings, values, None if kinds else record_class(schema))
 
@@ -291,19 +283,4 @@ def check_envelope(envelope: str) -> None:
         raise UsageError(
             f"no such envelope envelope=`{envelope}`",
             fix=suggest(envelope, list(ENVELOPES), "envelopes"),
-        )
-
-
-def _check_start(start: Start) -> None:
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise UsageError(
-                f"the time has no time zone start=`{start}`", fix="datetime(..., tzinfo=UTC)"
-            )
-    elif isinstance(start, int) and not isinstance(start, bool):
-        check_count("start", start, 0)
-    elif start not in ("earliest", "latest"):
-        raise UsageError(
-            f"not a position in a stream start=`{start}`",
-            fix="one of earliest, latest, a datetime, or an offset",
         )

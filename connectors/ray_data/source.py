@@ -13,10 +13,10 @@ from ...errors import UsageError
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.sizes import parse_size
 from ...operators.source import BATCH_ROWS, Record, Record_co
+from ..arguments import check_count
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..prepared.result import ResultFiles
 from ..prepared.source import PreparedSource
-from ..rows import check_count
 from .columns import dataset_schema
 from .result import RAY, RayResult, is_dataset
 

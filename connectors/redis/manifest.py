@@ -20,13 +20,13 @@ from ...api.manifest.fields import (
 from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
+from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
-from ..rows import parse_time
 from . import sink, source
 from .model import METADATA
 from .sink import redis_sink
-from .source import ON_LOST, ON_MISSING, redis_source
+from .source import ON_MISSING, redis_source
 
 _SERVER: Final = {
     "url": Field(

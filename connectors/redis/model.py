@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
+from ..arguments import OnLost
 from ..bad_records import OnBadRecord
 from ..formats.format import Format
 from .client import Address
@@ -36,7 +37,6 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
     "timestamp": pa.timestamp("ms", tz="UTC"),
 }
 """The parts of an entry beside its fields, and the types of their columns."""
-OnLost: TypeAlias = Literal["fail", "skip"]
 OnMissing: TypeAlias = Literal["fail", "wait"]
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int | Mapping[str, str]
 Stop: TypeAlias = Literal["latest"] | datetime | int | Mapping[str, str]

@@ -17,16 +17,13 @@ from ...operators.sink import (
     parse_guarantee,
     stream_columns,
 )
-from ...operators.sizes import parse_size
-from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, parse_bytes
 from ..formats.format import Format, planning
 from ..formats.text import FormatName
-from ..rows import check_count
 from .client import Address, connect, reason_of
 from .fields import check_columns
 from .keys import SinkKeys
-from .model import OnLost
-from .source import BUFFER, FIELD, ON_LOST, parse_format
+from .source import BUFFER, FIELD, parse_format
 from .writer import RedisWriter, SinkSettings
 
 FORMATS: Final = ("fields", "json", "raw")
@@ -193,17 +190,12 @@ def redis_sink(
     address = Address(url, password, ca, certificate, key, cluster)
     address.check()
     made = parse_format(format, None, FORMATS)
-    if on_lost not in ON_LOST:
-        raise UsageError(
-            f"no such policy on_lost=`{on_lost}`", fix=suggest(on_lost, list(ON_LOST), "policies")
-        )
+    check_policy("on_lost", on_lost, ON_LOST)
     if max_length is not None:
         check_count("max_length", max_length, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     wanted = parse_guarantee(guarantee)
     if wanted is Guarantee.EXACTLY_ONCE and cluster:
         SinkKeys.check_cluster(stream)
-    settings = SinkSettings(stream, address, made, field, max_length, on_lost, buffer)
+    settings = SinkSettings(stream, address, made, field, max_length, on_lost, buffer_bytes)
     return RedisSink(settings, wanted)

@@ -16,14 +16,13 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.sizes import parse_size
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
+from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .client import Address, cannot_use, connect, is_lost, reason_of, too_old
 from .fields import check_columns
 from .model import (
@@ -33,7 +32,6 @@ from .model import (
     REJECTED_SCHEMA,
     SEQUENCE_MAX,
     UNKNOWN,
-    OnLost,
     OnMissing,
     RedisSettings,
     Start,
@@ -50,7 +48,6 @@ from .reader import RedisReader
 BUFFER: Final = "32mb"
 FIELD: Final = "value"
 FORMATS: Final = ("fields", "json", "csv", "raw")
-ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
 ON_MISSING: Final[tuple[OnMissing, ...]] = ("fail", "wait")
 
 
@@ -295,18 +292,10 @@ def redis_source(
     _check_position("start", start, ("earliest", "latest"), names)
     if stop is not None:
         _check_position("stop", stop, ("latest",), names)
-    for name, value, known in (
-        ("on_lost", on_lost, ON_LOST),
-        ("on_missing", on_missing, ON_MISSING),
-    ):
-        if value not in known:
-            raise UsageError(
-                f"no such policy {name}=`{value}`", fix=suggest(value, list(known), "policies")
-            )
+    check_policy("on_lost", on_lost, ON_LOST)
+    check_policy("on_missing", on_missing, ON_MISSING)
     check_count("batch_rows", batch_rows, 1)
-    if isinstance(buffer, str):
-        buffer = parse_size(buffer, "buffer")
-    check_count("buffer", buffer, 1)
+    buffer_bytes = parse_bytes("buffer", buffer)
     settings = RedisSettings(
         names,
         address,
@@ -320,7 +309,7 @@ def redis_source(
         on_lost,
         on_missing,
         batch_rows,
-        buffer,
+        buffer_bytes,
     )
     return RedisSource(settings, values, None if kinds else record_class(schema))
 
@@ -353,15 +342,6 @@ def _check_position(name: str, given: object, words: Sequence[str], streams: Seq
                     f"not the id of an entry {name}=`{stream}: {known}`",
                     fix=f'{name}={{"{stream}": "1767225600000-0"}}',
                 )
-    elif isinstance(given, datetime):
-        if given.tzinfo is None:
-            raise UsageError(
-                f"the time has no time zone {name}=`{given}`", fix="datetime(..., tzinfo=UTC)"
-            )
-    elif isinstance(given, int) and not isinstance(given, bool):
-        check_count(name, given, 0)
-    elif given not in words:
-        raise UsageError(
-            f"not a position in streams {name}=`{given}`",
-            fix=f"one of {', '.join(words)}, a datetime, ms since 1970, or ids",
-        )
+    else:
+        others = "a datetime, ms since 1970, or ids"
+        check_position(name, given, words, others, place="streams", least=0)

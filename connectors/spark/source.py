@@ -18,10 +18,10 @@ from ...operators.durations import Duration, format_duration, parse_duration
 from ...operators.origin import capture_origin
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import BATCH_ROWS, Record, Record_co
+from ..arguments import check_count
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..prepared.result import ResultFiles
 from ..prepared.source import PreparedSource
-from ..rows import check_count
 from .process import SparkProcess
 from .result import SPARK, SparkResult
 from .schema import arrow_schema

@@ -13,12 +13,12 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.source import Record, Record_co, SourceReader
 from ..acknowledged import QueueSplit
+from ..arguments import check_count
 from ..aws import AwsService
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
 from ..messages import MessageSource, check_metadata
-from ..rows import check_count
 from .model import METADATA, REJECTED_SCHEMA, SqsSettings, check_queue, look
 from .reader import SqsReader
 

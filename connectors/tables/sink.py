@@ -12,8 +12,8 @@ import pyarrow as pa
 from ...errors import InternalError, PlanError, UsageError
 from ...operators.sink import EpochOutput, IfExists, IfExistsLike, SinkRun, parse_if_exists
 from ...operators.sizes import parse_size
+from ..arguments import check_count
 from ..files.locations import check_storage_options
-from ..rows import check_count
 
 ROLL_BYTES: Final = "128mb"
 BUFFER: Final = "64mb"
