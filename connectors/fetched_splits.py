@@ -1,8 +1,8 @@
 """Readers whose thread fetches and decodes records beside the subtask, some ahead.
 
 The thread puts finished pieces into a bounded queue, and the mailbox takes them. `FetchedSplitsReader` is
-for clients that block, `LoopedReader` for those that have coroutines, and `OneSplitReader` for sources
-that have one split.
+for clients that block, `CommandedReader` for those of them that also make other requests, `LoopedReader`
+for clients that have coroutines, and `OneSplitReader` for sources that have one split.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
+import numpy.typing as npt
 import pyarrow as pa
 
+from ..errors import StateError
 from ..operators.base import OperatorContext
 from ..operators.drops import DropKind
 from ..operators.elements import Batch, ColumnBatch, Positions
@@ -60,7 +62,7 @@ class Piece(Generic[P]):
 
     position: P
     batch: pa.RecordBatch | None = None
-    marks: Sequence[Any] = ()
+    marks: Sequence[Any] | npt.NDArray[Any] = ()
     bad: list[tuple[Any, str]] = field(default_factory=list)
     size_bytes: int = 0
     ready_ms: int = -1
@@ -124,6 +126,9 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
     def places(self, piece: Piece[P]) -> Positions | None:
         """Return the positions of the good records, if they have numbers."""
         return None
+
+    def release(self) -> None:
+        """Release what `fetch_forever` has used, also after failures; called in the thread."""
 
     def taken(self, piece: Piece[P]) -> None:
         """Note that the mailbox has taken a piece, or the first rows of one."""
@@ -245,6 +250,8 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             with self._shared.changed:
                 self._shared.error = error
             self._wake()
+        finally:
+            self.release()
 
     def is_closed(self) -> bool:
         """Return True if the thread should end."""
@@ -266,17 +273,17 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
         """Return True if enough waits to be taken; `changed` is held."""
         return self._shared.waiting_bytes >= self._buffer_bytes
 
-    def put(self, piece: Piece[P], lost: int = 0) -> None:
-        """Hand a piece to the mailbox.
+    def put(self, *pieces: Piece[P], lost: int = 0) -> None:
+        """Hand pieces to the mailbox.
 
         Args:
-            piece: the piece.
+            pieces: the pieces.
             lost: records that were deleted before they were read.
         """
         with self._shared.changed:
             self._shared.lost += lost
-            self._shared.pieces.append(piece)
-            self._shared.waiting_bytes += piece.size_bytes
+            self._shared.pieces += pieces
+            self._shared.waiting_bytes += sum(piece.size_bytes for piece in pieces)
         self._wake()
 
     def _wake(self) -> None:
@@ -284,6 +291,78 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
             RuntimeError
         ):  # the loop is closed, and there is no one left to wake
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+class CommandedReader(FetchedSplitsReader[P]):
+    """Its thread makes requests for the mailbox between two fetches, as they may block.
+
+    The positions of completed checkpoints are written to a consumer group, if there is one.
+    """
+
+    def __init__(
+        self, buffer_bytes: int, policy: OnBadRecord, culprit: str, group: str | None
+    ) -> None:
+        super().__init__(buffer_bytes, policy, culprit)
+        self._group = group
+        self._cuts: dict[int, list[P]] = {}
+        """The positions of checkpoints that are not complete, by their numbers."""
+        self._commands: list[Callable[[], None]] = []
+        """The requests for the thread to make; `_shared.changed` guards them."""
+
+    # -- what a subclass has ------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        """Fetch pieces, and `put` them, or wait for some for a short time; called in the thread."""
+        raise NotImplementedError
+
+    def has_room(self) -> bool:
+        """Return True if pieces should be fetched; `changed` is held."""
+        raise NotImplementedError
+
+    def write_group(self, positions: Sequence[P]) -> None:
+        """Write positions to the group. They are information: failures are logged."""
+        raise NotImplementedError
+
+    # -- the mailbox --------------------------------------------------------------------------------
+
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        if self._group is not None:
+            self._cuts[checkpoint_id] = list(self._positions.values())
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        cut = self._cuts.get(checkpoint_id, [])
+        self._cuts = {id_: kept for id_, kept in self._cuts.items() if id_ > checkpoint_id}
+        if cut:
+            self.command(partial(self.write_group, cut))
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._cuts.pop(checkpoint_id, None)
+
+    def command(self, command: Callable[[], None], *, once: bool = False) -> None:
+        """Let the thread do something; `once`: unless it is about to do it anyway."""
+        with self._shared.changed:
+            if self._shared.error is None and not (once and command in self._commands):
+                self._commands.append(command)
+                self._shared.changed.notify_all()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def fetch_forever(self) -> None:
+        while (commands := self._commands_or_room()) is not None:
+            for command in commands:
+                command()
+            if not commands:
+                self.fetch()
+
+    def _commands_or_room(self) -> list[Callable[[], None]] | None:
+        """Wait for commands, and return them; return none if pieces fit, None if closed."""
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(
+                lambda: bool(shared.closed or self._commands or self.has_room())
+            )
+            commands, self._commands = self._commands, []
+            return None if shared.closed and not commands else commands
 
 
 class LoopedReader(FetchedSplitsReader[P]):
@@ -337,6 +416,22 @@ class LoopedReader(FetchedSplitsReader[P]):
                 change.cancel()
                 return not closed
             await change
+
+
+def no_stop_any_more(what: str, name: str, end: str, at: str) -> StateError:
+    """Return the error for a split that is restored with an end, while its source has none.
+
+    Args:
+        what: a split is in this source.
+        name: of the split.
+        end: shows the end, with a comma before it; empty: it says nothing to users.
+        at: where another source would begin.
+    """
+    return StateError(
+        f"{what} {name} is restored with an end{end}, and the source has no stop= any more: {what}s that "
+        "have ended already would not be read on",
+        fix=f"keep stop=; or give the source another name, with start= at {at} to go on from",
+    )
 
 
 class OneSplit(msgspec.Struct):

@@ -4,45 +4,86 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from ..errors import PlanError, UsageError
+from ..errors import PlanError, SourceError, UsageError
+from ..operators.schema import SchemaLike, record_class, to_schema
 from ..operators.sink import stream_columns
 from ..operators.source import Record_co, Source
 from ..operators.suggestions import suggest
-from .formats.format import Format, planning
+from .files.decode import Decoded
+from .formats.format import Format, UndecodableError, planning
 
-MetadataTypes: TypeAlias = Mapping[str, pa.DataType]
-"""The parts of a message beside its data, and the types of their columns."""
+M = TypeVar("M")
+"""A message, in the form of its reader."""
+P = TypeVar("P")
+"""The data of a message, in the form that its format decodes."""
+
+
+@dataclass(frozen=True)
+class MessageColumns:
+    """The columns that a source makes of messages.
+
+    Attributes:
+        format: of the data.
+        values: the columns made of the data.
+        metadata: the names of further columns, by what they hold.
+        row_type: the class of records; None: there is none that has all columns.
+    """
+
+    format: Format
+    values: pa.Schema
+    metadata: Mapping[str, str]
+    row_type: type[Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        format: Format,
+        schema: SchemaLike | None,
+        metadata: Mapping[str, str] | None,
+        known: pa.Schema,
+        messages: str,
+    ) -> MessageColumns:
+        """Return the columns that a user wants.
+
+        Args:
+            format: of the data.
+            schema: the columns of the data; None: those that follow from the format.
+            metadata: the names of further columns, by what they hold.
+            known: the metadata that there is.
+            messages: the name of messages, for errors.
+
+        Raises:
+            UsageError: the format has no such columns, or there is no such metadata.
+        """
+        if schema is None:
+            schema = format.columns()
+        values = to_schema(schema)
+        format.check_columns(values)
+        wanted = check_metadata(metadata, known.names, values, messages)
+        return cls(format, values, wanted, None if wanted else record_class(schema))
 
 
 class MessageSource(Source[Record_co]):
     """A source whose columns are made of the data of messages and of metadata."""
 
-    def __init__(
-        self,
-        values: pa.Schema,
-        metadata: Mapping[str, str],
-        types: MetadataTypes,
-        row_type: type[Any] | None,
-        nullable: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, extra: str, columns: MessageColumns, known: pa.Schema) -> None:
         """Make a source.
 
         Args:
-            values: the columns made of the data of messages.
-            metadata: the names of further columns, by what they hold.
-            types: the types of metadata.
-            row_type: the class of records.
-            nullable: the metadata that a message may lack.
+            extra: the extra of headgate's installation that it needs.
+            columns: those of all messages.
+            known: the metadata that there is, with the types and whether a message may lack it.
         """
-        self.values = values
-        self.row_type = row_type
+        self.extras = (extra, *columns.format.extras)
+        self.values = columns.values
+        self.row_type = columns.row_type
         self._metadata = [
-            pa.field(column, types[kind], nullable=kind in nullable)
-            for kind, column in metadata.items()
+            known.field(kind).with_name(column) for kind, column in columns.metadata.items()
         ]
         self._columns: tuple[str, ...] | None = None
 
@@ -130,27 +171,81 @@ def check_message_columns(
         format.check_output(pa.schema([field for field in schema if field.name not in apart]))
 
 
-def with_metadata(
-    values: pa.RecordBatch,
-    schema: pa.Schema,
-    metadata: Mapping[str, str],
-    types: MetadataTypes,
-    find: Mapping[str, Callable[[], Sequence[Any]]],
-) -> pa.RecordBatch:
-    """Return rows with the columns of metadata, and only those columns that are read.
+@dataclass(frozen=True, slots=True)
+class DecodedMessages(Generic[M]):
+    """The result of decoding some messages.
 
-    Args:
-        values: the columns made of the data.
-        schema: the columns that are read.
-        metadata: the names of columns, by what they hold.
-        types: the types of metadata.
-        find: returns the values of a column of metadata, by what it holds.
+    Attributes:
+        batch: the columns of the good ones; None: there are none.
+        good: the good ones, in order.
+        bad: the others, with the reasons.
     """
-    made = {column: kind for kind, column in metadata.items()}
-    columns = [
-        pa.array(find[made[column.name]](), types[made[column.name]])
-        if column.name in made
-        else values.column(column.name)
-        for column in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    batch: pa.RecordBatch | None
+    good: Sequence[M]
+    bad: list[tuple[M, str]]
+
+
+class MessageDecoder(Generic[P]):
+    """Makes the columns that are read of messages."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[P]], Decoded],
+        schema: pa.Schema,
+        metadata: Mapping[str, str],
+        known: pa.Schema,
+    ) -> None:
+        """Make a decoder.
+
+        Args:
+            decode: makes columns of the data.
+            schema: the columns that are read.
+            metadata: the names of columns of metadata, by what they hold.
+            known: the metadata that there is, with the types.
+        """
+        self._decode = decode
+        self._schema = schema
+        self._kinds = {column: kind for kind, column in metadata.items()}
+        self._known = known
+
+    def decode(
+        self,
+        messages: Sequence[M],
+        data: Sequence[P],
+        place_of: Callable[[M], str],
+        metadata_of: Mapping[str, Callable[[M], Any]],
+    ) -> DecodedMessages[M]:
+        """Decode messages.
+
+        Args:
+            messages: some messages.
+            data: theirs.
+            place_of: returns where a message is, for an error.
+            metadata_of: returns a part of a message beside its data, by the name of that metadata.
+
+        Raises:
+            SourceError: no message can be decoded, for a reason that lies outside of them.
+        """
+        try:
+            found = self._decode(data)
+        except UndecodableError as error:
+            where = place_of(messages[error.index])
+            raise SourceError(error.message, where=where, fix=error.fix) from error
+        bad = [(messages[index], reason) for index, reason in found.bad]
+        if bad:
+            places = {index for index, _ in found.bad}
+            messages = [each for index, each in enumerate(messages) if index not in places]
+        values = found.batch()
+        if values is None:
+            return DecodedMessages(None, messages, bad)
+        columns = []
+        for column in self._schema:
+            kind = self._kinds.get(column.name)
+            if kind is None:
+                columns.append(values.column(column.name))
+            else:
+                parts = list(map(metadata_of[kind], messages))
+                columns.append(pa.array(parts, self._known.field(kind).type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return DecodedMessages(batch, messages, bad)

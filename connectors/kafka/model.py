@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...operators.source import decode_split
 from ..arguments import OnLost
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
+from ..messages import MessageColumns
 from .security import without_secrets
 
 REJECTED_SCHEMA: Final = pa.schema(
@@ -27,15 +27,17 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`; `value` is null for a tombstone."""
-METADATA: Final[Mapping[str, pa.DataType]] = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("ms", tz="UTC"),
-    "key": pa.binary(),
-    "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
-}
-"""The parts of a record beside its value, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+"""The parts of a record beside its value; those that it may lack are nullable."""
 
 Start: TypeAlias = (
     Literal["earliest", "latest", "committed"] | datetime | int | Mapping[str, Mapping[int, int]]
@@ -69,8 +71,7 @@ class KafkaSettings:
     topics: tuple[str, ...]
     pattern: str | None
     bootstrap: str
-    format: Format
-    metadata: Mapping[str, str]
+    columns: MessageColumns
     start: Start
     stop: Stop | None
     group: str | None

@@ -131,14 +131,14 @@ def _check_kind(kind: str, field: pa.Field) -> None:
     fits = {
         "key": is_text(field.type) or is_bytes(field.type),
         "timestamp": pa.types.is_timestamp(field.type) or field.type == pa.int64(),
-        "headers": field.type == METADATA["headers"],
+        "headers": field.type == METADATA.field("headers").type,
         "partition": field.type == pa.int32(),
     }
     if not fits[kind]:
         wanted = {
             "key": "string or binary",
             "timestamp": "a timestamp, or int64 of ms since 1970",
-            "headers": str(METADATA["headers"]),
+            "headers": str(METADATA.field("headers").type),
             "partition": "int32",
         }
         raise PlanError(

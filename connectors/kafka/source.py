@@ -6,27 +6,26 @@ only. Offsets are written to a group on request, for tools that show the lag.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack, overload
+from typing import Any, Final, Self, TypedDict, Unpack, overload
 
 import msgspec
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
-from ...operators.source import Record, Record_co, Source, SourceReader
-from ...operators.suggestions import suggest
+from ...operators.schema import ColumnsLike, SchemaLike
+from ...operators.source import Record, Record_co, SourceReader
 from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
+from ..messages import MessageColumns, MessageSource
 from .client import (
     ANSWER_S_MAX,
     ErrorListener,
@@ -46,45 +45,25 @@ BUFFER: Final = "32mb"
 _log = logging.getLogger("headgate.connectors.kafka")
 
 
-class KafkaSource(Source[Record_co]):
+class KafkaSource(MessageSource[Record_co]):
     """The records of some topics, each read exactly once."""
 
     rejected_schema = REJECTED_SCHEMA
 
-    def __init__(
-        self, settings: KafkaSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
+    def __init__(self, settings: KafkaSettings) -> None:
+        super().__init__("kafka", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("kafka", *settings.format.extras)
-        self.values = values
-        """The columns made of the values of records."""
         self.bounded = settings.bounded
         self.discovers = (
             True  # bounded ones look for nothing, but remember which partitions have ended
         )
-        self.row_type = row_type
-        self._columns: tuple[str, ...] | None = None
-
-    @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
-        """The columns of values, then those of `metadata`; only the columns that are read."""
-        fields = [*self.values, *self._metadata_fields()]
-        return pa.schema(
-            [field for field in fields if self._columns is None or field.name in self._columns]
-        )
-
-    def _metadata_fields(self) -> list[pa.Field]:
-        return [
-            pa.field(column, METADATA[kind], nullable=kind in ("key", "headers", "timestamp"))
-            for kind, column in self.settings.metadata.items()
-        ]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
         """Check that the topics are there, and the rights to read them."""
         from confluent_kafka import KafkaException
 
         settings, errors = self.settings, ErrorListener()
-        settings.format.check_connection()
+        settings.columns.format.check_connection()
         consumer = make_consumer(settings, "headgate-check", errors)
         try:
             places = _find_places(consumer, settings, errors)
@@ -127,15 +106,10 @@ class KafkaSource(Source[Record_co]):
     def reader(self) -> SourceReader:
         return KafkaReader(self.settings, self.values, self.schema)
 
-    def with_columns(self, columns: Sequence[str]) -> KafkaSource[Record_co]:
-        """Return a source that reads only these columns. The format of a value is checked as a whole."""
-        # At least one column stays: a batch without columns has no rows to count.
-        wanted = tuple(name for name in self.schema.names if name in set(columns))
-        narrow = copy.copy(self)
-        narrow._columns = wanted or (self.schema.names[0],)
-        narrow.row_type = self.row_type if len(wanted) == len(self.schema) else None
-        if self.settings.format.columns_apart:
-            kept = [field for field in self.values if field.name in narrow._columns]
+    def with_columns(self, columns: Sequence[str]) -> Self:
+        narrow = super().with_columns(columns)
+        if self.settings.columns.format.columns_apart:
+            kept = [field for field in self.values if field.name in narrow.schema.names]
             narrow.values = pa.schema(kept or [self.values.field(0)])
         return narrow
 
@@ -418,12 +392,9 @@ def kafka_source(
     _check_topics(names, pattern)
     if not bootstrap:
         raise UsageError("no broker is named", fix='bootstrap="host:9092"')
-    made = to_format(format, delimiter)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = _check_metadata(metadata or {}, values)
+    columns = MessageColumns.of(
+        to_format(format, delimiter), schema, metadata, METADATA, "records of Kafka"
+    )
     _check_reading(start, stop, group, on_lost)
     check_count("batch_rows", batch_rows, 1)
     buffer_bytes = parse_bytes("buffer", buffer)
@@ -431,8 +402,7 @@ def kafka_source(
         names,
         pattern,
         bootstrap,
-        made,
-        kinds,
+        columns,
         start,
         stop,
         group,
@@ -443,7 +413,7 @@ def kafka_source(
         buffer_bytes,
         with_security(check_properties(properties or {}), security),
     )
-    return KafkaSource(settings, values, None if kinds else record_class(schema))
+    return KafkaSource(settings)
 
 
 def _check_reading(start: Start, stop: Stop | None, group: str | None, on_lost: str) -> None:
@@ -472,20 +442,6 @@ def _check_topics(names: Sequence[str], pattern: str | None) -> None:
         raise UsageError(
             f"must be names of topics, each once topics=`{names}`", fix='topics="orders"'
         )
-
-
-def _check_metadata(metadata: Mapping[str, str], values: pa.Schema) -> dict[str, str]:
-    for kind, column in metadata.items():
-        if kind not in METADATA:
-            raise UsageError(
-                f"records of Kafka have no such metadata metadata=`{kind}`",
-                fix=suggest(kind, list(METADATA), "metadata"),
-            )
-        if column in values.names or list(metadata.values()).count(column) > 1:
-            raise UsageError(
-                f"two columns have the same name column=`{column}`", fix="rename one of them"
-            )
-    return dict(metadata)
 
 
 def _check_position(name: str, given: object, words: Sequence[str]) -> None:

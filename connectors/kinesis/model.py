@@ -13,8 +13,7 @@ from ...operators.source import decode_split
 from ..arguments import OnLost
 from ..aws import AwsService
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
-from ..messages import MetadataTypes
+from ..messages import MessageColumns
 
 REJECTED_SCHEMA: Final = pa.schema(
     [
@@ -27,13 +26,15 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[MetadataTypes] = {
-    "partition_key": pa.string(),
-    "sequence_number": pa.string(),
-    "shard": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
-"""The parts of a record beside its data, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("partition_key", pa.string(), nullable=False),
+        pa.field("sequence_number", pa.string(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+"""The parts of a record beside its data, with the types of their columns."""
 Start: TypeAlias = Literal["trim_horizon", "latest"] | datetime
 Stop: TypeAlias = Literal["latest"] | datetime
 
@@ -78,8 +79,7 @@ class KinesisSettings:
 
     stream: str
     service: AwsService
-    format: Format
-    metadata: dict[str, str]
+    columns: MessageColumns
     start: Start
     stop: Stop | None
     every_ms: int

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
+from ...errors import SourceError
 from ..aws import PAUSE_S, Requests, answered_ms, code_of, reason_of
-from ..fetched_splits import LoopedReader, Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
+from ..messages import MessageDecoder
 from .model import METADATA, REJECTED_SCHEMA, KinesisSettings, ShardSplit, decoded
 
 _RECORD_BYTES: Final = 500
@@ -46,8 +46,9 @@ class KinesisReader(LoopedReader[ShardSplit]):
         """
         super().__init__(settings.buffer_bytes, settings.on_bad_record, "what writes to the stream")
         self._settings = settings
-        self._schema = schema
-        self._decode = settings.format.decoder(values)
+        self._decoder = MessageDecoder(
+            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        )
         self._added: list[ShardSplit] = []
         """Shards for the thread to begin; `_shared.changed` guards them."""
         self._behind_ms: dict[str, int] = {}
@@ -61,7 +62,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         added = [msgspec.structs.replace(decoded(split), parents=()) for split in splits]
         for split in added:
             if split.stop_ms is not None and self._settings.stop is None:
-                raise _no_stop_any_more(split)
+                raise no_stop_any_more("shard", split.shard, "", "the time")
         with self._shared.changed:
             self._added += [msgspec.structs.replace(split) for split in added]
         self.begin(added, "kinesis")
@@ -249,44 +250,33 @@ class KinesisReader(LoopedReader[ShardSplit]):
         for start in range(0, len(kept), rows):
             part = kept[start : start + rows]
             at.after, at.read_to_ms = part[-1]["SequenceNumber"], _arrived(part[-1])
-            self.put(self._piece(at, part, sum(sizes[start : start + rows])), lost)
+            self.put(self._piece(at, part, sum(sizes[start : start + rows])), lost=lost)
             lost = 0
         # What comes later is newer than the answer, and the clocks may differ a little.
         read_to_ms = asked_ms - behind_ms - _KEEP_MS
         if lost or (not kept and read_to_ms > at.read_to_ms + _KEEP_MS):
             at.read_to_ms = max(at.read_to_ms, read_to_ms)
-            self.put(Piece(msgspec.structs.replace(at, ended=False)), lost)
+            self.put(Piece(msgspec.structs.replace(at, ended=False)), lost=lost)
 
     def _piece(self, at: ShardSplit, records: list[Any], size_bytes: int) -> Piece[ShardSplit]:
         """Decode records of one shard."""
-        try:
-            found = self._decode([each["Data"] for each in records])
-        except UndecodableError as error:
-            place = f"{at.stream} {at.shard} {records[error.index]['SequenceNumber']}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [(records[index], reason) for index, reason in found.bad]
-        places = {index for index, _ in found.bad}
-        good = [each for index, each in enumerate(records) if index not in places]
-        batch = found.batch()
-        if batch is not None:
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "partition_key": lambda: [each["PartitionKey"] for each in good],
-                    "sequence_number": lambda: [each["SequenceNumber"] for each in good],
-                    "shard": lambda: [at.shard] * len(good),
-                    "timestamp": lambda: [each["ApproximateArrivalTimestamp"] for each in good],
-                },
-            )
+        found = self._decoder.decode(
+            records,
+            [each["Data"] for each in records],
+            lambda record: f"{at.stream} {at.shard} {record['SequenceNumber']}",
+            {
+                "partition_key": itemgetter("PartitionKey"),
+                "sequence_number": itemgetter("SequenceNumber"),
+                "shard": lambda record: at.shard,
+                "timestamp": itemgetter("ApproximateArrivalTimestamp"),
+            },
+        )
         return Piece(
             # The end of the shard comes with a piece of its own.
             msgspec.structs.replace(at, ended=False),
-            batch,
-            [(each["SequenceNumber"], _arrived(each)) for each in good],
-            bad,
+            found.batch,
+            [(each["SequenceNumber"], _arrived(each)) for each in found.good],
+            found.bad,
             size_bytes,
             _arrived(records[0]),
         )
@@ -304,12 +294,4 @@ def cannot_read(what: str, error: BaseException) -> SourceError:
         fix="check that the stream is still there and was not deleted and created again, and the rights: "
         "DescribeStreamSummary, ListShards, GetShardIterator, GetRecords, and those of the key if it is "
         "encrypted",
-    )
-
-
-def _no_stop_any_more(split: ShardSplit) -> StateError:
-    return StateError(
-        f"shard {split.shard} is restored with an end, and the source has no stop= any more: shards that "
-        "have ended already would not be read on",
-        fix="keep stop=; or give the source another name, with start= at the time to go on from",
     )

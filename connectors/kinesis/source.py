@@ -12,13 +12,12 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.clock import SystemClock
 from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..aws import AwsService, answered_ms
@@ -26,7 +25,7 @@ from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageSource, check_metadata
+from ..messages import MessageColumns, MessageSource
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
@@ -52,16 +51,9 @@ class KinesisSource(MessageSource[Record_co]):
     splits_end = True
     splits_have_parents = True
 
-    def __init__(
-        self,
-        settings: KinesisSettings,
-        values: pa.Schema,
-        row_type: type[Any] | None,
-        discover_every_ms: int,
-    ) -> None:
-        super().__init__(values, settings.metadata, METADATA, row_type)
+    def __init__(self, settings: KinesisSettings, discover_every_ms: int) -> None:
+        super().__init__("kinesis", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("kinesis", *settings.format.extras)
         self.bounded = settings.stop is not None
         self.discover_every_ms = discover_every_ms
 
@@ -114,7 +106,7 @@ class KinesisSource(MessageSource[Record_co]):
         return decoded(split).parents
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.format.check_connection()
+        self.settings.columns.format.check_connection()
         return counted(len(_shards(self.settings)[0]), "shard")
 
     def reader(self) -> SourceReader:
@@ -239,12 +231,9 @@ def kinesis_source(
     check_stream(stream)
     service = AwsService("kinesis", region, endpoint)
     service.check()
-    made = to_format(format, delimiter)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "records of Kinesis")
+    columns = MessageColumns.of(
+        to_format(format, delimiter), schema, metadata, METADATA, "records of Kinesis"
+    )
     check_position("start", start, ("trim_horizon", "latest"), "or a datetime")
     if stop is not None:
         check_position("stop", stop, ("latest",), "or a datetime")
@@ -258,8 +247,7 @@ def kinesis_source(
     settings = KinesisSettings(
         stream,
         service,
-        made,
-        kinds,
+        columns,
         start,
         stop,
         every_ms,
@@ -268,9 +256,7 @@ def kinesis_source(
         batch_rows,
         buffer_bytes,
     )
-    return KinesisSource(
-        settings, values, None if kinds else record_class(schema), discover_every_ms
-    )
+    return KinesisSource(settings, discover_every_ms)
 
 
 def check_stream(stream: str) -> None:

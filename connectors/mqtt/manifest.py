@@ -39,7 +39,7 @@ SOURCE: Final = {
     "format": format_field(FORMATS),
     "delimiter": DELIMITER,
     "metadata": metadata_field(
-        METADATA, "further columns, by what they hold, such as `{topic: device}`"
+        METADATA.names, "further columns, by what they hold, such as `{topic: device}`"
     ),
     "clientId": Field(
         TextKind(), "the name of the session; made of those of the job and the source"

@@ -8,8 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
-from ..messages import MetadataTypes
+from ..messages import MessageColumns
 from .client import Broker
 
 REJECTED_SCHEMA: Final = pa.schema(
@@ -20,12 +19,16 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[MetadataTypes] = {
-    "topic": pa.string(),
-    "retained": pa.bool_(),
-    "properties": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
-}
-"""The parts of a message beside its data, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("retained", pa.bool_(), nullable=False),
+        pa.field(
+            "properties", pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
+        ),
+    ]
+)
+"""The parts of a message beside its data; those that it may lack are nullable."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,6 @@ class MqttSettings:
     client_id: str
     session_s: int
     unacknowledged_max: int
-    format: Format
-    metadata: dict[str, str]
+    columns: MessageColumns
     on_bad_record: OnBadRecord
     batch_rows: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,8 +18,7 @@ import pyarrow as pa
 from ...errors import SourceError
 from ..acknowledged import AcknowledgingReader, QueueSplit
 from ..fetched_splits import Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ..messages import MessageDecoder
 from .client import AWAY_S, PAUSE_S, Connection, Refused, cannot_use, is_lost, reason_of
 from .model import METADATA, REJECTED_SCHEMA, MqttSettings
 
@@ -46,8 +46,9 @@ class MqttReader(AcknowledgingReader[Any]):
         """
         super().__init__(_BUFFER_BYTES, settings.on_bad_record, "what publishes the messages")
         self._settings = settings
-        self._schema = schema
-        self._decode = settings.format.decoder(values)
+        self._decoder = MessageDecoder(
+            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        )
         self._received: list[Any] = []
         """Messages that have come, and that the mailbox does not know yet."""
         self._waiting: dict[int, Any] = {}
@@ -183,34 +184,27 @@ class MqttReader(AcknowledgingReader[Any]):
 
     def _piece(self, messages: list[Any]) -> Piece[QueueSplit]:
         """Decode messages."""
-        try:
-            found = self._decode([each.payload for each in messages])
-        except UndecodableError as error:
-            place = f"topic {messages[error.index].topic}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [(messages[index], reason) for index, reason in found.bad]
-        places = {index for index, _ in found.bad}
-        good = [each for index, each in enumerate(messages) if index not in places]
-        batch = found.batch()
-        if batch is not None:
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "topic": lambda: [each.topic for each in good],
-                    "retained": lambda: [bool(each.retain) for each in good],
-                    "properties": lambda: [_properties_of(each) for each in good],
-                },
-            )
+        found = self._decoder.decode(
+            messages,
+            [each.payload for each in messages],
+            lambda message: f"topic {message.topic}",
+            _METADATA,
+        )
         size = sum(_MESSAGE_BYTES + len(each.payload) for each in messages)
-        return Piece(QueueSplit(0), batch, good, bad, size)
+        return Piece(QueueSplit(0), found.batch, found.good, found.bad, size)
 
 
 def _properties_of(message: Any) -> list[dict[str, str]] | None:
     found = getattr(message.properties, "UserProperty", None)
     return [{"name": name, "value": value} for name, value in found] if found else None
+
+
+_METADATA: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "topic": lambda message: message.topic,
+    "retained": lambda message: bool(message.retain),
+    "properties": _properties_of,
+}
+"""The parts of a message beside its data."""
 
 
 def _taken_over(client_id: str, error: BaseException) -> SourceError:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack, overload
+from typing import Final, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.clock import SystemClock
 from ...operators.durations import Duration, parse_duration
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ..acknowledged import QueueSplit
 from ..arguments import check_count
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
-from ..messages import MessageSource, check_metadata
+from ..messages import MessageColumns, MessageSource
 from .client import Broker, look
 from .model import METADATA, REJECTED_SCHEMA, MqttSettings
 from .reader import MqttReader
@@ -35,21 +34,16 @@ class MqttSource(MessageSource[Record_co]):
     rejected_schema = REJECTED_SCHEMA
     needs_checkpoints = True
 
-    def __init__(
-        self, settings: MqttSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
-        super().__init__(
-            values, settings.metadata, METADATA, row_type, nullable=frozenset({"properties"})
-        )
+    def __init__(self, settings: MqttSettings) -> None:
+        super().__init__("mqtt", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("mqtt", *settings.format.extras)
 
     def splits(self, parallelism: int) -> list[bytes]:
         look(self.settings.broker, SystemClock())
         return [msgspec.msgpack.encode(QueueSplit(0))]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.format.check_connection()
+        self.settings.columns.format.check_connection()
         look(self.settings.broker, SystemClock())
         return "the broker answers"
 
@@ -145,12 +139,9 @@ def mqtt_source(
     """
     broker = Broker(url, user, password, ca, certificate, key)
     broker.check()
-    made = to_format(format, delimiter)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "messages of MQTT")
+    columns = MessageColumns.of(
+        to_format(format, delimiter), schema, metadata, METADATA, "messages of MQTT"
+    )
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise UsageError("a source needs a topic", fix='mqtt_source("devices/#", ...)')
@@ -171,12 +162,11 @@ def mqtt_source(
         client_id,
         min(session_s, _SESSION_S_MAX),
         max_unacknowledged,
-        made,
-        kinds,
+        columns,
         parse_policy(on_bad_record),
         batch_rows,
     )
-    return MqttSource(settings, values, None if kinds else record_class(schema))
+    return MqttSource(settings)
 
 
 def check_filter(name: str) -> None:

@@ -53,7 +53,7 @@ SOURCE: Final = {
     "format": format_field(FORMATS),
     "delimiter": DELIMITER,
     "metadata": metadata_field(
-        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "start": Field(
         OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...operators.source import decode_split
 from ..arguments import OnLost
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
+from ..messages import MessageColumns
 from .client import Servers
 
 REJECTED_SCHEMA: Final = pa.schema(
@@ -26,13 +26,15 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[Mapping[str, pa.DataType]] = {
-    "subject": pa.string(),
-    "sequence": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "headers": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
-}
-"""The parts of a message beside its data, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))),
+    ]
+)
+"""The parts of a message beside its data; those that it may lack are nullable."""
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
 Stop: TypeAlias = Literal["latest"] | datetime | int
 
@@ -84,8 +86,7 @@ class NatsSettings:
     stream: str
     subjects: tuple[str, ...]
     servers: Servers
-    format: Format
-    metadata: Mapping[str, str]
+    columns: MessageColumns
     start: Start
     stop: Stop | None
     on_bad_record: OnBadRecord

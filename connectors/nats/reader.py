@@ -10,18 +10,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
+from ...errors import SourceError
 from ...operators.elements import Positions
-from ..fetched_splits import LoopedReader, Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
+from ..messages import MessageDecoder
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -65,8 +64,9 @@ class NatsReader(LoopedReader[NatsSplit]):
             settings.buffer_bytes, settings.on_bad_record, "what publishes to the stream"
         )
         self._settings = settings
-        self._schema = schema
-        self._decode = settings.format.decoder(values)
+        self._decoder = MessageDecoder(
+            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        )
         self._fetched: dict[str, NatsSplit] = {}
         """The positions of the thread, of the splits that have not ended there."""
         self._pending: dict[str, int] = {}
@@ -81,7 +81,7 @@ class NatsReader(LoopedReader[NatsSplit]):
         added = [decoded(split) for split in splits]
         for split in added:
             if split.stop is not None and self._settings.stop is None:
-                raise _no_stop_any_more(split)
+                raise no_stop_any_more("split", split.name, f", {split.stop}", "the message")
             self._fetched[split.name] = msgspec.structs.replace(split)
         self.begin(added, "nats")
 
@@ -299,38 +299,30 @@ class NatsReader(LoopedReader[NatsSplit]):
         if sizes:
             fitting = self._settings.buffer_bytes // 4 // max(sizes)
             self._count = max(1, min(self._settings.batch_rows, fitting, self._count * 4))
-        try:
-            decoded = self._decode([message.data for message in found])
-        except UndecodableError as error:
-            place = f"{at.stream} sequence {metas[error.index].sequence.stream}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [(found[index], reason) for index, reason in decoded.bad]
-        places = {index for index, _ in decoded.bad}
-        good = [n for n in range(len(found)) if n not in places]
-        batch = decoded.batch()
-        if batch is not None:
-            of = [(found[n], metas[n]) for n in good]
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "subject": lambda: [message.subject for message, _ in of],
-                    "sequence": lambda: [meta.sequence.stream for _, meta in of],
-                    "timestamp": lambda: [meta.timestamp for _, meta in of],
-                    "headers": lambda: [_headers_of(message) for message, _ in of],
-                },
-            )
+        decoded = self._decoder.decode(
+            list(zip(found, metas, strict=True)),
+            [message.data for message in found],
+            lambda each: f"{at.stream} sequence {each[1].sequence.stream}",
+            _METADATA,
+        )
         return Piece(
             msgspec.structs.replace(at),
-            batch,
-            [metas[n].sequence.stream for n in good],
-            bad,
+            decoded.batch,
+            [meta.sequence.stream for _, meta in decoded.good],
+            [(message, reason) for (message, _), reason in decoded.bad],
             sum(sizes) + _MESSAGE_BYTES,
             int(metas[0].timestamp.timestamp() * 1000) if metas else -1,
             ended,
         )
+
+
+_METADATA: Final[Mapping[str, Callable[[tuple[Any, Any]], Any]]] = {
+    "subject": lambda each: each[0].subject,
+    "sequence": lambda each: each[1].sequence.stream,
+    "timestamp": lambda each: each[1].timestamp,
+    "headers": lambda each: _headers_of(each[0]),
+}
+"""The parts of a message, which comes with its metadata in the stream, beside its data."""
 
 
 def _headers_of(message: Any) -> list[dict[str, str]] | None:
@@ -345,12 +337,4 @@ def _cannot_read(settings: NatsSettings, error: BaseException) -> SourceError:
         f"{reason_of(error)}",
         fix="check that the stream is still there, that it keeps messages by limits and is no work queue, "
         "and the rights of the user",
-    )
-
-
-def _no_stop_any_more(split: NatsSplit) -> StateError:
-    return StateError(
-        f"split {split.name} is restored with an end, {split.stop}, and the source has no stop= any more: "
-        "splits that have ended already would not be read on",
-        fix="keep stop=; or give the source another name, with start= at the message to go on from",
     )

@@ -12,18 +12,17 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageSource, check_metadata
+from ..messages import MessageColumns, MessageSource
 from .client import Servers, cannot_use, connected, is_missing
 from .model import (
     METADATA,
@@ -45,12 +44,9 @@ class NatsSource(MessageSource[Record_co]):
 
     rejected_schema = REJECTED_SCHEMA
 
-    def __init__(
-        self, settings: NatsSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
-        super().__init__(values, settings.metadata, METADATA, row_type, frozenset({"headers"}))
+    def __init__(self, settings: NatsSettings) -> None:
+        super().__init__("nats", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("nats", *settings.format.extras)
         self.bounded = settings.stop is not None
 
     def splits(self, parallelism: int) -> list[bytes]:
@@ -59,7 +55,7 @@ class NatsSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in found]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.format.check_connection()
+        self.settings.columns.format.check_connection()
         return f"{counted(in_thread(lambda: _messages(self.settings)), 'message')} in the stream"
 
     def reader(self) -> SourceReader:
@@ -267,12 +263,9 @@ def nats_source(
     check_name(stream)
     servers = Servers(url, user, password, token, credentials, ca, certificate, key)
     servers.check()
-    made = to_format(format, delimiter)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "messages")
+    columns = MessageColumns.of(
+        to_format(format, delimiter), schema, metadata, METADATA, "messages"
+    )
     check_position("start", start, ("earliest", "latest"), _NUMBERS, least=1)
     if stop is not None:
         check_position("stop", stop, ("latest",), _NUMBERS, least=0)
@@ -283,8 +276,7 @@ def nats_source(
         stream,
         _check_subjects((subjects,) if isinstance(subjects, str) else tuple(subjects)),
         servers,
-        made,
-        kinds,
+        columns,
         start,
         stop,
         parse_policy(on_bad_record),
@@ -292,7 +284,7 @@ def nats_source(
         batch_rows,
         buffer_bytes,
     )
-    return NatsSource(settings, values, None if kinds else record_class(schema))
+    return NatsSource(settings)
 
 
 def check_name(stream: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -13,7 +12,7 @@ import pyarrow as pa
 from ...operators.source import decode_split
 from ..arguments import OnLost
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
+from ..messages import MessageColumns
 from .client import Broker
 from .envelope import EnvelopeName
 
@@ -26,13 +25,17 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[Mapping[str, pa.DataType]] = {
-    "stream": pa.string(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("ms", tz="UTC"),
-    "properties": pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())])),
-}
-"""The parts of a message beside its data, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field(
+            "properties", pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
+        ),
+    ]
+)
+"""The parts of a message beside its data; those that it may lack are nullable."""
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
 Stop: TypeAlias = Literal["latest"] | int
 
@@ -67,9 +70,8 @@ class RabbitSettings:
 
     streams: tuple[str, ...]
     broker: Broker
-    format: Format
+    columns: MessageColumns
     envelope: EnvelopeName
-    metadata: Mapping[str, str]
     start: Start
     stop: Stop | None
     on_bad_record: OnBadRecord

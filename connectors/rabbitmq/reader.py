@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
+from ...errors import SourceError
 from ...operators.elements import Positions
-from ..fetched_splits import LoopedReader, Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
+from ..messages import MessageDecoder
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -64,8 +63,9 @@ class RabbitReader(LoopedReader[StreamSplit]):
             settings.buffer_bytes, settings.on_bad_record, "what publishes to the stream"
         )
         self._settings = settings
-        self._schema = schema
-        self._decode = settings.format.decoder(values)
+        self._decoder = MessageDecoder(
+            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        )
         self._fetched: dict[str, StreamSplit] = {}
         """The positions of the thread, of the splits that have not ended there."""
         self._ends: dict[str, int] = {}
@@ -79,7 +79,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
         added = [decoded(split) for split in splits]
         for split in added:
             if split.stop is not None and self._settings.stop is None:
-                raise _no_stop_any_more(split)
+                raise no_stop_any_more("split", split.name, f", {split.stop}", "the message")
             self._fetched[split.name] = msgspec.structs.replace(split)
             self._taken[split.name] = split.next
             if split.stop is not None:
@@ -249,45 +249,33 @@ class RabbitReader(LoopedReader[StreamSplit]):
         """Decode messages of one split, the first of which has a given offset."""
         size = _MESSAGE_BYTES + sum(_MESSAGE_BYTES + len(each) for each in messages)
         contents, bad = self._unwrapped(first, messages)
-        offsets = sorted(contents)
-        try:
-            found = self._decode([contents[offset].data for offset in offsets])
-        except UndecodableError as error:
-            place = f"{at.stream} offset {offsets[error.index]}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad += [
-            ((offsets[index], contents[offsets[index]].data), reason) for index, reason in found.bad
-        ]
-        places = {index for index, _ in found.bad}
-        good = [offset for index, offset in enumerate(offsets) if index not in places]
-        batch = found.batch()
-        if batch is not None:
-            time = datetime.fromtimestamp(time_ms / 1000, UTC)
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "stream": lambda: [at.stream] * len(good),
-                    "offset": lambda: good,
-                    "timestamp": lambda: [time] * len(good),
-                    "properties": lambda: [_properties_of(contents[each]) for each in good],
-                },
-            )
-        return Piece(msgspec.structs.replace(at), batch, good, sorted(bad), size, time_ms)
+        time = datetime.fromtimestamp(time_ms / 1000, UTC)
+        found = self._decoder.decode(
+            contents,
+            [content.data for _, content in contents],
+            lambda each: f"{at.stream} offset {each[0]}",
+            {
+                "stream": lambda each: at.stream,
+                "offset": lambda each: each[0],
+                "timestamp": lambda each: time,
+                "properties": lambda each: _properties_of(each[1]),
+            },
+        )
+        bad += [((offset, content.data), reason) for (offset, content), reason in found.bad]
+        good = [offset for offset, _ in found.good]
+        return Piece(msgspec.structs.replace(at), found.batch, good, sorted(bad), size, time_ms)
 
     def _unwrapped(
         self, first: int, messages: list[bytes]
-    ) -> tuple[dict[int, Content], list[tuple[Any, str]]]:
-        """Return the contents of messages by offset, and those that are no messages."""
+    ) -> tuple[list[tuple[int, Content]], list[tuple[Any, str]]]:
+        """Return the offsets and contents of messages, and those that are no messages."""
         if self._settings.envelope == "none":
-            return {first + n: Content(each) for n, each in enumerate(messages)}, []
-        contents: dict[int, Content] = {}
+            return [(offset, Content(each)) for offset, each in enumerate(messages, first)], []
+        contents: list[tuple[int, Content]] = []
         bad: list[tuple[Any, str]] = []
         for offset, message in enumerate(messages, first):
             try:
-                contents[offset] = unwrap(message)
+                contents.append((offset, unwrap(message)))
             except NotAMessageError as error:
                 bad.append(((offset, message), f"{error}; envelope='none' takes bytes as they are"))
         return contents, bad
@@ -304,12 +292,4 @@ def _another_stream(at: StreamSplit, end: int) -> SourceError:
         f"a stream has no message at the position of the job stream=`{at.stream}` "
         f"position=`{at.next}`: its last one is {end - 1}; was it deleted and made again?",
         fix="give the source another name, so that it begins from the start",
-    )
-
-
-def _no_stop_any_more(split: StreamSplit) -> StateError:
-    return StateError(
-        f"split {split.name} is restored with an end, {split.stop}, and the source has no stop= any more: "
-        "splits that have ended already would not be read on",
-        fix="keep stop=; or give the source another name, with start= at the message to go on from",
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack, overload
+from typing import Final, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.connections import counted
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
 from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
@@ -23,7 +22,7 @@ from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageSource, check_metadata
+from ..messages import MessageColumns, MessageSource
 from .client import (
     Broker,
     Connection,
@@ -52,12 +51,9 @@ class RabbitSource(MessageSource[Record_co]):
 
     rejected_schema = REJECTED_SCHEMA
 
-    def __init__(
-        self, settings: RabbitSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
-        super().__init__(values, settings.metadata, METADATA, row_type, frozenset({"properties"}))
+    def __init__(self, settings: RabbitSettings) -> None:
+        super().__init__("rabbitmq", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("rabbitmq", *settings.format.extras)
         self.bounded = settings.stop is not None
 
     def splits(self, parallelism: int) -> list[bytes]:
@@ -66,7 +62,7 @@ class RabbitSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in planned]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.format.check_connection()
+        self.settings.columns.format.check_connection()
         in_thread(lambda: _plan(self.settings))
         return counted(len(self.settings.streams), "stream")
 
@@ -236,11 +232,7 @@ def rabbitmq_source(
     broker.check()
     made = to_format(format, delimiter)
     check_envelope(envelope)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "messages")
+    columns = MessageColumns.of(made, schema, metadata, METADATA, "messages")
     check_position("start", start, ("earliest", "latest"), "a datetime, or an offset", least=0)
     if stop is not None and stop != "latest":
         check_count("stop", stop, 0)
@@ -250,9 +242,8 @@ def rabbitmq_source(
     settings = RabbitSettings(
         names,
         broker,
-        made,
+        columns,
         envelope,
-        kinds,
         start,
         stop,
         parse_policy(on_bad_record),
@@ -260,7 +251,7 @@ def rabbitmq_source(
         batch_rows,
         buffer_bytes,
     )
-    return RabbitSource(settings, values, None if kinds else record_class(schema))
+    return RabbitSource(settings)
 
 
 def check_name(stream: str) -> None:

@@ -3,38 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from ...errors import DataError, UsageError
+from ...operators.suggestions import suggest
 from ..files.decode import Decoded, Unreadable, decode, reason_of
 from ..formats.format import Format
+from ..formats.text import to_format
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 Entry: TypeAlias = list[bytes]
 """Names and values of the fields in turn."""
 
 
-def check_columns(schema: pa.Schema) -> None:
-    """Check that fields can have the types of these columns.
+class FieldsFormat(Format):
+    """Each column is a field of the entry, with a text as its value; the entry has no payload."""
+
+    name = "fields"
+
+    def columns(self) -> pa.Schema:
+        raise UsageError(
+            "fields of entries carry no types: the source needs a schema",
+            fix='schema={"id": "int64", "name": "string"}, or a Struct class',
+        )
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Check that fields can have the types of these columns.
+
+        Raises:
+            UsageError: they cannot, because a value has no form as a text.
+        """
+        for field in schema:
+            try:
+                _from_text(pa.array([], pa.string()), field.type)
+                _to_text(pa.array([], field.type))
+            except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+                raise UsageError(
+                    f"a column cannot be a field of an entry column=`{field.name}: {field.type}`",
+                    fix='fields are numbers, texts, bytes and times; use format="json" for other types',
+                ) from None
+
+    def check_output(self, schema: pa.Schema) -> None:
+        self.check_columns(schema)
+
+
+def to_entry_format(format: Any, delimiter: str | None, known: Sequence[str]) -> Format:
+    """Return the format of entries: their fields are columns, or one of them has a payload.
 
     Raises:
-        UsageError: they cannot, because a value has no form as a text.
+        UsageError: there is no such format.
     """
-    for field in schema:
-        try:
-            _from_text(pa.array([], pa.string()), field.type)
-            _to_text(pa.array([], field.type))
-        except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
-            raise UsageError(
-                f"a column cannot be a field of an entry column=`{field.name}: {field.type}`",
-                fix='fields are numbers, texts, bytes and times; use format="json" for other types',
-            ) from None
+    if format == FieldsFormat.name:
+        return FieldsFormat()
+    if not isinstance(format, Format) and format not in known:
+        raise UsageError(
+            f"no such format of entries format=`{format}`", fix=suggest(format, known, "formats")
+        )
+    return to_format(format, delimiter)
 
 
-def fields_decoder(schema: pa.Schema) -> Callable[[Sequence[Fields]], Decoded]:
-    """Return a function that makes columns of fields."""
+def entry_decoder(
+    format: Format, field: str, schema: pa.Schema
+) -> Callable[[Sequence[Fields]], Decoded]:
+    """Return a function that makes columns of fields, or of the payload in one field."""
+    if isinstance(format, FieldsFormat):
+        return _fields_decoder(schema)
+    decode_values, name = format.decoder(schema), field.encode()
+    return lambda entries: decode_values([each.get(name) for each in entries])
+
+
+def _fields_decoder(schema: pa.Schema) -> Callable[[Sequence[Fields]], Decoded]:
     names = [name.encode() for name in schema.names]
 
     def decode_entries(entries: Sequence[Fields]) -> Decoded:
@@ -71,19 +111,11 @@ def _to_text(values: pa.Array) -> pa.Array:
     return values.cast(pa.string()).cast(pa.binary())
 
 
-def payload_decoder(
-    format: Format, field: str, schema: pa.Schema
-) -> Callable[[Sequence[Fields]], Decoded]:
-    """Return a function that makes columns of the payload in one field."""
-    decode_values, name = format.decoder(schema), field.encode()
-    return lambda entries: decode_values([each.get(name) for each in entries])
-
-
 def entry_encoder(
-    format: Format | None, field: str, schema: pa.Schema, stream: str
+    format: Format, field: str, schema: pa.Schema, stream: str
 ) -> Callable[[pa.RecordBatch], list[Entry]]:
     """Return a function that makes an entry of each row."""
-    if format is None:
+    if isinstance(format, FieldsFormat):
         return _encode_fields
     encode, name = format.encoder(schema, stream), field.encode()
 

@@ -52,7 +52,7 @@ SOURCE: Final = {
     "format": format_field(source.FORMATS, default="fields"),
     "delimiter": DELIMITER,
     "metadata": metadata_field(
-        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "start": Field(
         OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...operators.source import decode_split
 from ..arguments import OnLost
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
+from ..messages import MessageColumns
 from .client import Address
 
 FIRST: Final = "0-0"
@@ -31,12 +31,14 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[Mapping[str, pa.DataType]] = {
-    "stream": pa.string(),
-    "id": pa.string(),
-    "timestamp": pa.timestamp("ms", tz="UTC"),
-}
-"""The parts of an entry beside its fields, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+    ]
+)
+"""The parts of an entry beside its fields, with the types of their columns."""
 OnMissing: TypeAlias = Literal["fail", "wait"]
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int | Mapping[str, str]
 Stop: TypeAlias = Literal["latest"] | datetime | int | Mapping[str, str]
@@ -150,9 +152,8 @@ class RedisSettings:
 
     streams: tuple[str, ...]
     address: Address
-    format: Format | None
+    columns: MessageColumns
     field: str
-    metadata: Mapping[str, str]
     start: Start
     stop: Stop | None
     group: str | None

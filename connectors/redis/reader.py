@@ -6,18 +6,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
-from ..fetched_splits import FetchedSplitsReader, Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ...errors import SourceError
+from ..fetched_splits import CommandedReader, Piece, no_stop_any_more
+from ..messages import MessageDecoder
 from .client import cannot_use, connect, is_lost, persistently, reason_of, too_old
-from .fields import Fields, fields_decoder, payload_decoder
+from .fields import Fields, entry_decoder
 from .model import (
     FIRST,
     METADATA,
@@ -45,7 +44,7 @@ _LOOK_S: Final = 0.02
 _log = logging.getLogger("headgate.connectors.redis")
 
 
-class RedisReader(FetchedSplitsReader[StreamSplit]):
+class RedisReader(CommandedReader[StreamSplit]):
     """Reads some streams."""
 
     def __init__(self, settings: RedisSettings, values: pa.Schema, schema: pa.Schema) -> None:
@@ -56,17 +55,19 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
             values: the columns made of the fields of entries.
             schema: the columns to return.
         """
-        super().__init__(settings.buffer_bytes, settings.on_bad_record, "what writes to the stream")
-        self._settings = settings
-        self._schema = schema
-        self._decode = (
-            fields_decoder(values)
-            if settings.format is None
-            else payload_decoder(settings.format, settings.field, values)
+        super().__init__(
+            settings.buffer_bytes,
+            settings.on_bad_record,
+            "what writes to the stream",
+            settings.group,
         )
-        self._cuts: dict[int, list[StreamSplit]] = {}
-        self._commands: list[Callable[[], None]] = []
-        """Requests for the thread to make, as they may block."""
+        self._settings = settings
+        self._decoder = MessageDecoder(
+            entry_decoder(settings.columns.format, settings.field, values),
+            schema,
+            settings.columns.metadata,
+            METADATA,
+        )
         self._fetched: dict[str, StreamSplit] = {}
         """The positions of the thread, of the streams that have not ended there."""
         self._count = min(_FIRST_COUNT, settings.batch_rows)
@@ -80,7 +81,7 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         streams = [decoded(split) for split in splits]
         for stream in streams:
             if stream.stop is not None and self._settings.stop is None:
-                raise _no_stop_any_more(stream)
+                raise no_stop_any_more("stream", stream.name, f", id {stream.stop}", "the ids")
             self._fetched[stream.name] = msgspec.structs.replace(stream)
         self.begin(streams, "redis")
 
@@ -106,23 +107,9 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         ]
         return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
-    def begin_checkpoint(self, checkpoint_id: int) -> None:
-        if self._settings.group is not None:
-            self._cuts[checkpoint_id] = list(self._positions.values())
-
-    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Write the positions of the checkpoint to the group. They are information: failures are logged."""
-        cut = self._cuts.get(checkpoint_id, [])
-        self._cuts = {id_: kept for id_, kept in self._cuts.items() if id_ > checkpoint_id}
-        if cut:
-            self._command(partial(self._write_group, cut))
-
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._cuts.pop(checkpoint_id, None)
-
     def lag_records(self) -> dict[str, int] | None:
         """Return the entries left by stream, as of the call before: the thread looks them up."""
-        self._command(self._look_up_ends, once=True)
+        self.command(self._look_up_ends, once=True)
         ends, lag = self._ends, {}
         for name in list(self._going_on):
             each = self._positions[name]
@@ -131,25 +118,16 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
                 lag[name] = max(0, end - each.seen)
         return lag
 
-    def _command(self, command: Callable[[], None], *, once: bool = False) -> None:
-        with self._shared.changed:
-            if self._shared.error is None and not (once and command in self._commands):
-                self._commands.append(command)
-                self._shared.changed.notify_all()
-
     # -- the thread ---------------------------------------------------------------------------------
 
     def fetch_forever(self) -> None:
         context = self.context
         name = f"headgate-{context.job_name}-{context.operator_name}"
         self._client = connect(self._settings.address, name)
-        try:
-            while (commands := self._commands_or_room()) is not None:
-                for command in commands:
-                    command()
-                if not commands:
-                    self._fetch_all()
-        finally:
+        super().fetch_forever()
+
+    def release(self) -> None:
+        if self._client is not None:
             with contextlib.suppress(Exception):
                 self._client.close()
 
@@ -168,19 +146,10 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
                 "XREAD",
             ) from error
 
-    def _commands_or_room(self) -> list[Callable[[], None]] | None:
-        """Wait for commands, and return them; return none if pieces fit, None if closed."""
-        shared = self._shared
+    def has_room(self) -> bool:
+        return bool(self.readable(list(self._fetched)))
 
-        def goes_on() -> bool:
-            return bool(shared.closed or self._commands or self.readable(list(self._fetched)))
-
-        with shared.changed:
-            shared.changed.wait_for(goes_on)
-            commands, self._commands = self._commands, []
-            return None if shared.closed and not commands else commands
-
-    def _fetch_all(self) -> None:
+    def fetch(self) -> None:
         """Read the next entries of each stream; if there are none, wait for some."""
         with self._shared.changed:
             names = self.readable(list(self._fetched))
@@ -220,7 +189,7 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         piece = self._piece(at, entries, ended)
         if ended:
             del self._fetched[name]
-        self.put(piece, lost)
+        self.put(piece, lost=lost)
         return True
 
     def _ask(self, at: StreamSplit, count: int) -> tuple[StreamInfo, list[tuple[str, Fields]]]:
@@ -298,7 +267,7 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         self, at: StreamSplit, entries: list[tuple[str, Fields]], ended: bool
     ) -> Piece[StreamSplit]:
         """Decode entries of one stream."""
-        ids, fields = [id_ for id_, _ in entries], [found for _, found in entries]
+        fields = [found for _, found in entries]
         sizes = [
             _ENTRY_BYTES + sum(len(name) + len(value) for name, value in each.items())
             for each in fields
@@ -306,33 +275,22 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
         if sizes:
             fitting = self._settings.buffer_bytes // 4 // max(sizes)
             self._count = max(1, min(self._settings.batch_rows, fitting, self._count * 4))
-        try:
-            decoded = self._decode(fields)
-        except UndecodableError as error:
-            place = f"{at.stream} id {ids[error.index]}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [((ids[index], fields[index]), reason) for index, reason in decoded.bad]
-        if bad:
-            places = {index for index, _ in decoded.bad}
-            ids = [id_ for index, id_ in enumerate(ids) if index not in places]
-        batch = decoded.batch()
-        if batch is not None:
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "stream": lambda: [at.stream] * len(ids),
-                    "id": lambda: ids,
-                    "timestamp": lambda: [order_of(id_)[0] for id_ in ids],
-                },
-            )
+        found = self._decoder.decode(
+            entries,
+            fields,
+            lambda entry: f"{at.stream} id {entry[0]}",
+            {
+                "stream": lambda entry: at.stream,
+                "id": itemgetter(0),
+                "timestamp": lambda entry: order_of(entry[0])[0],
+            },
+        )
+        ids = [id_ for id_, _ in found.good]
         return Piece(
             msgspec.structs.replace(at),
-            batch,
+            found.batch,
             ids,
-            bad,
+            found.bad,
             sum(sizes) + _ENTRY_BYTES,
             order_of(ids[0])[0] if ids else -1,
             ended,
@@ -349,11 +307,11 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
             if info is not None:
                 self._ends[name] = info.added
 
-    def _write_group(self, positions: Sequence[StreamSplit]) -> None:
+    def write_group(self, positions: Sequence[StreamSplit]) -> None:
         """Write positions to the consumer group, which is created if necessary."""
         import redis
 
-        group = self._settings.group
+        group = self._group
         for at in positions:
             read = None if at.seen == UNKNOWN else at.seen
             try:
@@ -368,11 +326,3 @@ class RedisReader(FetchedSplitsReader[StreamSplit]):
                     "a position was not written to the group group=`%s` stream=`%s`: %s",
                     *(group, at.stream, reason_of(error)),
                 )
-
-
-def _no_stop_any_more(stream: StreamSplit) -> StateError:
-    return StateError(
-        f"stream {stream.stream} is restored with an end, id {stream.stop}, and the source has no stop= "
-        "any more: streams that have ended already would not be read on",
-        fix="keep stop=; or give the source another name, with start= at the ids to go on from",
-    )

@@ -21,9 +21,9 @@ from ..arguments import ON_LOST, OnLost, check_count, check_policy, parse_bytes
 from ..formats.format import Format, planning
 from ..formats.text import FormatName
 from .client import Address, connect, reason_of
-from .fields import check_columns
+from .fields import to_entry_format
 from .keys import SinkKeys
-from .source import BUFFER, FIELD, parse_format
+from .source import BUFFER, FIELD
 from .writer import RedisWriter, SinkSettings
 
 FORMATS: Final = ("fields", "json", "raw")
@@ -38,14 +38,13 @@ class RedisSink(Sink):
     def __init__(self, settings: SinkSettings, guarantee: Guarantee) -> None:
         self.settings = settings
         self.guarantee = guarantee
-        self.extras = ("redis", *(settings.format.extras if settings.format is not None else ()))
+        self.extras = ("redis", *settings.format.extras)
         self.place = f"{settings.stream} of {settings.address}"
 
     def bind(self, schema: pa.Schema | None) -> None:
         schema = stream_columns(schema, "entries of Redis")
-        check = check_columns if self.settings.format is None else self.settings.format.check_output
         with planning():
-            check(schema)
+            self.settings.format.check_output(schema)
 
     def writer(self) -> SinkWriter:
         return RedisWriter(self.settings, self.guarantee is Guarantee.EXACTLY_ONCE)
@@ -68,8 +67,7 @@ class RedisSink(Sink):
     def check_connection(self, options: Mapping[str, str]) -> str:
         import redis
 
-        if self.settings.format is not None:
-            self.settings.format.check_connection()
+        self.settings.format.check_connection()
         client = connect(self.settings.address, "headgate-check")
         try:
             check_stream(client, self.settings)
@@ -189,7 +187,7 @@ def redis_sink(
         raise UsageError("no stream is named", fix='redis_sink("orders", url="redis://host:6379")')
     address = Address(url, password, ca, certificate, key, cluster)
     address.check()
-    made = parse_format(format, None, FORMATS)
+    made = to_entry_format(format, None, FORMATS)
     check_policy("on_lost", on_lost, ON_LOST)
     if max_length is not None:
         check_count("max_length", max_length, 1)

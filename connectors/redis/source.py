@@ -11,20 +11,19 @@ from datetime import datetime
 from typing import Any, Final, Literal, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import SourceError, UsageError
 from ...operators.connections import counted
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
 from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.format import Format
-from ..formats.text import FormatName, to_format
-from ..messages import MessageSource, check_metadata
+from ..formats.text import FormatName
+from ..messages import MessageColumns, MessageSource
 from .client import Address, cannot_use, connect, is_lost, reason_of, too_old
-from .fields import check_columns
+from .fields import to_entry_format
 from .model import (
     FIRST,
     METADATA,
@@ -56,12 +55,9 @@ class RedisSource(MessageSource[Record_co]):
 
     rejected_schema = REJECTED_SCHEMA
 
-    def __init__(
-        self, settings: RedisSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
-        super().__init__(values, settings.metadata, METADATA, row_type)
+    def __init__(self, settings: RedisSettings) -> None:
+        super().__init__("redis", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("redis", *(settings.format.extras if settings.format is not None else ()))
         self.bounded = settings.stop is not None
 
     def splits(self, parallelism: int) -> list[bytes]:
@@ -72,8 +68,7 @@ class RedisSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in planned if split is not None]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        if self.settings.format is not None:
-            self.settings.format.check_connection()
+        self.settings.columns.format.check_connection()
         found = _look_at_all(self.settings, "headgate-check")
         missing = sum(info is NO_STREAM for info in found.values())
         return (
@@ -278,17 +273,8 @@ def redis_source(
         )
     address = Address(url, password, ca, certificate, key, cluster)
     address.check()
-    made = parse_format(format, delimiter, FORMATS)
-    if schema is None:
-        if made is None:
-            raise UsageError(
-                "fields of entries carry no types: the source needs a schema",
-                fix='schema={"id": "int64", "name": "string"}, or a Struct class',
-            )
-        schema = made.columns()
-    values = to_schema(schema)
-    check_columns(values) if made is None else made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "entries")
+    made = to_entry_format(format, delimiter, FORMATS)
+    columns = MessageColumns.of(made, schema, metadata, METADATA, "entries")
     _check_position("start", start, ("earliest", "latest"), names)
     if stop is not None:
         _check_position("stop", stop, ("latest",), names)
@@ -299,9 +285,8 @@ def redis_source(
     settings = RedisSettings(
         names,
         address,
-        made,
+        columns,
         field,
-        kinds,
         start,
         stop,
         group,
@@ -311,22 +296,7 @@ def redis_source(
         batch_rows,
         buffer_bytes,
     )
-    return RedisSource(settings, values, None if kinds else record_class(schema))
-
-
-def parse_format(format: Any, delimiter: str | None, known: Sequence[str]) -> Format | None:
-    """Return the format of a payload; None: the columns are fields.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    if format == "fields":
-        return None
-    if not isinstance(format, Format) and format not in known:
-        raise UsageError(
-            f"no such format of entries format=`{format}`", fix=suggest(format, known, "formats")
-        )
-    return to_format(format, delimiter)
+    return RedisSource(settings)
 
 
 def _check_position(name: str, given: object, words: Sequence[str], streams: Sequence[str]) -> None:

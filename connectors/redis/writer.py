@@ -38,7 +38,7 @@ class SinkSettings:
 
     stream: str
     address: Address
-    format: Format | None
+    format: Format
     field: str
     max_length: int | None
     on_lost: str

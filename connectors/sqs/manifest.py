@@ -26,7 +26,7 @@ SOURCE: Final = {
     "format": Field(ChoiceKind(FORMATS), "of the data; json"),
     "delimiter": DELIMITER,
     "metadata": metadata_field(
-        METADATA, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
     "consumers": Field(IntegerKind(1), "the splits, each with one request at a time; 4"),
     "visibility": Field(

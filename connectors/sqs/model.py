@@ -10,8 +10,7 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError
 from ..aws import AwsService, code_of, reason_of
 from ..bad_records import OnBadRecord
-from ..formats.format import Format
-from ..messages import MetadataTypes
+from ..messages import MessageColumns
 
 REQUEST_MESSAGES: Final = 10
 """The most messages of a request."""
@@ -24,13 +23,15 @@ REJECTED_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of the side output `rejected`."""
-METADATA: Final[MetadataTypes] = {
-    "message_id": pa.string(),
-    "timestamp": pa.timestamp("ms", tz="UTC"),
-    "receives": pa.int64(),
-    "group": pa.string(),
-}
-"""The parts of a message beside its data, and the types of their columns."""
+METADATA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("receives", pa.int64(), nullable=False),
+        pa.field("group", pa.string()),
+    ]
+)
+"""The parts of a message beside its data; those that it may lack are nullable."""
 _MISSING: Final = ("NonExistentQueue", "QueueDoesNotExist")
 
 
@@ -40,8 +41,7 @@ class SqsSettings:
 
     queue: str
     service: AwsService
-    format: Format
-    metadata: dict[str, str]
+    columns: MessageColumns
     consumers: int
     visibility_s: int
     unacknowledged_max: int

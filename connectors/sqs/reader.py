@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,8 +19,7 @@ from ...errors import SourceError
 from ..acknowledged import AcknowledgingReader, QueueSplit
 from ..aws import Requests, reason_of
 from ..fetched_splits import LoopedReader, Piece
-from ..formats.format import UndecodableError
-from ..messages import with_metadata
+from ..messages import MessageDecoder
 from .model import METADATA, REJECTED_SCHEMA, REQUEST_MESSAGES, SqsSettings, url_of
 
 _WAIT_S: Final = 1
@@ -45,8 +45,9 @@ class SqsReader(AcknowledgingReader[str], LoopedReader[QueueSplit]):
         """
         super().__init__(_BUFFER_BYTES, settings.on_bad_record, "what sends to the queue")
         self._settings = settings
-        self._schema = schema
-        self._decode = settings.format.decoder(values)
+        self._decoder = MessageDecoder(
+            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        )
         self._receipts: dict[str, str] = {}
         """The receipts of the messages that are not deleted, by id; only the newest one is of use."""
         self._bodies: dict[str, bytes] = {}
@@ -202,43 +203,38 @@ class SqsReader(AcknowledgingReader[str], LoopedReader[QueueSplit]):
     def _piece(self, consumer: QueueSplit, messages: Sequence[Any]) -> Piece[QueueSplit]:
         """Decode messages."""
         bodies = [message["Body"].encode() for message in messages]
-        try:
-            found = self._decode(bodies)
-        except UndecodableError as error:
-            place = f"{self._settings.queue} message {messages[error.index]['MessageId']}"
-            raise SourceError(error.message, where=place, fix=error.fix) from error
-        bad = [(messages[index]["MessageId"], reason) for index, reason in found.bad]
-        self._bodies.update({messages[index]["MessageId"]: bodies[index] for index, _ in found.bad})
-        places = {index for index, _ in found.bad}
-        good = [each for index, each in enumerate(messages) if index not in places]
-        attributes = [each.get("Attributes", {}) for each in good]
-        batch = found.batch()
-        if batch is not None:
-            batch = with_metadata(
-                batch,
-                self._schema,
-                self._settings.metadata,
-                METADATA,
-                {
-                    "message_id": lambda: [each["MessageId"] for each in good],
-                    "timestamp": lambda: [_time_of(each) for each in attributes],
-                    "receives": lambda: [
-                        int(each.get("ApproximateReceiveCount", 1)) for each in attributes
-                    ],
-                    "group": lambda: [each.get("MessageGroupId") for each in attributes],
-                },
-            )
-        sent_ms = [int(each.get("SentTimestamp", -1)) for each in attributes]
+        found = self._decoder.decode(
+            messages,
+            bodies,
+            lambda message: f"{self._settings.queue} message {message['MessageId']}",
+            _METADATA,
+        )
+        self._bodies.update({each["MessageId"]: each["Body"].encode() for each, _ in found.bad})
+        sent_ms = [int(_attribute(each, "SentTimestamp") or -1) for each in found.good]
         return Piece(
             consumer,
-            batch,
-            [each["MessageId"] for each in good],
-            bad,
+            found.batch,
+            [each["MessageId"] for each in found.good],
+            [(each["MessageId"], reason) for each, reason in found.bad],
             sum(_MESSAGE_BYTES + len(body) for body in bodies),
             min(sent_ms, default=-1),
         )
 
 
-def _time_of(attributes: Any) -> datetime | None:
-    sent = attributes.get("SentTimestamp")
+def _attribute(message: Any, name: str) -> str | None:
+    found: str | None = message.get("Attributes", {}).get(name)
+    return found
+
+
+def _time_of(message: Any) -> datetime | None:
+    sent = _attribute(message, "SentTimestamp")
     return None if sent is None else datetime.fromtimestamp(int(sent) / 1000, UTC)
+
+
+_METADATA: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "message_id": itemgetter("MessageId"),
+    "timestamp": _time_of,
+    "receives": lambda message: int(_attribute(message, "ApproximateReceiveCount") or 1),
+    "group": lambda message: _attribute(message, "MessageGroupId"),
+}
+"""The parts of a message beside its data."""

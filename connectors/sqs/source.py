@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict, Unpack, overload
+from typing import Final, TypedDict, Unpack, overload
 
 import msgspec
-import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.durations import Duration, parse_duration
-from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ..acknowledged import QueueSplit
 from ..arguments import check_count
@@ -18,7 +17,7 @@ from ..aws import AwsService
 from ..bad_records import BadRecordPolicy, parse_policy
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageSource, check_metadata
+from ..messages import MessageColumns, MessageSource
 from .model import METADATA, REJECTED_SCHEMA, SqsSettings, check_queue, look
 from .reader import SqsReader
 
@@ -34,14 +33,9 @@ class SqsSource(MessageSource[Record_co]):
     rejected_schema = REJECTED_SCHEMA
     needs_checkpoints = True
 
-    def __init__(
-        self, settings: SqsSettings, values: pa.Schema, row_type: type[Any] | None
-    ) -> None:
-        super().__init__(
-            values, settings.metadata, METADATA, row_type, frozenset({"group", "timestamp"})
-        )
+    def __init__(self, settings: SqsSettings) -> None:
+        super().__init__("sqs", settings.columns, METADATA)
         self.settings = settings
-        self.extras = ("sqs", *settings.format.extras)
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split for each consumer."""
@@ -128,12 +122,9 @@ def sqs_source(
     check_queue(queue)
     service = AwsService("sqs", region, endpoint)
     service.check()
-    made = to_format(format, delimiter)
-    if schema is None:
-        schema = made.columns()
-    values = to_schema(schema)
-    made.check_columns(values)
-    kinds = check_metadata(metadata, list(METADATA), values, "messages of SQS")
+    columns = MessageColumns.of(
+        to_format(format, delimiter), schema, metadata, METADATA, "messages of SQS"
+    )
     check_count("consumers", consumers, 1)
     check_count("max_unacknowledged", max_unacknowledged, 1)
     visibility_s = parse_duration(visibility, "visibility") // 1000
@@ -143,11 +134,10 @@ def sqs_source(
     settings = SqsSettings(
         queue,
         service,
-        made,
-        kinds,
+        columns,
         consumers,
         visibility_s,
         max_unacknowledged,
         parse_policy(on_bad_record),
     )
-    return SqsSource(settings, values, None if kinds else record_class(schema))
+    return SqsSource(settings)

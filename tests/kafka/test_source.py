@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -556,8 +555,7 @@ def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
         reader: Any = source.reader()
         reader.open(make_context(operator_name="source"), lambda batch: None)
         split = PartitionSplit("t", 0, 0, 2)
-        reader._partitions, reader._stops = {split.name: split}, {split.name: 2}
-        reader._positions = {split.name: msgspec.structs.replace(split)}
+        reader._positions, reader._going_on = {split.name: split}, {split.name: None}
         reader.context.splits.opened(split.name)
         reader._consumer = SimpleNamespace(pause=lambda places: None)
         end = _Message(2, KafkaError(KafkaError._PARTITION_EOF))
@@ -578,8 +576,7 @@ def test_records_gather_while_small_pieces_wait() -> None:
         reader: Any = source.reader()
         reader.open(make_context(operator_name="source"), lambda batch: None)
         splits = {split.name: split for split in (PartitionSplit("t", n, 0) for n in range(2))}
-        reader._partitions = splits
-        reader._positions = {name: msgspec.structs.replace(each) for name, each in splits.items()}
+        reader._positions, reader._going_on = splits, dict.fromkeys(splits)
         reader._consumer = SimpleNamespace(pause=lambda places: None)
         for name in splits:
             reader.context.splits.opened(name)
