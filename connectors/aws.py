@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from ..errors import SourceError, UsageError
+from ..errors import JobError, SourceError, StorageError, UsageError
 from ..operators.clock import Clock
+from .functions.calling import CallBounds, CallingWriter
 
 ANSWER_S_MAX: Final = 15
 """The time in which a service has to answer a request."""
@@ -34,6 +35,7 @@ _THROTTLED: Final = frozenset(
 )
 _FAILING: Final = frozenset({500, 502, 503, 504})
 _log = logging.getLogger("headgate.connectors.aws")
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,62 @@ class Requests:
             else:
                 self._answered_s = self._clock.monotonic()
                 return answer
+
+
+class AwsWriter(CallingWriter, Generic[M]):
+    """Sends the records of one subtask in requests of which the service may store only some messages."""
+
+    def __init__(self, service: AwsService, bounds: CallBounds) -> None:
+        super().__init__(bounds)
+        self._service = service
+        self._stack = contextlib.AsyncExitStack()
+        self._client: Any = None
+
+    async def begin(self) -> None:
+        self._client = await self._stack.enter_async_context(self._service.client())
+
+    async def release(self) -> None:
+        await self._stack.aclose()
+
+    async def send(self, messages: Sequence[M]) -> tuple[Sequence[M], str]:
+        """Make one request; return the messages that the service has not stored, and the reason."""
+        raise NotImplementedError
+
+    def refused(self, reason: str) -> JobError:
+        """Return the error for messages that the service does not take."""
+        raise NotImplementedError
+
+    def unstored(self, reason: str) -> StorageError:
+        """Return the error for messages that the service does not store for some time."""
+        raise NotImplementedError
+
+    async def store(self, messages: Sequence[M]) -> None:
+        """Send messages until all of them are stored.
+
+        Raises:
+            StorageError: none is stored any more for some time.
+            JobError: the service does not take messages like these.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        clock = self.context.clock
+        deadline_s = clock.monotonic() + AWAY_S
+        while messages:
+            try:
+                left, reason = await self.send(messages)
+                if len(left) < len(messages):
+                    deadline_s = clock.monotonic() + AWAY_S
+                messages = left
+            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
+                reason = reason_of(error)
+                if not (is_away(error) or is_throttled(error)):
+                    raise self.refused(reason) from error
+            if not messages:
+                return
+            if clock.monotonic() > deadline_s:
+                raise self.unstored(reason)
+            self.context.logger.debug("messages are sent again: %s", reason)
+            await asyncio.sleep(PAUSE_S)
 
 
 @cache

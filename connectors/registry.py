@@ -36,7 +36,7 @@ from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.fields import format_field, with_format
-from .formats.text import FORMATS
+from .formats.text import FORMATS, OUTPUT_FORMATS
 from .functions.manifest import (
     FUNCTION,
     WRITE_AHEAD,
@@ -60,7 +60,6 @@ from .iceberg.catalog import KINDS
 from .iceberg.sink import IcebergSink, iceberg_sink
 from .kafka.model import METADATA
 from .kafka.security import MECHANISMS, KafkaSecurity
-from .kafka.sink import FORMATS as KAFKA_FORMATS
 from .kafka.sink import WRITABLE, KafkaSink, kafka_sink
 from .kafka.source import kafka_source
 from .kinesis import manifest as kinesis
@@ -673,7 +672,7 @@ SINKS: dict[str, SinkConnector] = {
             {
                 "topic": Field(TextKind(), "the topic, which must exist", required=True),
                 "bootstrap": _BOOTSTRAP,
-                "format": format_field(KAFKA_FORMATS),
+                "format": format_field(OUTPUT_FORMATS),
                 "metadata": metadata_field(
                     WRITABLE,
                     "columns that become a part of the record beside its value, `{key: user}`",

@@ -27,6 +27,7 @@ from .format import NO_VALUE, Decode, Encode, Format, Values, check_not_empty
 
 FormatName: TypeAlias = Literal["json", "csv", "raw"]
 FORMATS: Final = ("json", "csv", "raw")
+OUTPUT_FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 
 
 def to_format(format: FormatName | Format, delimiter: str | None = None) -> Format:
@@ -44,6 +45,20 @@ def to_format(format: FormatName | Format, delimiter: str | None = None) -> Form
     if format == "csv":
         return CsvFormat("," if delimiter is None else delimiter)
     return JsonFormat() if format == "json" else RawFormat()
+
+
+def to_output_format(format: FormatName | Format) -> Format:
+    """Return a format that can be written, which is given by its name or as itself.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    if not isinstance(format, Format) and format not in OUTPUT_FORMATS:
+        raise UsageError(
+            f"no such format of messages format=`{format}`",
+            fix=suggest(format, OUTPUT_FORMATS, "formats"),
+        )
+    return to_format(format)
 
 
 class JsonFormat(Format):

@@ -22,7 +22,6 @@ from ...operators.async_calls.in_flight import RETRIES_COUNTER
 from ...operators.base import OperatorContext
 from ...operators.drops import DropKind
 from ...operators.durations import Duration, parse_duration
-from ...operators.elements import Batch, ColumnBatch
 from ...operators.functions.dead_letters import DROPPED_COUNTER, FAILED_COUNTER
 from ...operators.origin import Origin, capture_origin
 from ...operators.sink import (
@@ -44,11 +43,11 @@ from ..files.locations import (
     filesystem,
     parse_location,
 )
-from ..files.sink import tag_of
 from ..formats.format import planning
 from ..formats.text import JsonFormat
-from ..functions.calling import CallBounds, CallingWriter
-from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
+from ..functions.calling import CallBounds
+from ..functions.write_ahead import BUFFER
+from ..publishing import Publisher, publishing_writer
 from .client import (
     HttpClient,
     HttpSettings,
@@ -125,10 +124,9 @@ class HttpSink(Sink):
 
     def writer(self) -> SinkWriter:
         settings = self.settings
-        if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return HttpWriter(settings)
-        staging = WriteAheadSettings(settings.bounds.rows, settings.buffer_bytes, "arrow")
-        return WriteAheadWriter(Poster(settings), staging, self._origin)
+        return publishing_writer(
+            Poster(settings), settings.bounds, self.guarantee, settings.buffer_bytes, self._origin
+        )
 
     def check_output(self, run: SinkRun) -> None:
         check_reachable(self.settings.http)
@@ -143,15 +141,15 @@ class HttpSink(Sink):
         return f"http({self.settings.http.shown})"
 
 
-class Poster:
-    """Sends the records of one subtask. It is the function of a write-ahead writer, with its life cycle."""
+class Poster(Publisher):
+    """Sends the records of one subtask."""
 
     def __init__(self, settings: HttpSinkSettings) -> None:
+        super().__init__()
         self._settings = settings
         self._client: HttpClient | None = None
 
     async def open(self, context: OperatorContext) -> None:
-        """Connect; called in the event loop of the requests."""
         settings, metrics = self._settings, context.metrics
         self._context = context
         self._encode = JsonFormat().encoder(pa.schema([]), "")
@@ -167,15 +165,10 @@ class Poster:
         await self._client.open()
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.close()
 
-    async def __call__(self, data: pa.RecordBatch, epoch: Epoch) -> None:
-        """Write the records that a checkpoint has staged."""
-        await self.post(data, epoch.id)
-
-    async def post(self, data: pa.RecordBatch, key: str) -> None:
+    async def publish(self, data: pa.RecordBatch, key: str) -> None:
         """Send records until the service has taken them, or refused them.
 
         Raises:
@@ -253,29 +246,6 @@ def _body_of(body: Body, values: list[bytes]) -> bytes:
     if body == "lines":
         return b"".join(value + b"\n" for value in values)
     return values[0]
-
-
-class HttpWriter(CallingWriter):
-    """Sends records as they come, at least once."""
-
-    def __init__(self, settings: HttpSinkSettings) -> None:
-        super().__init__(settings.bounds)
-        self._poster = Poster(settings)
-        self._requests = 0
-
-    async def begin(self) -> None:
-        await self._poster.open(self.context)
-
-    async def release(self) -> None:
-        await self._poster.close()
-
-    async def call(self, batch: Batch) -> None:
-        assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        context = self.context
-        self._requests += 1
-        tag = tag_of(context.job_name, context.operator_name)
-        key = f"{tag}-{context.run_id}-{context.file_token}-{self._requests}"
-        await self._poster.post(batch.data, key)
 
 
 def http_sink(

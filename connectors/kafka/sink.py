@@ -27,7 +27,7 @@ from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ..arguments import ON_LOST, OnLost, check_choice, check_count, check_policy, parse_bytes
 from ..formats.format import Format, planning
-from ..formats.text import FormatName, to_format
+from ..formats.text import FormatName, to_output_format
 from .client import (
     ErrorListener,
     check_properties,
@@ -48,7 +48,6 @@ STAGED: Final = "128mb"
 TRANSACTIONS: Final = ("open", "staged")
 TRANSACTION_TIMEOUT: Final = "15m"
 """The most that brokers allow unless they are told otherwise."""
-FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 WRITABLE: Final = ("key", "timestamp", "headers", "partition")
 
 
@@ -196,10 +195,7 @@ def kafka_sink(
             f"a topic and a broker must be named topic=`{topic}` bootstrap=`{bootstrap}`",
             fix='kafka_sink("orders", bootstrap="host:9092")',
         )
-    if not isinstance(format, Format) and format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
+    made_format = to_output_format(format)
     check_policy("on_lost", on_lost, ON_LOST)
     for kind, column in (metadata or {}).items():
         if kind not in WRITABLE:
@@ -222,7 +218,7 @@ def kafka_sink(
     settings = SinkSettings(
         topic,
         bootstrap,
-        to_format(format),
+        made_format,
         dict(metadata or {}),
         parse_size(BUFFER) if staged else buffer_bytes,
         with_security(check_properties(properties or {}), security),

@@ -17,9 +17,8 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS
+from ..formats.text import FORMATS, OUTPUT_FORMATS
 from ..manifest_fields import DELIMITER, metadata_field
-from . import sink
 from .model import METADATA
 from .sink import kinesis_sink
 from .source import kinesis_source
@@ -58,7 +57,7 @@ SOURCE: Final = {
 }
 SINK: Final = {
     **_STREAM,
-    "format": format_field(sink.FORMATS),
+    "format": format_field(OUTPUT_FORMATS),
     "partitionKey": Field(
         TextKind(), "the column that decides the shard of a record; absent: a random key"
     ),

@@ -6,16 +6,14 @@ sent again, until all are stored.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ...errors import DataError, JobError, StorageError, UsageError
+from ...errors import DataError, JobError, StorageError
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import (
     Guarantee,
@@ -25,16 +23,15 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.suggestions import suggest
-from ..aws import AWAY_S, PAUSE_S, AwsService, is_away, is_throttled, reason_of
-from ..formats.format import Encode, Format
-from ..formats.text import FormatName, to_format
-from ..functions.calling import CallBounds, CallingWriter
+from ..aws import AwsService, AwsWriter, reason_of
+from ..formats.format import Format
+from ..formats.text import FormatName, to_output_format
+from ..functions.calling import CallBounds
 from ..functions.loop_thread import in_thread
 from ..messages import check_message_columns
+from ..publishing import RowEncoder, parts_within
 from .source import check_stream
 
-FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 _ROWS: Final = 500
 """The most records of a request."""
 _REQUEST_BYTES: Final = 4 << 20
@@ -94,48 +91,38 @@ async def _describe(settings: SinkSettings) -> None:
         try:
             await client.describe_stream_summary(StreamName=settings.stream)
         except ClientError as error:
-            raise _refused(settings, error) from error
+            raise _refused(settings, reason_of(error)) from error
         except (BotoCoreError, OSError) as error:
             raise settings.service.cannot_use(error) from error
 
 
-def _refused(settings: SinkSettings, error: BaseException) -> JobError:
+def _refused(settings: SinkSettings, reason: str) -> JobError:
     return JobError(
-        f"records cannot be written stream=`{settings.stream}`: {reason_of(error)}",
+        f"records cannot be written stream=`{settings.stream}`: {reason}",
         fix="check that the stream exists in this region, the size of records, and the rights: "
         "DescribeStreamSummary, PutRecords, and those of the key if the stream is encrypted",
     )
 
 
-class KinesisWriter(CallingWriter):
+class KinesisWriter(AwsWriter[dict[str, Any]]):
     """Writes the records of one subtask."""
 
     def __init__(self, settings: SinkSettings) -> None:
         # One request at a time keeps the order, as far as the service takes all records of it.
-        super().__init__(CallBounds(_ROWS, _WITHIN_MS, 1))
+        super().__init__(settings.service, CallBounds(_ROWS, _WITHIN_MS, 1))
         self._settings = settings
-        self._encode: Encode | None = None
-        self._schema: pa.Schema | None = None
-        self._stack = contextlib.AsyncExitStack()
-        self._client: Any = None
-
-    async def begin(self) -> None:
-        self._client = await self._stack.enter_async_context(self._settings.service.client())
-
-    async def release(self) -> None:
-        await self._stack.aclose()
+        self._encoder = RowEncoder(settings.format, settings.stream)
 
     async def call(self, batch: Batch) -> None:
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        for records in _requests(self._records_of(batch.data)):
-            await self._put(records)
+        records = self._records_of(batch.data)
+        sizes = [len(each["Data"]) + len(each["PartitionKey"].encode()) for each in records]
+        for part in parts_within(records, sizes, _REQUEST_BYTES):
+            await self.store(part)
 
     def _records_of(self, data: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return the records as requests have them."""
         settings = self._settings
-        if self._encode is None or data.schema != self._schema:
-            self._schema = data.schema
-            self._encode = settings.format.encoder(data.schema, settings.stream)
         if settings.partition_key is None:
             keys = [secrets.token_hex(8) for _ in range(data.num_rows)]
         else:
@@ -147,64 +134,32 @@ class KinesisWriter(CallingWriter):
                     f"partition_key=`{settings.partition_key}`",
                     fix=f"it has 1 to {_KEY_CHARACTERS} characters; correct such records before the sink",
                 )
-        values = self._encode(data)
+        values = self._encoder.encode(data)
         return [
-            {"Data": value or b"", "PartitionKey": key}
-            for value, key in zip(values, keys, strict=True)
+            {"Data": value, "PartitionKey": key} for value, key in zip(values, keys, strict=True)
         ]
 
-    async def _put(self, records: list[dict[str, Any]]) -> None:
-        """Send records until all of them are stored.
+    async def send(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        stream = self._settings.stream
+        answer = await self._client.put_records(StreamName=stream, Records=messages)
+        left, reason = [], ""
+        for record, told in zip(messages, answer["Records"], strict=True):
+            if code := told.get("ErrorCode"):
+                reason = f"{code}: {told.get('ErrorMessage', '')}"
+                if code not in _RETRIED:
+                    raise self.refused(reason)
+                left.append(record)
+        return left, reason
 
-        Raises:
-            StorageError: none is stored any more for some time.
-            JobError: the service does not take records like these.
-        """
-        from botocore.exceptions import BotoCoreError, ClientError
+    def refused(self, reason: str) -> JobError:
+        return _refused(self._settings, reason)
 
-        settings, clock = self._settings, self.context.clock
-        deadline_s = clock.monotonic() + AWAY_S
-        while records:
-            reason = ""
-            try:
-                answer = await self._client.put_records(StreamName=settings.stream, Records=records)
-                left = []
-                for record, told in zip(records, answer["Records"], strict=True):
-                    if code := told.get("ErrorCode"):
-                        reason = f"{code}: {told.get('ErrorMessage', '')}"
-                        if code not in _RETRIED:
-                            raise _refused(settings, RuntimeError(reason))
-                        left.append(record)
-                if len(left) < len(records):
-                    deadline_s = clock.monotonic() + AWAY_S
-                records = left
-            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
-                if not (is_away(error) or is_throttled(error)):
-                    raise _refused(settings, error) from error
-                reason = reason_of(error)
-            if not records:
-                return
-            if clock.monotonic() > deadline_s:
-                raise StorageError(
-                    f"records are not stored stream=`{settings.stream}` at=`{settings.service}`: {reason}",
-                    fix="check that the service can be reached, and that the stream has enough shards",
-                )
-            self.context.logger.debug("records are sent to Kinesis again: %s", reason)
-            await asyncio.sleep(PAUSE_S)
-
-
-def _requests(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Divide records into requests of a size that the service takes."""
-    requests: list[list[dict[str, Any]]] = []
-    size = _REQUEST_BYTES
-    for record in records:
-        own = len(record["Data"]) + len(record["PartitionKey"].encode())
-        if size + own > _REQUEST_BYTES:
-            requests.append([])
-            size = 0
-        requests[-1].append(record)
-        size += own
-    return requests
+    def unstored(self, reason: str) -> StorageError:
+        settings = self._settings
+        return StorageError(
+            f"records are not stored stream=`{settings.stream}` at=`{settings.service}`: {reason}",
+            fix="check that the service can be reached, and that the stream has enough shards",
+        )
 
 
 def kinesis_sink(
@@ -236,9 +191,6 @@ def kinesis_sink(
     check_stream(stream)
     service = AwsService("kinesis", region, endpoint)
     service.check()
-    if not isinstance(format, Format) and format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
-    settings = SinkSettings(stream, service, to_format(format), partition_key)
+    made_format = to_output_format(format)
+    settings = SinkSettings(stream, service, made_format, partition_key)
     return KinesisSink(settings, parse_guarantee(guarantee))

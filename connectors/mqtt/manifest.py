@@ -15,9 +15,8 @@ from ...api.manifest.fields import (
 from ...operators.sink import Sink
 from ...operators.source import Source
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS
+from ..formats.text import FORMATS, OUTPUT_FORMATS
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
-from . import sink
 from .model import METADATA
 from .sink import mqtt_sink
 from .source import mqtt_source
@@ -54,7 +53,7 @@ SOURCE: Final = {
 SINK: Final = {
     "topic": Field(TextKind(), "the topic of all messages; or a column has it"),
     **_BROKER,
-    "format": format_field(sink.FORMATS),
+    "format": format_field(OUTPUT_FORMATS),
     "topicColumn": Field(TextKind(), "the column with the topic, which is not a part of the data"),
     "retain": Field(BooleanKind(), "the broker keeps the last message of a topic; false"),
 }

@@ -14,11 +14,11 @@ from ...errors import DataError, JobError, StorageError, UsageError
 from ...operators.clock import SystemClock
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkRun, SinkWriter, parse_guarantee
-from ...operators.suggestions import suggest
-from ..formats.format import Encode, Format
-from ..formats.text import FormatName, to_format
+from ..formats.format import Format
+from ..formats.text import FormatName, to_output_format
 from ..functions.calling import CallBounds, CallingWriter
 from ..messages import check_message_columns
+from ..publishing import RowEncoder
 from .client import (
     ANSWER_S_MAX,
     AWAY_S,
@@ -32,7 +32,6 @@ from .client import (
     reason_of,
 )
 
-FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 _ROWS: Final = 500
 _WITHIN_MS: Final = 200
 _TURN_S: Final = 0.02
@@ -91,8 +90,8 @@ class MqttWriter(CallingWriter):
         # One call at a time keeps the order.
         super().__init__(CallBounds(_ROWS, _WITHIN_MS, 1))
         self._settings = settings
-        self._encode: Encode | None = None
-        self._schema: pa.Schema | None = None
+        apart = () if settings.topic_column is None else (settings.topic_column,)
+        self._encoder = RowEncoder(settings.format, settings.topic, apart)
         self._connection: Connection | None = None
         self._refused: dict[int, str] = {}
         """Why the broker has refused messages, by their packet identifiers."""
@@ -135,10 +134,6 @@ class MqttWriter(CallingWriter):
     def _messages_of(self, data: pa.RecordBatch) -> list[tuple[str, bytes]]:
         """Return topic and data of each record."""
         settings, column = self._settings, self._settings.topic_column
-        wanted = data.select([name for name in data.schema.names if name != column])
-        if self._encode is None or wanted.schema != self._schema:
-            self._schema = wanted.schema
-            self._encode = settings.format.encoder(wanted.schema, settings.topic)
         topics = [settings.topic] * data.num_rows
         if column is not None:
             topics = data.column(column).to_pylist()
@@ -148,7 +143,7 @@ class MqttWriter(CallingWriter):
                     f"a record has no topic that MQTT takes topic_column=`{column}`",
                     fix="correct such records before the sink, or filter them out",
                 )
-        return list(zip(topics, (value or b"" for value in self._encode(wanted)), strict=True))
+        return list(zip(topics, self._encoder.encode(data), strict=True))
 
     def _publish(self, messages: list[tuple[str, bytes]]) -> None:
         """Publish messages until the broker has taken all of them.
@@ -247,11 +242,8 @@ def mqtt_sink(
         raise UsageError(
             f"no message can have this topic topic=`{topic}`", fix="leave wildcards out"
         )
-    if not isinstance(format, Format) and format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
+    made_format = to_output_format(format)
     broker = Broker(url, user, password, ca, certificate, key)
     broker.check()
-    settings = SinkSettings(topic, broker, to_format(format), topic_column, retain)
+    settings = SinkSettings(topic, broker, made_format, topic_column, retain)
     return MqttSink(settings, parse_guarantee(guarantee))

@@ -182,6 +182,13 @@ async def connected(servers: Servers, name: str) -> AsyncIterator[Connection]:
             await asyncio.wait_for(client.close(), ANSWER_S_MAX)
 
 
+def failures() -> tuple[type[BaseException], ...]:
+    """Return the errors of the client and of the servers."""
+    import nats
+
+    return (TimeoutError, nats.errors.Error, OSError)
+
+
 def is_lost(error: BaseException) -> bool:
     """Return True if the connection broke or the server is away, so that trying again may help."""
     from nats import errors

@@ -20,7 +20,7 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS
+from ..formats.text import FORMATS, OUTPUT_FORMATS
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
 from . import sink
 from .model import METADATA
@@ -69,7 +69,7 @@ SOURCE: Final = {
 SINK: Final = {
     "subject": Field(TextKind(), "the subject of all messages; or a column has it"),
     **_SERVERS,
-    "format": format_field(sink.FORMATS),
+    "format": format_field(OUTPUT_FORMATS),
     "metadata": metadata_field(
         sink.WRITABLE, "columns that become a part of the message beside its data, `{id: order_id}`"
     ),

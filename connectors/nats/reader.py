@@ -21,15 +21,7 @@ from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
 from ..messages import MessageDecoder
-from .client import (
-    AWAY_S,
-    PAUSE_S,
-    cannot_use,
-    connected,
-    is_lost,
-    is_missing,
-    reason_of,
-)
+from .client import AWAY_S, PAUSE_S, cannot_use, connected, failures, is_lost, is_missing, reason_of
 from .model import METADATA, REJECTED_SCHEMA, NatsSettings, NatsSplit, decoded
 
 _MESSAGE_BYTES: Final = 500
@@ -123,7 +115,6 @@ class NatsReader(LoopedReader[NatsSplit]):
 
     async def fetch_all(self) -> None:
         """Read all splits, on another connection whenever one is lost."""
-        import nats
 
         settings, context = self._settings, self.context
         self._worked()
@@ -134,7 +125,7 @@ class NatsReader(LoopedReader[NatsSplit]):
                     await connection.until_lost(self._read_all(connection.jetstream))
             except _Interrupted as error:
                 _log.info("the NATS source asks again: %s", error)
-            except (TimeoutError, nats.errors.Error, OSError) as error:
+            except failures() as error:
                 if self.is_closed():
                     return
                 if not is_lost(error):

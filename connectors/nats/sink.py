@@ -8,16 +8,14 @@ checkpoints, and the ids are fixed with them: see `functions/write_ahead.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from ...errors import DataError, JobError, SourceError, StorageError, UsageError
-from ...operators.base import OperatorContext
-from ...operators.elements import Batch, ColumnBatch
 from ...operators.origin import Origin, capture_origin
 from ...operators.sink import (
     Guarantee,
@@ -29,30 +27,20 @@ from ...operators.sink import (
 )
 from ...operators.suggestions import suggest
 from ..arguments import parse_bytes
-from ..files.sink import tag_of
-from ..formats.format import Encode, Format
-from ..formats.text import FormatName, to_format
-from ..functions.calling import CallBounds, CallingWriter
+from ..formats.format import Format
+from ..formats.text import FormatName, to_output_format
+from ..functions.calling import CallBounds
 from ..functions.loop_thread import in_thread
-from ..functions.write_ahead import BUFFER, Epoch, WriteAheadSettings, WriteAheadWriter
+from ..functions.write_ahead import BUFFER
 from ..messages import check_message_columns
-from .client import (
-    AWAY_S,
-    PAUSE_S,
-    Connection,
-    Servers,
-    cannot_use,
-    connected,
-    is_lost,
-    reason_of,
-)
+from ..publishing import Client, ConnectedPublisher, RowEncoder, publishing_writer
+from . import client as nats_client
+from .client import Connection, Servers, cannot_use, connected, failures
 
-FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 WRITABLE: Final = ("subject", "id")
 ID_HEADER: Final = "Nats-Msg-Id"
-ROWS: Final = 500
-"""The number of messages that are sent before the first answer is waited for."""
-_WITHIN_MS: Final = 1_000
+_BOUNDS: Final = CallBounds(rows=500, within_ms=1_000, max_in_flight=1)
+"""All messages of a call are sent before an answer is waited for. One call at a time keeps the order."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +75,8 @@ class NatsSink(Sink):
         )
 
     def writer(self) -> SinkWriter:
-        settings = self.settings
-        if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return NatsWriter(settings)
-        staging = WriteAheadSettings(ROWS, settings.buffer_bytes, "arrow")
-        return WriteAheadWriter(Publisher(settings), staging, self._origin)
+        publisher, buffer_bytes = NatsPublisher(self.settings), self.settings.buffer_bytes
+        return publishing_writer(publisher, _BOUNDS, self.guarantee, buffer_bytes, self._origin)
 
     def check_output(self, run: SinkRun) -> None:
         """Check that a stream takes the subject; say how long it remembers ids."""
@@ -128,7 +113,7 @@ async def _window_s(settings: SinkSettings) -> float | None:
                 raise _no_stream(settings.subject, settings.servers) from None
             window = (await jetstream.stream_info(name)).config.duplicate_window
             return None if window is None else float(window)
-    except (TimeoutError, nats.errors.Error, OSError) as error:
+    except failures() as error:
         raise cannot_use(settings.servers, error) from error
 
 
@@ -139,92 +124,31 @@ def _no_stream(subject: str, servers: Servers) -> SourceError:
     )
 
 
-class Publisher:
-    """Publishes the records of one subtask. It is the function of a write-ahead writer."""
+class NatsPublisher(ConnectedPublisher[Connection]):
+    """Publishes the records of one subtask."""
+
+    system = "NATS"
+    client: ClassVar[Client] = nats_client
 
     def __init__(self, settings: SinkSettings) -> None:
+        super().__init__()
         self._settings = settings
-        self._encode: Encode | None = None
-        self._schema: pa.Schema | None = None
-        self._opened: contextlib.AsyncExitStack | None = None
-        self._connection: Connection | None = None
+        self._encoder = RowEncoder(settings.format, settings.subject, settings.metadata.values())
 
-    async def open(self, context: OperatorContext) -> None:
-        """Connect; called in the event loop of the requests."""
-        import nats
-
-        self._context = context
-        self._name = f"headgate-{context.job_name}-{context.operator_name}"
-        try:
-            await self._connect()
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            raise cannot_use(self._settings.servers, error) from error
-
-    async def _connect(self) -> None:
-        await self.close()
-        stack = contextlib.AsyncExitStack()
-        found = await stack.enter_async_context(connected(self._settings.servers, self._name))
-        self._opened, self._connection = stack, found
-
-    async def close(self) -> None:
-        """Close the connection."""
-        stack, self._opened, self._connection = self._opened, None, None
-        if stack is not None:
-            await stack.aclose()
-
-    async def __call__(self, data: pa.RecordBatch, epoch: Epoch) -> None:
-        """Publish the records that a checkpoint has staged."""
-        await self.publish(data, epoch.id)
+    def connected(self, name: str) -> AbstractAsyncContextManager[Connection]:
+        return connected(self._settings.servers, name)
 
     async def publish(self, data: pa.RecordBatch, key: str) -> None:
-        """Publish records until a stream has acknowledged all of them.
-
-        Args:
-            data: the records.
-            key: makes the ids of messages, with their numbers, unless a column has ids.
-
-        Raises:
-            StorageError: the servers do not answer.
-            JobError: they do not take messages like these.
-        """
-        import nats
-
+        """Publish records; `key` and their numbers are the ids of messages, unless a column has ids."""
         messages = self._messages_of(data, key)
-        clock = self._context.clock
-        deadline = clock.monotonic() + AWAY_S
-        while True:
-            try:
-                if self._connection is None:
-                    await self._connect()
-                connection = self._connection
-                assert connection is not None
-                await connection.until_lost(_publish_all(connection.jetstream, messages))
-                return
-            except (TimeoutError, nats.errors.Error, OSError) as error:
-                if not is_lost(error):
-                    raise self._refused(error) from error
-                await self.close()
-                if clock.monotonic() > deadline:
-                    raise StorageError(
-                        f"messages are not acknowledged servers=`{self._settings.servers}`: "
-                        f"{reason_of(error)}",
-                        fix="check that the servers can be reached, and that a stream takes the subject",
-                    ) from error
-                self._context.logger.warning("NATS is tried again: %s", reason_of(error))
-                await asyncio.sleep(PAUSE_S)
+        await self.insist(lambda connection: _publish_all(connection.jetstream, messages))
 
     def _messages_of(self, data: pa.RecordBatch, key: str) -> list[tuple[str, bytes, str]]:
         """Return subject, data and id of each record."""
-        settings, metadata = self._settings, self._settings.metadata
-        wanted = data.select([name for name in data.schema.names if name not in metadata.values()])
-        if self._encode is None or wanted.schema != self._schema:
-            self._schema = wanted.schema
-            self._encode = settings.format.encoder(wanted.schema, settings.subject)
         rows = data.num_rows
-        subjects = self._texts(data, "subject") or [settings.subject] * rows
+        subjects = self._texts(data, "subject") or [self._settings.subject] * rows
         ids = self._texts(data, "id") or [f"{key}-{number}" for number in range(rows)]
-        values = [value or b"" for value in self._encode(wanted)]
-        return list(zip(subjects, values, ids, strict=True))
+        return list(zip(subjects, self._encoder.encode(data), ids, strict=True))
 
     def _texts(self, data: pa.RecordBatch, kind: str) -> list[str] | None:
         column = self._settings.metadata.get(kind)
@@ -241,9 +165,18 @@ class Publisher:
             )
         return found
 
-    def _refused(self, error: BaseException) -> JobError:
+    def unusable(self, error: BaseException) -> JobError:
+        return cannot_use(self._settings.servers, error)
+
+    def unheard(self, reason: str) -> StorageError:
+        return StorageError(
+            f"messages are not acknowledged servers=`{self._settings.servers}`: {reason}",
+            fix="check that the servers can be reached, and that a stream takes the subject",
+        )
+
+    def refused(self, reason: str) -> JobError:
         return JobError(
-            f"messages cannot be published servers=`{self._settings.servers}`: {reason_of(error)}",
+            f"messages cannot be published servers=`{self._settings.servers}`: {reason}",
             fix="check the size limits of the servers and of the stream (max_payload, max_msg_size), that "
             "it is not full, and the rights of the user",
         )
@@ -261,30 +194,6 @@ async def _publish_all(jetstream: Any, messages: list[tuple[str, bytes, str]]) -
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-
-
-class NatsWriter(CallingWriter):
-    """Publishes records as they come, at least once."""
-
-    def __init__(self, settings: SinkSettings) -> None:
-        # One call at a time keeps the order.
-        super().__init__(CallBounds(ROWS, _WITHIN_MS, 1))
-        self._publisher = Publisher(settings)
-        self._calls = 0
-
-    async def begin(self) -> None:
-        await self._publisher.open(self.context)
-
-    async def release(self) -> None:
-        await self._publisher.close()
-
-    async def call(self, batch: Batch) -> None:
-        assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        context = self.context
-        self._calls += 1
-        tag = tag_of(context.job_name, context.operator_name)
-        key = f"{tag}-{context.run_id}-{context.file_token}-{self._calls}"
-        await self._publisher.publish(batch.data, key)
 
 
 def nats_sink(
@@ -347,12 +256,9 @@ def nats_sink(
             f"no message can have this subject subject=`{subject}`",
             fix='"orders.eu", without wildcards',
         )
-    if not isinstance(format, Format) and format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
+    made_format = to_output_format(format)
     buffer_bytes = parse_bytes("buffer", buffer)
     servers = Servers(url, user, password, token, credentials, ca, certificate, key)
     servers.check()
-    settings = SinkSettings(subject, servers, to_format(format), given, buffer_bytes)
+    settings = SinkSettings(subject, servers, made_format, given, buffer_bytes)
     return NatsSink(settings, parse_guarantee(guarantee), capture_origin())

@@ -23,7 +23,7 @@ from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
 from ..messages import MessageColumns, MessageSource
-from .client import Servers, cannot_use, connected, is_missing
+from .client import Servers, cannot_use, connected, failures, is_missing
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
@@ -69,7 +69,6 @@ class NatsSource(MessageSource[Record_co]):
 
 async def _plan(settings: NatsSettings) -> list[NatsSplit]:
     """Ask the servers for the stream, and return the splits."""
-    import nats
 
     try:
         async with connected(settings.servers, "headgate-splits") as connection:
@@ -77,7 +76,7 @@ async def _plan(settings: NatsSettings) -> list[NatsSplit]:
             state = await _state(jetstream, settings)
             start = await _first(jetstream, settings, state) - 1
             stop = await _last(jetstream, settings, state)
-    except (TimeoutError, nats.errors.Error, OSError) as error:
+    except failures() as error:
         raise cannot_use(settings.servers, error) from error
     if stop is not None and stop <= start:
         return []
@@ -88,13 +87,12 @@ async def _plan(settings: NatsSettings) -> list[NatsSplit]:
 
 async def _messages(settings: NatsSettings) -> int:
     """Return how many messages the stream has."""
-    import nats
 
     try:
         async with connected(settings.servers, "headgate-check") as connection:
             state = await _state(connection.jetstream, settings)
             return int(state.messages)
-    except (TimeoutError, nats.errors.Error, OSError) as error:
+    except failures() as error:
         raise cannot_use(settings.servers, error) from error
 
 

@@ -20,9 +20,8 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST, parse_time
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS
+from ..formats.text import FORMATS, OUTPUT_FORMATS
 from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
-from . import sink
 from .envelope import ENVELOPES
 from .model import METADATA
 from .sink import rabbitmq_sink
@@ -72,7 +71,7 @@ SOURCE: Final = {
 SINK: Final = {
     "stream": Field(TextKind(), "the name of the stream", required=True),
     **_BROKER,
-    "format": format_field(sink.FORMATS),
+    "format": format_field(OUTPUT_FORMATS),
     "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
 }
 

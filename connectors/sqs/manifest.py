@@ -7,9 +7,8 @@ from typing import Any, Final
 from ...api.manifest.fields import ChoiceKind, Field, IntegerKind, TextKind, duration
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..formats.text import FORMATS
+from ..formats.text import FORMATS, OUTPUT_FORMATS
 from ..manifest_fields import DELIMITER, metadata_field
-from . import sink
 from .model import METADATA
 from .sink import sqs_sink
 from .source import sqs_source
@@ -38,7 +37,7 @@ SOURCE: Final = {
 }
 SINK: Final = {
     **_QUEUE,
-    "format": Field(ChoiceKind(sink.FORMATS), "of the data; json"),
+    "format": Field(ChoiceKind(OUTPUT_FORMATS), "of the data; json"),
     "group": Field(TextKind(), "FIFO queues: the column with the message group"),
     "deduplicationId": Field(
         TextKind(), "FIFO queues: the column with the id by which repeats are dropped"

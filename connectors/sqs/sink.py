@@ -7,10 +7,9 @@ sent again, until all are stored.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -24,16 +23,15 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.suggestions import suggest
-from ..aws import AWAY_S, PAUSE_S, AwsService, is_away, is_throttled, reason_of
-from ..formats.format import Encode, Format
-from ..formats.text import FormatName, to_format
-from ..functions.calling import CallBounds, CallingWriter
+from ..aws import AwsService, AwsWriter
+from ..formats.format import Format
+from ..formats.text import FormatName, to_output_format
+from ..functions.calling import CallBounds
 from ..functions.loop_thread import in_thread
 from ..messages import check_message_columns
+from ..publishing import RowEncoder, parts_within
 from .model import REQUEST_MESSAGES, check_queue, look, url_of
 
-FORMATS: Final[tuple[FormatName, ...]] = ("json", "raw")
 _ROWS: Final = 500
 """The most records of a call."""
 _REQUEST_BYTES: Final = 250_000
@@ -97,50 +95,40 @@ class SqsSink(Sink):
         return f"sqs({self.settings.queue})"
 
 
-class SqsWriter(CallingWriter):
+class SqsWriter(AwsWriter[dict[str, str]]):
     """Sends the records of one subtask."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        super().__init__(CallBounds(_ROWS, _WITHIN_MS, 1))
+        super().__init__(settings.service, CallBounds(_ROWS, _WITHIN_MS, 1))
         self._settings = settings
-        self._encode: Encode | None = None
-        self._schema: pa.Schema | None = None
-        self._stack = contextlib.AsyncExitStack()
-        self._client: Any = None
+        self._encoder = RowEncoder(settings.format, settings.queue, settings.apart.values())
         self._url = ""
 
     async def begin(self) -> None:
-        settings = self._settings
-        self._client = await self._stack.enter_async_context(settings.service.client())
-        self._url = await url_of(self._client, settings.queue, settings.service)
-
-    async def release(self) -> None:
-        await self._stack.aclose()
+        await super().begin()
+        self._url = await url_of(self._client, self._settings.queue, self._settings.service)
 
     async def call(self, batch: Batch) -> None:
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        requests = _requests(self._messages_of(batch.data))
+        messages = self._messages_of(batch.data)
+        sizes = [len(each["MessageBody"].encode()) for each in messages]
+        requests = parts_within(messages, sizes, _REQUEST_BYTES, REQUEST_MESSAGES)
         # The order of a FIFO queue is that in which requests come.
         together = 1 if self._settings.group else _IN_FLIGHT
         for start in range(0, len(requests), together):
-            part = requests[start : start + together]
-            await asyncio.gather(*(self._send(messages) for messages in part))
+            await asyncio.gather(*map(self.store, requests[start : start + together]))
 
     def _messages_of(self, data: pa.RecordBatch) -> list[dict[str, str]]:
         """Return the records as requests have them."""
-        settings, apart = self._settings, self._settings.apart
-        wanted = data.select([name for name in data.schema.names if name not in apart.values()])
-        if self._encode is None or wanted.schema != self._schema:
-            self._schema = wanted.schema
-            self._encode = settings.format.encoder(wanted.schema, settings.queue)
+        settings = self._settings
         try:
-            messages = [{"MessageBody": (value or b"").decode()} for value in self._encode(wanted)]
+            messages = [{"MessageBody": value.decode()} for value in self._encoder.encode(data)]
         except UnicodeDecodeError as error:
             raise DataError(
                 f"a message is no text queue=`{settings.queue}`: {error}",
                 fix="SQS takes texts; encode bytes before the sink, such as by base64",
             ) from error
-        for name, column in apart.items():
+        for name, column in settings.apart.items():
             for message, text in zip(messages, data.column(column).to_pylist(), strict=True):
                 message[name] = text or ""
         for message in messages:
@@ -158,65 +146,29 @@ class SqsWriter(CallingWriter):
                 )
         return messages
 
-    async def _send(self, messages: list[dict[str, str]]) -> None:
-        """Send messages until all of them are stored.
+    async def send(self, messages: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], str]:
+        entries = [{"Id": str(n), **each} for n, each in enumerate(messages)]
+        answer = await self._client.send_message_batch(QueueUrl=self._url, Entries=entries)
+        failed, reason = answer.get("Failed", ()), ""
+        for each in failed:
+            reason = f"{each.get('Code')}: {each.get('Message', '')}"
+            if each.get("SenderFault"):
+                raise self.refused(reason)
+        return [messages[int(each["Id"])] for each in failed], reason
 
-        Raises:
-            StorageError: none is stored any more for some time.
-            JobError: the service does not take messages like these.
-        """
-        from botocore.exceptions import BotoCoreError, ClientError
+    def refused(self, reason: str) -> JobError:
+        return JobError(
+            f"messages cannot be sent queue=`{self._settings.queue}`: {reason}",
+            fix="check that the queue is still there, the size of messages, the right sqs:SendMessage, and "
+            "for a FIFO queue group= and deduplication_id=",
+        )
 
-        settings, clock = self._settings, self.context.clock
-        deadline_s = clock.monotonic() + AWAY_S
-        while messages:
-            reason = ""
-            try:
-                entries = [{"Id": str(n), **each} for n, each in enumerate(messages)]
-                answer = await self._client.send_message_batch(QueueUrl=self._url, Entries=entries)
-                failed = answer.get("Failed", ())
-                for each in failed:
-                    reason = f"{each.get('Code')}: {each.get('Message', '')}"
-                    if each.get("SenderFault"):
-                        raise _refused(settings, reason)
-                if len(failed) < len(messages):
-                    deadline_s = clock.monotonic() + AWAY_S
-                messages = [messages[int(each["Id"])] for each in failed]
-            except (BotoCoreError, ClientError, OSError, TimeoutError) as error:
-                if not (is_away(error) or is_throttled(error)):
-                    raise _refused(settings, reason_of(error)) from error
-                reason = reason_of(error)
-            if not messages:
-                return
-            if clock.monotonic() > deadline_s:
-                raise StorageError(
-                    f"messages are not stored queue=`{settings.queue}` at=`{settings.service}`: {reason}",
-                    fix="check that the service can be reached",
-                )
-            self.context.logger.debug("messages are sent to SQS again: %s", reason)
-            await asyncio.sleep(PAUSE_S)
-
-
-def _refused(settings: SinkSettings, reason: str) -> JobError:
-    return JobError(
-        f"messages cannot be sent queue=`{settings.queue}`: {reason}",
-        fix="check that the queue is still there, the size of messages, the right sqs:SendMessage, and for "
-        "a FIFO queue group= and deduplication_id=",
-    )
-
-
-def _requests(messages: Sequence[dict[str, str]]) -> list[list[dict[str, str]]]:
-    """Divide messages into requests of a size that the service takes."""
-    requests: list[list[dict[str, str]]] = []
-    size = _REQUEST_BYTES
-    for message in messages:
-        own = len(message["MessageBody"].encode())
-        if size + own > _REQUEST_BYTES or len(requests[-1]) == REQUEST_MESSAGES:
-            requests.append([])
-            size = 0
-        requests[-1].append(message)
-        size += own
-    return requests
+    def unstored(self, reason: str) -> StorageError:
+        settings = self._settings
+        return StorageError(
+            f"messages are not stored queue=`{settings.queue}` at=`{settings.service}`: {reason}",
+            fix="check that the service can be reached",
+        )
 
 
 def sqs_sink(
@@ -256,9 +208,6 @@ def sqs_sink(
         raise UsageError("deduplication_id= is for FIFO queues", fix="leave it out")
     service = AwsService("sqs", region, endpoint)
     service.check()
-    if format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
-    settings = SinkSettings(queue, service, to_format(format), group, deduplication_id)
+    made_format = to_output_format(format)
+    settings = SinkSettings(queue, service, made_format, group, deduplication_id)
     return SqsSink(settings, parse_guarantee(guarantee))

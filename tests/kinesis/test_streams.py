@@ -18,7 +18,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import from_list, kinesis_sink, kinesis_source, parquet_sink
 from headgate.connectors.kinesis.model import ShardSplit, decoded
-from headgate.connectors.kinesis.sink import _requests
+from headgate.connectors.publishing import parts_within
 from headgate.errors import (
     DataError,
     JobError,
@@ -258,7 +258,7 @@ def written(client: Answering) -> None:
 
 
 def test_only_records_that_were_not_stored_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.connectors.kinesis.sink.PAUSE_S", 0)
+    monkeypatch.setattr("headgate.connectors.aws.PAUSE_S", 0)
     slow = "ProvisionedThroughputExceededException"
     client = Answering(["", slow, "InternalFailure"], [slow, ""], OSError("cut"), [""])
     written(client)
@@ -266,15 +266,19 @@ def test_only_records_that_were_not_stored_are_sent_again(monkeypatch: pytest.Mo
     assert client.asked == [[one, two, three], [two, three], [two], [two]]
     with pytest.raises(JobError, match="AccessDenied"):
         written(Answering(["", "AccessDenied", ""]))
-    monkeypatch.setattr("headgate.connectors.kinesis.sink.AWAY_S", -1)
+    monkeypatch.setattr("headgate.connectors.aws.AWAY_S", -1)
     with pytest.raises(StorageError, match=f"are not stored.*{slow}"):
         written(Answering([slow] * 3, [slow] * 3))
 
 
 def test_requests_have_a_size_that_the_service_takes() -> None:
-    records = [{"Data": b"x" * (1 << 20), "PartitionKey": "k"} for _ in range(7)]
-    assert [len(each) for each in _requests(records)] == [3, 3, 1]
-    assert _requests([]) == []
+    sizes = [1_000_000] * 7
+    assert parts_within(range(7), sizes, 4 << 20) == [range(4), range(4, 7)]
+    assert parts_within(range(7), sizes, 4 << 20, 2) == [
+        range(n, min(n + 2, 7)) for n in (0, 2, 4, 6)
+    ]
+    assert parts_within("ab", [9, 1], 8) == ["a", "b"]
+    assert parts_within([], [], 8) == []
 
 
 def test_a_sink_with_keys(case: KinesisSourceCase, stream: str) -> None:

@@ -18,7 +18,7 @@ from rstream import AMQPMessage
 import headgate as hg
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
 from headgate.connectors.rabbitmq.envelope import NotAMessageError, unwrap, wrap
-from headgate.connectors.rabbitmq.sink import Publisher
+from headgate.connectors.rabbitmq.sink import RabbitPublisher
 from headgate.errors import JobError, SourceError, StateError, UsageError
 from headgate.operators.drops import DropKind
 from headgate.operators.elements import ColumnBatch
@@ -268,7 +268,7 @@ def test_numbers_tell_repeats_also_on_another_connection(server: RabbitServer, s
 
     async def publish() -> None:
         for _ in range(2):
-            publisher = Publisher(sink.settings)
+            publisher = RabbitPublisher(sink.settings)
             await publisher.open(make_context())
             await publisher.publish(first, "one", 1)
             await publisher.publish(more, "one", 1_201)

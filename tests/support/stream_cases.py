@@ -21,7 +21,7 @@ from headgate.connectors import (
 )
 from headgate.connectors.rabbitmq.client import Broker, logged_in
 from headgate.connectors.rabbitmq.envelope import wrap
-from headgate.connectors.rabbitmq.sink import Publisher
+from headgate.connectors.rabbitmq.sink import RabbitPublisher
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import (
@@ -351,9 +351,11 @@ class RabbitStream(Proxied):
         """Publish messages in this form; each is a chunk of its own."""
         sink = rabbitmq_sink(stream, url=self.rabbit_url, format="raw", envelope="none")
         for message in messages:
-            publisher = Publisher(sink.settings)
+            publisher = RabbitPublisher(sink.settings)
 
-            async def publish(publisher: Publisher = publisher, message: bytes = message) -> None:
+            async def publish(
+                publisher: RabbitPublisher = publisher, message: bytes = message
+            ) -> None:
                 await publisher.open(make_context())
                 data = pa.RecordBatch.from_pylist([{"value": message}])
                 await publisher.publish(data, f"put-{next(_numbers)}", 1)
