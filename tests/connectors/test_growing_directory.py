@@ -29,6 +29,7 @@ from headgate.errors import HeadgateError, StateError, UsageError
 from headgate.operators.source import Source, SplitsLeftOutError
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader
+from headgate.tests.support.connector_runs import Fails
 
 SCHEMA = {"id": "long"}
 ROWS = 100
@@ -60,20 +61,6 @@ def keys(source: Source, found: list[bytes]) -> list[str]:
 
 def known(source: Source, found: list[bytes]) -> dict[str, bytes]:
     return {source.split_key(split): split for split in found}
-
-
-class Fails:
-    """Lets records pass, and raises at some of them, once each."""
-
-    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
-        self._marks, self._at = marks, at
-
-    def __call__(self, record: Any) -> Any:
-        mark = self._marks / str(record.id)
-        if record.id in self._at and not mark.exists():
-            mark.touch()
-            raise RuntimeError("planted")
-        return record
 
 
 def job(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
+from headgate.testing.connectors import Check
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.versitygw import ACCESS, BUILD_S_MAX, SECRET, S3Gateway, running
+from headgate.tests.support.conformance import SECONDS_MAX, keep, promises
 from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.skips import skip_or_fail
 
 SLOW = ("once_after_any_two_crashes", "a_process_may_be_killed")
-THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
-SECONDS_MAX = 600 if THOROUGH else 240
 pytestmark = [pytest.mark.server, pytest.mark.timeout(BUILD_S_MAX + SECONDS_MAX + 60)]
 
 
@@ -37,22 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Gateway]:
             skip_or_fail(str(error))
 
 
-def applying() -> list[Any]:
-    return [
-        pytest.param(kind, check, id=f"{name}-{check.name}")
-        for name, kind in S3.items()
-        for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
-        if check.applies_to(kind)
-    ]
-
-
-@pytest.mark.parametrize(("kind", "check"), applying())
+@pytest.mark.parametrize(("kind", "check"), promises(S3))
 def test_it_keeps_the_promise(server: S3Gateway, kind: type[Any], check: Check[Any]) -> None:
-    if check.name in SLOW and not THOROUGH:
-        pytest.skip("it takes minutes: make test-all, or HEADGATE_THOROUGH=1")
-
-    async def guarded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
-            await check.run(kind(server))
-
-    asyncio.run(guarded())
+    keep(check, kind(server), SLOW)

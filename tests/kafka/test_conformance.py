@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from typing import Any
 
 import pytest
 
 from headgate.operators.sink import GuaranteeLike, Sink
-from headgate.testing.connectors import Check, sink_checks, source_checks
+from headgate.testing.connectors import Check
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.test_exactly_once import KilledSink
+from headgate.tests.support.conformance import TIMEOUT, keep, promises
 from headgate.tests.support.kafka_cases import KafkaSinkCase, KafkaSource, StagedKafkaCase
 
 SLOW = ("once_after_any_two_crashes", "once_if_the_server_dies", "once_if_a_connection_breaks")
@@ -21,8 +20,7 @@ SLOW_STAGED = (
     "nothing_is_left_open",
 )
 """At most of these points a staging sink asks nothing of Kafka. `test_staged.py` has the rest."""
-SECONDS_MAX = 1200 if os.environ.get("HEADGATE_THOROUGH") else 240
-pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
+pytestmark = TIMEOUT
 
 
 class KilledKafkaSink(KafkaSinkCase):
@@ -33,41 +31,15 @@ class KilledKafkaSink(KafkaSinkCase):
         return KilledSink(made.settings, made.guarantee)
 
 
-def applying(checks: list[Any], kind: type[Any]) -> list[Any]:
-    return [pytest.param(each, id=each.name) for each in checks if each.applies_to(kind)]
+CASES = {
+    "the_source": KafkaSource,
+    "the_sink": KafkaSinkCase,
+    "the_sink_that_stages": StagedKafkaCase,
+    "killed": KilledKafkaSink,
+}
+CHOSEN = {"killed": ("once_after_any_crash",)}
 
 
-def run(check: Check[Any], case: Any) -> None:
-    slow = SLOW_STAGED if isinstance(case, StagedKafkaCase) else SLOW
-    if (
-        isinstance(case, KafkaSinkCase)
-        and check.name in slow
-        and not os.environ.get("HEADGATE_THOROUGH")
-    ):
-        pytest.skip("it takes minutes: make test-all, or HEADGATE_THOROUGH=1")
-
-    async def guarded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
-            await check.run(case)
-
-    asyncio.run(guarded())
-
-
-@pytest.mark.parametrize("check", applying(source_checks(), KafkaSource))
-def test_the_source(broker: KafkaServer, check: Check[Any]) -> None:
-    run(check, KafkaSource(broker))
-
-
-@pytest.mark.parametrize("check", applying(sink_checks(), KafkaSinkCase))
-def test_the_sink(broker: KafkaServer, check: Check[Any]) -> None:
-    run(check, KafkaSinkCase(broker))
-
-
-@pytest.mark.parametrize("check", applying(sink_checks(), StagedKafkaCase))
-def test_the_sink_that_stages(broker: KafkaServer, check: Check[Any]) -> None:
-    run(check, StagedKafkaCase(broker))
-
-
-def test_the_sink_whose_processes_are_killed(broker: KafkaServer) -> None:
-    (check,) = [each for each in sink_checks() if each.name == "once_after_any_crash"]
-    run(check, KilledKafkaSink(broker))
+@pytest.mark.parametrize(("kind", "check"), promises(CASES, CHOSEN))
+def test_it_keeps_the_promise(broker: KafkaServer, kind: type[Any], check: Check[Any]) -> None:
+    keep(check, kind(broker), SLOW_STAGED if kind is StagedKafkaCase else SLOW)

@@ -20,7 +20,8 @@ from headgate.operators.source import SourceReader
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader, read_batches, records_of
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.tests.kafka.test_jobs import SCHEMA, Fails, fill_partition, written
+from headgate.tests.kafka.test_jobs import SCHEMA, fill_partition, written
+from headgate.tests.support.connector_runs import Fails
 
 NewTopic = Callable[..., str]
 ROWS = 500

@@ -26,6 +26,7 @@ from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
+from headgate.tests.support.connector_runs import Fails
 
 NewTopic = Callable[..., str]
 GUARD_S = 600.0
@@ -371,17 +372,11 @@ def test_a_time_out_beyond_that_of_the_brokers_is_an_error_at_the_first_record(
     run(scenario())
 
 
-class Fails:
-    """Lets records pass, and raises at some of them, once each."""
+class Numbers(Fails):
+    """Makes records of numbers, and raises at some of them, once each."""
 
-    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
-        self._marks, self._at = marks, at
-
-    def __call__(self, record: int) -> dict[str, Any]:
-        mark = self._marks / str(record)
-        if record in self._at and not mark.exists():
-            mark.touch()
-            raise RuntimeError("planted")
+    def __call__(self, record: Any) -> Any:
+        super().__call__(record)
         return {"id": record}
 
 
@@ -394,7 +389,7 @@ def test_every_record_is_there_once_when_job_and_broker_fail(
     job.checkpoint(every="50ms", storage=str(tmp_path / "state"))
     job.restart(hg.fixed_delay(attempts=10, delay="10ms"))
     numbers = job.read(from_list(list(range(rows)), batch_rows=10, splits=2), name="numbers")
-    made = numbers.map(Fails(tmp_path, (300, 900, 1_400)), into={"id": "int64"}, name="fails")
+    made = numbers.map(Numbers(tmp_path, (300, 900, 1_400)), into={"id": "int64"}, name="fails")
     out = kafka_sink(
         topic,
         bootstrap=broker.bootstrap,

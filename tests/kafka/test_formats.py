@@ -15,8 +15,9 @@ from headgate.connectors import avro_format, kafka_sink, kafka_source
 from headgate.errors import HeadgateError
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.tests.kafka.test_jobs import Fails, written
+from headgate.tests.kafka.test_jobs import written
 from headgate.tests.kafka.test_sink import written as topic_rows
+from headgate.tests.support.connector_runs import Fails
 
 NewTopic = Callable[..., str]
 PARTITIONS, ROWS = 2, 1_000

@@ -15,6 +15,7 @@ from headgate.connectors import kafka_source, parquet_sink
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
+from headgate.tests.support.connector_runs import Fails
 
 NewTopic = Callable[..., str]
 PARTITIONS, ROWS = 3, 3_000
@@ -40,20 +41,6 @@ def written(directory: Path) -> list[dict[str, Any]]:
         for file in sorted(directory.glob("*.parquet"))
         for row in pq.read_table(file).to_pylist()
     ]
-
-
-class Fails:
-    """Lets records pass, and raises at some of them, once each."""
-
-    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
-        self._marks, self._at = marks, at
-
-    def __call__(self, record: Any) -> Any:
-        mark = self._marks / str(record.id)
-        if record.id in self._at and not mark.exists():
-            mark.touch()
-            raise RuntimeError("planted")
-        return record
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])

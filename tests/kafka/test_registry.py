@@ -27,7 +27,8 @@ from headgate.testing.servers.apicurio import ApicurioServer, running
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.formats.test_protobuf import DESCRIPTOR
-from headgate.tests.kafka.test_jobs import Fails, written
+from headgate.tests.kafka.test_jobs import written
+from headgate.tests.support.connector_runs import Fails
 from headgate.tests.support.skips import skip_or_fail
 
 NewTopic = Callable[..., str]

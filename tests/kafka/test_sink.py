@@ -21,6 +21,7 @@ from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import CheckTimers, make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
+from headgate.tests.support.connector_runs import Fails
 
 NewTopic = Callable[..., str]
 GUARD_S = 600.0
@@ -221,17 +222,11 @@ def test_columns_that_do_not_fit(
         sink.bind(None if schema is None else pa.schema(list(schema.items())))
 
 
-class Fails:
-    """Lets records pass, and raises at some of them, once each."""
+class Numbers(Fails):
+    """Makes records of numbers, and raises at some of them, once each."""
 
-    def __init__(self, marks: Path, at: tuple[int, ...]) -> None:
-        self._marks, self._at = marks, at
-
-    def __call__(self, record: int) -> dict[str, Any]:
-        mark = self._marks / str(record)
-        if record in self._at and not mark.exists():
-            mark.touch()
-            raise RuntimeError("planted")
+    def __call__(self, record: Any) -> Any:
+        super().__call__(record)
         return {"id": record, "text": f"t{record}"}
 
 
@@ -245,7 +240,7 @@ def test_nothing_is_lost_when_job_and_broker_fail(
     job.checkpoint(every="20ms", storage=str(tmp_path / "state"))
     job.restart(hg.fixed_delay(attempts=10, delay="10ms"))
     numbers = job.read(from_list(list(range(rows)), batch_rows=20, splits=2), name="numbers")
-    fails = Fails(tmp_path, (500, 1_200, 1_900))
+    fails = Numbers(tmp_path, (500, 1_200, 1_900))
     made = numbers.map(fails, into={"id": "int64", "text": "string"}, name="fails")
     made.write(kafka_sink(topic, bootstrap=broker.bootstrap), name="out")
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from typing import Any
 
 import pytest
 
-from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
+from headgate.testing.connectors import Check
 from headgate.testing.servers.kinesis import KinesisServer
+from headgate.tests.support.conformance import TIMEOUT, keep, promises
 from headgate.tests.support.kinesis_cases import KINESIS
 
-SLOW = ("once_after_any_two_crashes",)
-THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
-SECONDS_MAX = 600 if THOROUGH else 240
-pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
+pytestmark = TIMEOUT
 
 
-def applying() -> list[Any]:
-    return [
-        pytest.param(kind, check, id=f"{name}-{check.name}")
-        for name, kind in KINESIS.items()
-        for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
-        if check.applies_to(kind)
-    ]
-
-
-@pytest.mark.parametrize(("kind", "check"), applying())
+@pytest.mark.parametrize(("kind", "check"), promises(KINESIS))
 def test_it_keeps_the_promise(server: KinesisServer, kind: type[Any], check: Check[Any]) -> None:
-    if check.name in SLOW and not THOROUGH:
-        pytest.skip("it takes minutes: make test-all, or HEADGATE_THOROUGH=1")
-
-    async def guarded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
-            await check.run(kind(server))
-
-    asyncio.run(guarded())
+    keep(check, kind(server))

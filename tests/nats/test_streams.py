@@ -19,7 +19,6 @@ from headgate.connectors import nats_sink, nats_source
 from headgate.connectors.nats.model import overlap
 from headgate.errors import JobError, PlanError, SourceError, StateError, UsageError
 from headgate.operators.drops import DropKind
-from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkRun
 from headgate.operators.source import Source
 from headgate.runtime.manifest import load_job
@@ -31,6 +30,7 @@ from headgate.testing.connectors import (
     records_of,
 )
 from headgate.testing.servers.nats import NatsServer
+from headgate.tests.support.connector_runs import Fails, read_ids, write
 from headgate.tests.support.stream_cases import NatsStream
 
 SCHEMA = {"id": "int64"}
@@ -58,10 +58,6 @@ def ids(rows: list[Any]) -> list[int]:
     return [row["id"] for row in rows]
 
 
-def read(source: Source) -> list[int]:
-    return ids(asyncio.run(read_all(source)))
-
-
 def test_it_begins_and_ends_where_it_is_told(server: NatsServer, stream: str) -> None:
     put(server, f"{stream}.a", 1, 2)
     time.sleep(0.05)
@@ -70,7 +66,7 @@ def test_it_begins_and_ends_where_it_is_told(server: NatsServer, stream: str) ->
     put(server, f"{stream}.a", 4)
 
     def found(**options: Any) -> list[int]:
-        return read(source_of(server, stream, **options))
+        return read_ids(source_of(server, stream, **options))
 
     assert found() == [1, 2, 3, 4]
     assert found(start=3) == [3, 4]
@@ -128,7 +124,7 @@ def test_messages_that_were_deleted_are_an_error_or_skipped(
 def test_single_messages_that_were_deleted_are_no_loss(server: NatsServer, stream: str) -> None:
     put(server, f"{stream}.a", *range(1, 6))
     NatsStream(server).do(lambda js: js.delete_msg(stream, 3))
-    assert read(source_of(server, stream)) == [1, 2, 4, 5]
+    assert read_ids(source_of(server, stream)) == [1, 2, 4, 5]
 
 
 def test_what_a_filter_does_not_match_is_no_loss(server: NatsServer, stream: str) -> None:
@@ -261,19 +257,6 @@ def test_wrong_arguments_of_the_sink() -> None:
             sink.bind(schema)
 
 
-def write(sink: Any, data: pa.RecordBatch) -> None:
-    async def run() -> None:
-        writer = sink.writer()
-        writer.open(make_context())
-        await asyncio.to_thread(writer.prepare)
-        writer.write(ColumnBatch(data))
-        prepare = writer.roll(1)
-        await asyncio.to_thread(prepare)
-        await asyncio.to_thread(writer.close)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
-
-
 def test_ids_and_subjects_of_columns(server: NatsServer, stream: str) -> None:
     metadata = {"id": "key", "subject": "to"}
     sink = nats_sink(url=server.url, metadata=metadata)
@@ -282,8 +265,8 @@ def test_ids_and_subjects_of_columns(server: NatsServer, stream: str) -> None:
     sink.bind(data.schema)
     write(sink, data)
     write(sink, data)  # as after a failure, within the duplicate window
-    assert read(source_of(server, stream)) == list(range(1_200))
-    assert read(source_of(server, stream, subjects=f"{stream}.1")) == list(range(1, 1_200, 2))
+    assert read_ids(source_of(server, stream)) == list(range(1_200))
+    assert read_ids(source_of(server, stream, subjects=f"{stream}.1")) == list(range(1, 1_200, 2))
     with pytest.raises(JobError, match="no subject"):
         write(sink, pa.RecordBatch.from_pylist([{"id": 1, "key": "k", "to": "a b"}]))
 
@@ -302,19 +285,6 @@ def test_the_duplicate_window_is_announced(server: NatsServer, stream: str) -> N
     assert "120 s" in told[0]
 
 
-class FailsOnce:
-    """Raises at a record, once."""
-
-    def __init__(self, mark: Path, at: int) -> None:
-        self._mark, self._at = mark, at
-
-    def __call__(self, record: Any) -> Any:
-        if record.id == self._at and not self._mark.exists():
-            self._mark.touch()
-            raise RuntimeError("planted")
-        return record
-
-
 def test_a_job_counts_every_record_once_through_a_failure(
     server: NatsServer, stream: str, tmp_path: Path
 ) -> None:
@@ -324,11 +294,13 @@ def test_a_job_counts_every_record_once_through_a_failure(
     job.checkpoint(every="50ms", storage=str(tmp_path / "state"))
     subjects = [f"{stream}.in.a", f"{stream}.in.b"]
     job.read(source_of(server, stream, subjects=subjects, batch_rows=50), name="numbers").map(
-        FailsOnce(tmp_path / "failed", 700), into={"id": "long"}
+        Fails(tmp_path, (700,)), into={"id": "long"}
     ).write(nats_sink(f"{stream}.out", url=server.url, guarantee="exactly_once"), name="out")
     job.run()
-    assert (tmp_path / "failed").exists()
-    assert sorted(read(source_of(server, stream, subjects=f"{stream}.out"))) == list(range(2_000))
+    assert (tmp_path / "700").exists()
+    assert sorted(read_ids(source_of(server, stream, subjects=f"{stream}.out"))) == list(
+        range(2_000)
+    )
 
 
 MANIFEST = """
@@ -385,6 +357,6 @@ def test_secrets_are_read_where_they_are_used(
     monkeypatch.setenv("NATS_PASSWORD", "right")
     monkeypatch.setenv("NATS_URL", server.url)
     source = source_of(server, stream, url="env:NATS_URL", user="ann", password="env:NATS_PASSWORD")
-    assert read(source) == [1]
+    assert read_ids(source) == [1]
     shown = repr(source.settings) + source.describe()  # type: ignore[attr-defined]
     assert "right" not in shown

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from typing import Any
 
 import pytest
@@ -11,15 +9,12 @@ import pytest
 from headgate.connectors.postgres.sink import PostgresSink
 from headgate.connectors.postgres.writer import PostgresWriter
 from headgate.operators.sink import GuaranteeLike, Sink, SinkWriter
-from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
+from headgate.testing.connectors import Check
 from headgate.testing.servers.postgres import PostgresServer
+from headgate.tests.support.conformance import TIMEOUT, keep, promises
 from headgate.tests.support.postgres_cases import POSTGRES, PostgresSinkCase
 
-SLOW = ("once_after_any_two_crashes",)
-"""These take a minute and more."""
-THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
-SECONDS_MAX = 1200 if THOROUGH else 240
-pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
+pytestmark = TIMEOUT
 
 
 class KilledWriter(PostgresWriter):
@@ -44,26 +39,9 @@ class UpsertCase(PostgresSinkCase):
         return KilledSink(made.settings, made.guarantee)
 
 
-UPSERT_CHECKS = ("once_after_any_crash",)
-CASES = {**POSTGRES, "upsert": UpsertCase}
+CHECKS = promises({**POSTGRES, "upsert": UpsertCase}, {"upsert": ("once_after_any_crash",)})
 
 
-def applying() -> list[Any]:
-    return [
-        pytest.param(kind, check, id=f"{name}-{check.name}")
-        for name, kind in CASES.items()
-        for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
-        if check.applies_to(kind) and (name in POSTGRES or check.name in UPSERT_CHECKS)
-    ]
-
-
-@pytest.mark.parametrize(("kind", "check"), applying())
+@pytest.mark.parametrize(("kind", "check"), CHECKS)
 def test_it_keeps_the_promise(database: PostgresServer, kind: type[Any], check: Check[Any]) -> None:
-    if check.name in SLOW and not THOROUGH:
-        pytest.skip("it takes minutes: make test-all, or HEADGATE_THOROUGH=1")
-
-    async def guarded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
-            await check.run(kind(database))
-
-    asyncio.run(guarded())
+    keep(check, kind(database))

@@ -21,7 +21,6 @@ from headgate.connectors.rabbitmq.envelope import NotAMessageError, unwrap, wrap
 from headgate.connectors.rabbitmq.sink import RabbitPublisher
 from headgate.errors import JobError, SourceError, StateError, UsageError
 from headgate.operators.drops import DropKind
-from headgate.operators.elements import ColumnBatch
 from headgate.operators.source import Source
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import (
@@ -33,6 +32,7 @@ from headgate.testing.connectors import (
 )
 from headgate.testing.servers.rabbitmq import RabbitServer
 from headgate.tests.support.connector_cases import in_thread
+from headgate.tests.support.connector_runs import Fails, read_ids, write
 from headgate.tests.support.stream_cases import RabbitStream
 
 SCHEMA = {"id": "int64"}
@@ -65,10 +65,6 @@ def ids(rows: list[Any]) -> list[int]:
     return [row["id"] for row in rows]
 
 
-def read(source: Source) -> list[int]:
-    return ids(asyncio.run(read_all(source)))
-
-
 def test_it_begins_and_ends_where_it_is_told(server: RabbitServer, stream: str) -> None:
     put(server, stream, 0, 1)
     time.sleep(0.05)
@@ -77,7 +73,7 @@ def test_it_begins_and_ends_where_it_is_told(server: RabbitServer, stream: str) 
     put(server, stream, 3)
 
     def found(**options: Any) -> list[int]:
-        return read(source_of(server, stream, **options))
+        return read_ids(source_of(server, stream, **options))
 
     assert found() == [0, 1, 2, 3]
     assert found(start=2) == [2, 3]
@@ -94,8 +90,8 @@ def test_it_begins_and_ends_where_it_is_told(server: RabbitServer, stream: str) 
 def test_a_start_in_the_middle_of_a_chunk(server: RabbitServer, stream: str) -> None:
     sink = rabbitmq_sink(stream, url=url_of(server))
     write(sink, pa.RecordBatch.from_pylist([{"id": n} for n in range(500)]))
-    assert read(source_of(server, stream, start=123, batch_rows=50)) == list(range(123, 500))
-    assert read(source_of(server, stream, start=123, stop=130)) == list(range(123, 131))
+    assert read_ids(source_of(server, stream, start=123, batch_rows=50)) == list(range(123, 500))
+    assert read_ids(source_of(server, stream, start=123, stop=130)) == list(range(123, 131))
 
 
 def test_streams_are_splits_and_metadata_are_columns(server: RabbitServer, stream: str) -> None:
@@ -134,7 +130,7 @@ def test_messages_that_were_deleted_are_an_error_or_skipped(server: RabbitServer
     positions = source_of(server, stream, stop=None, start=1).splits(1)
     put(server, stream, *range(1, 80))
     deadline = time.monotonic() + 60
-    while read(source_of(server, stream))[0] == 0 and time.monotonic() < deadline:
+    while read_ids(source_of(server, stream))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
     with pytest.raises(SourceError, match=r"messages 1 to \d+ were deleted"):
         asyncio.run(read_on(positions, "fail"))
@@ -202,8 +198,8 @@ def test_envelopes(server: RabbitServer, stream: str) -> None:
         {"id": 2, "with": [{"name": "kind", "value": "a"}]},
     ]
     with pytest.raises(JobError, match=r"not a message of AMQP 1\.0"):
-        read(source_of(server, stream))
-    assert read(source_of(server, stream, envelope="none", start=2)) == [3]
+        read_ids(source_of(server, stream))
+    assert read_ids(source_of(server, stream, envelope="none", start=2)) == [3]
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 70_000])
@@ -248,19 +244,6 @@ def test_wrong_arguments_of_the_source(options: dict[str, Any], said: str) -> No
     assert "secret" not in str(error.value)
 
 
-def write(sink: Any, data: pa.RecordBatch) -> None:
-    async def run() -> None:
-        writer = sink.writer()
-        writer.open(make_context())
-        await asyncio.to_thread(writer.prepare)
-        writer.write(ColumnBatch(data))
-        prepare = writer.roll(1)
-        await asyncio.to_thread(prepare)
-        await asyncio.to_thread(writer.close)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
-
-
 def test_numbers_tell_repeats_also_on_another_connection(server: RabbitServer, stream: str) -> None:
     sink = rabbitmq_sink(stream, url=url_of(server))
     first = pa.RecordBatch.from_pylist([{"id": n} for n in range(1_200)])
@@ -275,7 +258,7 @@ def test_numbers_tell_repeats_also_on_another_connection(server: RabbitServer, s
             await publisher.close()
 
     in_thread(publish)
-    assert read(source_of(server, stream)) == list(range(1_300))
+    assert read_ids(source_of(server, stream)) == list(range(1_300))
 
 
 def test_a_message_that_is_too_large_fails_the_attempt(server: RabbitServer, stream: str) -> None:
@@ -286,19 +269,6 @@ def test_a_message_that_is_too_large_fails_the_attempt(server: RabbitServer, str
     write(sink, pa.RecordBatch.from_pylist([{"value": b"x" * 900_000}] * 3))
     source = rabbitmq_source(stream, url=url_of(server), format="raw", stop="latest")
     assert [len(row["value"]) for row in asyncio.run(read_all(source))] == [900_000] * 3
-
-
-class FailsOnce:
-    """Raises at a record, once."""
-
-    def __init__(self, mark: Path, at: int) -> None:
-        self._mark, self._at = mark, at
-
-    def __call__(self, record: Any) -> Any:
-        if record.id == self._at and not self._mark.exists():
-            self._mark.touch()
-            raise RuntimeError("planted")
-        return record
 
 
 def test_a_job_counts_every_record_once_through_a_failure(
@@ -312,11 +282,11 @@ def test_a_job_counts_every_record_once_through_a_failure(
     job = hg.Job("rabbit-to-rabbit", parallelism=2)
     job.checkpoint(every="50ms", storage=str(tmp_path / "state"))
     job.read(source_of(server, streams, batch_rows=50), name="numbers").map(
-        FailsOnce(tmp_path / "failed", 700), into={"id": "long"}
+        Fails(tmp_path, (700,)), into={"id": "long"}
     ).write(rabbitmq_sink(stream, url=url_of(server), guarantee="exactly_once"), name="out")
     job.run()
-    assert (tmp_path / "failed").exists()
-    assert sorted(read(source_of(server, stream))) == list(range(2_000))
+    assert (tmp_path / "700").exists()
+    assert sorted(read_ids(source_of(server, stream))) == list(range(2_000))
 
 
 MANIFEST = """
@@ -352,4 +322,4 @@ def test_a_manifest(server: RabbitServer, stream: str, tmp_path: Path) -> None:
     manifest.write_text(MANIFEST.format(path=tmp_path, stream=stream, url=url_of(server)))
     load_job(manifest).run()
     assert pq.read_table(tmp_path / "out").to_pylist() == [{"id": 6, "at": 1}, {"id": 7, "at": 2}]
-    assert read(source_of(server, stream, start=3)) == [6, 7]
+    assert read_ids(source_of(server, stream, start=3)) == [6, 7]

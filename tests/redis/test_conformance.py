@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,12 +9,12 @@ import pytest
 from headgate.connectors.redis.sink import RedisSink
 from headgate.connectors.redis.writer import RedisWriter
 from headgate.operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter
-from headgate.testing.connectors import Check, SourceCase, sink_checks, source_checks
+from headgate.testing.connectors import Check, source_checks
 from headgate.testing.servers.redis import RedisServer
+from headgate.tests.support.conformance import TIMEOUT, keep, promises
 from headgate.tests.support.stream_cases import REDIS, RedisSinkCase, RedisSource
 
-SECONDS_MAX = 240
-pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
+pytestmark = TIMEOUT
 
 
 class KilledWriter(RedisWriter):
@@ -51,19 +50,6 @@ CASES = {**REDIS, "killed": KilledCase, "two": TwoStreams}
 CHOSEN = {"killed": KILLED_CHECKS, "two": TWO_CHECKS}
 
 
-def applying() -> list[Any]:
-    return [
-        pytest.param(kind, check, id=f"{name}-{check.name}")
-        for name, kind in CASES.items()
-        for check in (source_checks() if issubclass(kind, SourceCase) else sink_checks())
-        if check.applies_to(kind) and check.name in CHOSEN.get(name, (check.name,))
-    ]
-
-
-@pytest.mark.parametrize(("kind", "check"), applying())
+@pytest.mark.parametrize(("kind", "check"), promises(CASES, CHOSEN))
 def test_it_keeps_the_promise(server: RedisServer, kind: type[Any], check: Check[Any]) -> None:
-    async def guarded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
-            await check.run(kind(server))
-
-    asyncio.run(guarded())
+    keep(check, kind(server), slow=())

@@ -24,6 +24,7 @@ from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context
 from headgate.testing.servers.redis import RedisServer, running
+from headgate.tests.support.connector_runs import Fails
 
 NewStream = Callable[[], str]
 PERMIT = CommitPermit("job", 1, 1)
@@ -339,19 +340,6 @@ def test_tls(tmp_path: Path) -> None:
     tls_port.release()
 
 
-class FailsOnce:
-    """Raises at a record, once."""
-
-    def __init__(self, mark: Path, at: int) -> None:
-        self._mark, self._at = mark, at
-
-    def __call__(self, record: Any) -> Any:
-        if record.id == self._at and not self._mark.exists():
-            self._mark.touch()
-            raise RuntimeError("planted")
-        return record
-
-
 def test_a_job_counts_every_record_once_through_a_failure(
     server: RedisServer, client: Any, new_stream: NewStream, tmp_path: Path
 ) -> None:
@@ -365,11 +353,11 @@ def test_a_job_counts_every_record_once_through_a_failure(
     job.read(
         redis_source(source, url=server.url, schema={"id": "long"}, stop="latest", batch_rows=50),
         name="numbers",
-    ).map(FailsOnce(tmp_path / "failed", 1_500), into={"id": "long"}).write(
+    ).map(Fails(tmp_path, (1_500,)), into={"id": "long"}).write(
         redis_sink(target, url=server.url, guarantee="exactly_once"), name="out"
     )
     job.run()
-    assert (tmp_path / "failed").exists()
+    assert (tmp_path / "1500").exists()
     assert sorted(ids(client, target)) == list(range(3_000))
 
 

@@ -59,6 +59,19 @@ class Rows:
         return [ColumnBatch(pa.RecordBatch.from_pylist(pair, schema=SCHEMA)) for pair in pairs]
 
 
+class Adjustable:
+    """A source that ends unless `stop` is None, and whose other arguments may differ, too."""
+
+    def source(self, place: Any, **options: Any) -> Source:
+        raise NotImplementedError
+
+    def live(self, place: Any) -> Source:
+        return self.source(place, stop=None)
+
+    def tolerant(self, place: Any, on_bad_record: str) -> Source:
+        return self.source(place, on_bad_record=on_bad_record)
+
+
 class Proxied:
     """A case whose connectors connect to `port`, which is that of a proxy in the block of `cutting`."""
 

@@ -16,7 +16,7 @@ from headgate.operators.source import Source
 from headgate.testing.connectors import Feature, Server, SinkCase, SourceCase, read_all
 from headgate.testing.proxy import CuttingProxy
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Rows, in_thread
+from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Adjustable, Rows, in_thread
 
 _numbers = itertools.count()
 
@@ -47,7 +47,7 @@ class Topic:
         yield name
 
 
-class KafkaSource(Rows, Topic, SourceCase):
+class KafkaSource(Rows, Topic, Adjustable, SourceCase):
     """JSON in a topic of two partitions."""
 
     unseen = frozenset({"no broker"})  # a run finds it by the same call, which waits for 15 s
@@ -76,12 +76,6 @@ class KafkaSource(Rows, Topic, SourceCase):
             "group": f"group-of-{place}",
         }
         return kafka_source(place, **(given | options))
-
-    def live(self, place: str) -> Source:
-        return self.source(place, stop=None)
-
-    def tolerant(self, place: str, on_bad_record: str) -> Source:
-        return self.source(place, on_bad_record=on_bad_record)
 
     def confirmed(self, place: str) -> int:
         from confluent_kafka import Consumer, TopicPartition

@@ -14,7 +14,7 @@ from headgate.operators.source import Source
 from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase, read_all
 from headgate.testing.proxy import CuttingProxy
 from headgate.testing.servers.kinesis import KinesisServer
-from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Rows, in_thread
+from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Adjustable, Rows, in_thread
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "any",
@@ -88,7 +88,7 @@ class Stream:
         self.do(add)
 
 
-class KinesisSourceCase(Rows, Stream, SourceCase):
+class KinesisSourceCase(Rows, Stream, Adjustable, SourceCase):
     """JSON in a stream with two shards."""
 
     features = frozenset(
@@ -117,12 +117,6 @@ class KinesisSourceCase(Rows, Stream, SourceCase):
             "every": "10ms",
         }
         return kinesis_source(options.pop("stream", place), **(given | options))
-
-    def live(self, place: str) -> Source:
-        return self.source(place, stop=None)
-
-    def tolerant(self, place: str, on_bad_record: str) -> Source:
-        return self.source(place, on_bad_record=on_bad_record)
 
     def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
         return {

@@ -40,6 +40,7 @@ from headgate.tests.support.connector_cases import (
     NOWHERE,
     PASSWORD,
     SCHEMA,
+    Adjustable,
     Proxied,
     Rows,
     in_thread,
@@ -93,7 +94,7 @@ class RedisStream(Proxied):
         return {"url": self.redis.url.replace("//", "//ann@"), "password": PASSWORD}
 
 
-class RedisSource(Rows, RedisStream, SourceCase):
+class RedisSource(Rows, RedisStream, Adjustable, SourceCase):
     """Fields in a stream."""
 
     features = frozenset(
@@ -125,12 +126,6 @@ class RedisSource(Rows, RedisStream, SourceCase):
         }
         streams = options.pop("streams", self.streams(place))
         return redis_source(streams, **(given | options))
-
-    def live(self, place: str) -> Source:
-        return self.source(place, stop=None)
-
-    def tolerant(self, place: str, on_bad_record: str) -> Source:
-        return self.source(place, on_bad_record=on_bad_record)
 
     def confirmed(self, place: str) -> int:
         with self.redis.client() as client:
@@ -238,7 +233,7 @@ class NatsStream(Proxied):
         return {"user": "ann", "password": PASSWORD}
 
 
-class NatsSource(Rows, NatsStream, SourceCase):
+class NatsSource(Rows, NatsStream, Adjustable, SourceCase):
     """JSON in a stream."""
 
     features = frozenset(
@@ -262,12 +257,6 @@ class NatsSource(Rows, NatsStream, SourceCase):
             "stop": "latest",
         }
         return nats_source(options.pop("stream", place), **(given | options))
-
-    def live(self, place: str) -> Source:
-        return self.source(place, stop=None)
-
-    def tolerant(self, place: str, on_bad_record: str) -> Source:
-        return self.source(place, on_bad_record=on_bad_record)
 
     def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
         return {
@@ -369,7 +358,7 @@ class RabbitStream(Proxied):
         return {"user": "guest", "password": PASSWORD}
 
 
-class RabbitSource(Rows, RabbitStream, SourceCase):
+class RabbitSource(Rows, RabbitStream, Adjustable, SourceCase):
     """JSON in a stream."""
 
     features = frozenset(
@@ -393,12 +382,6 @@ class RabbitSource(Rows, RabbitStream, SourceCase):
             "stop": "latest",
         }
         return rabbitmq_source(options.pop("streams", place), **(given | options))
-
-    def live(self, place: str) -> Source:
-        return self.source(place, stop=None)
-
-    def tolerant(self, place: str, on_bad_record: str) -> Source:
-        return self.source(place, on_bad_record=on_bad_record)
 
     def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
         return {
