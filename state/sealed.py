@@ -26,13 +26,14 @@ import xxhash
 
 from ..errors import CorruptError, StateError
 
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 """Raise it whenever the fields of a sealed record change, and keep reading the older formats.
 
 Format 3 added the history of runs: `RunHistory` in the entries of the job log. Format 4 added the output
 of earlier runs that a run replaces: `OutputListed` and `OldOutput`. Format 5 added the address of a
 leader's REST API: `Leader.rest`. Format 6 added compressed records. Format 7 added
-segments: a handle of state may name a piece of an object.
+segments: a handle of state may name a piece of an object. Format 8 added packs: a handle of in-flight
+records may have those of many channels.
 """
 _FIRST_SEALED: Final = 2
 _HEAD: Final = re.compile(rb'\{"format":(\d{1,9}),"checksum":"([0-9a-f]{16})",')

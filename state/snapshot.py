@@ -194,8 +194,15 @@ def state_info(
     )
 
 
+MANY: Final = -1
+"""The index of the other end in the address of a pack, which has records of many channels."""
+
+
 class ChannelAddress(Record, frozen=True, kw_only=True, gc=False):
     """A channel between two subtasks, named so that the name is valid in later attempts too.
+
+    All channels of a subtask in one exchange are named by one address as well: the index of the other end
+    is `MANY`.
 
     Attributes:
         source: the sending operator.
@@ -250,11 +257,13 @@ class StateHandle(Record, frozen=True, kw_only=True, gc=False):
     file_id: str = ""
     """For files: their `LocalFile.id`."""
     footer: tuple[int, str] | None = None
-    """For tables and deltas in files: size and checksum of the Parquet footer at the end, by which a part
-    of the file can be read and verified alone.
+    """For tables and deltas in files, and packs of in-flight records: size and checksum of the footer at
+    the end, by which a part can be read and verified alone. That of a table is the one of Parquet.
     """
     channel: ChannelAddress | None = None
-    """For in-flight records: their channel."""
+    """For in-flight records: their channel, or all channels of this subtask in one exchange, which the
+    footer lists. Up to format 7 each channel had a handle.
+    """
     offset: int = 0
     """The position of the piece in its file, if it shares it: in-flight records, and small state."""
 

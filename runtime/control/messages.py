@@ -181,6 +181,10 @@ class DeployCommon(msgspec.Struct, frozen=True, kw_only=True):
     slots: dict[str, int]
     """The slots of a worker, by slot sharing group."""
     settings: dict[str, str]
+    sent_packs: tuple[StateHandle, ...] = ()
+    """The in-flight records that senders had, of which each subtask restores what is for it, in this order
+    and behind its own `SubtaskAssignment.in_flight`.
+    """
 
     def packed(self) -> tuple[bytes, int]:
         """Return it for `Deploy.common`, and its size before it was compressed."""
@@ -241,7 +245,9 @@ class SubtaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     """Whether the subtask had already finished in the restored checkpoint."""
     in_flight: tuple[StateHandle, ...] = ()
-    """The in-flight records that it restores, in the order in which it reads them."""
+    """The in-flight records that it restores, in the order in which it reads them; then it restores those
+    of `DeployCommon.sent_packs`.
+    """
     in_flight_parallelism: int = 0
     """The parallelism of the vertex in that checkpoint. If it is another one now, other subtasks get the
     same records, and each keeps those that its partitioner gives to it.

@@ -9,6 +9,7 @@ from typing import final
 import msgspec
 
 from ...errors import FencedError, HeadgateError, JobNotReady
+from ...state.snapshot import StateHandle
 from ..control.messages import (
     Deploy,
     DeployCommon,
@@ -51,6 +52,7 @@ from .restore import (
     check_restorable,
     finished_subtasks,
     reader_of,
+    sent_packs,
     split_items,
 )
 from .workers import LiveWorker
@@ -250,7 +252,11 @@ async def deploy_regions(
     by_worker: dict[str, list[bytes]] = {worker.worker_id: [] for worker in workers}
     for each in wanted:
         by_worker[placement[each]].append(msgspec.msgpack.encode(assignments[each]))
-    common, common_size = _common(job, workers).packed()
+    packs: tuple[StateHandle, ...] = ()
+    if restored is not None and _with_channel_state(env, restored.manifest):
+        heads = {attempt.plan.vertices[each.vertex].head.name for each in wanted}
+        packs = sent_packs(restored.manifest, heads)
+    common, common_size = _common(job, workers, packs).packed()
     told = set()
     for worker in workers:
         mine = by_worker[worker.worker_id]
@@ -275,7 +281,9 @@ async def deploy_regions(
     return frozenset(told)
 
 
-def _common(job: JobContext, workers: Sequence[LiveWorker]) -> DeployCommon:
+def _common(
+    job: JobContext, workers: Sequence[LiveWorker], packs: tuple[StateHandle, ...]
+) -> DeployCommon:
     """Return what all workers are told. `workers` are in the order of their slots."""
     plan, spec = job.attempt.plan, job.env.spec
     return DeployCommon(
@@ -283,6 +291,7 @@ def _common(job: JobContext, workers: Sequence[LiveWorker]) -> DeployCommon:
         workers=tuple(addresses_for_peers([worker.address for worker in workers])),
         slots={group: spec.slots_of(group) for group in plan.slots_by_group},
         settings=spec.options,
+        sent_packs=packs,
     )
 
 

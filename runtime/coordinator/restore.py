@@ -8,12 +8,13 @@ subtasks are never mixed in one snapshot, because their deltas, and their local 
 Records that were on their way when the checkpoint was taken are read by the receiver: first those that
 were overtaken in its own queue, then those that were overtaken at its senders. So the records of a
 channel come back in the order in which they were sent, and senders have nothing to restore. After a
-change of parallelism the partitioner of the edge decides again.
+change of parallelism the partitioner of the edge decides again. All receivers of an exchange are told of
+the packs of all its senders, and take from each what is theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -21,22 +22,21 @@ import msgspec
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StateError, UsageError
-from ...operators.partitioning import Custom, Global, HashColumns, HashFunction
-from ...state.keygroups import KeyGroupRange, key_group_range, owner_of
+from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import (
     HANDLE_KINDS,
-    ChannelAddress,
+    MANY,
     OperatorSnapshot,
     Redistribution,
     StateHandle,
     StateInfo,
 )
 from ..options.state import RECOVERY_ACCEPT_CHANGES, RESTORE_FALLBACK, WITHOUT_CHANNEL_STATE
-from ..plan import ExchangeEdge, PhysicalPlan, Vertex
+from ..plan import PhysicalPlan, Vertex
 from ..protocol.checkpoints.manifest import Manifest, ManifestOperator
 from ..protocol.checkpoints.segments import is_piece
 from ..protocol.failures import FailureKind
-from ..protocol.redistribution import broadcast, spread_splits
+from ..protocol.redistribution import broadcast, heirs, receivers_after, spread_splits
 from ..savepoint import store as savepoints
 from ..savepoint.compare import changed_meanings, declared_states, unclaimed_states, unconnected
 from ..savepoint.locate import StoredSnapshot, locate
@@ -340,9 +340,9 @@ async def _rescaled(
     ranges = [key_group_range(index, parallelism, max_parallelism) for index in range(parallelism)]
     shares: list[list[OperatorSnapshot]] = [[] for _ in range(parallelism)]
     for subtask in sorted(operator.subtasks, key=lambda s: s.subtask):
-        heirs = _heirs(subtask.subtask, operator.parallelism, parallelism, max_parallelism)
+        owners = heirs(subtask.subtask, operator.parallelism, parallelism, max_parallelism)
         for snapshot in subtask.snapshots:
-            for index in heirs:
+            for index in owners:
                 keyed = _overlapping(snapshot.handles, ranges[index])
                 if keyed:
                     shares[index].append(msgspec.structs.replace(snapshot, handles=keyed))
@@ -353,14 +353,6 @@ async def _rescaled(
             states = _infos(operator)
             share.append(OperatorSnapshot(operator=operator.name, handles=handles, states=states))
     return shares
-
-
-def _heirs(subtask: int, before: int, now: int, max_parallelism: int) -> range:
-    """Return the new subtasks, of `now`, that own key groups of an old one, of `before`."""
-    old = key_group_range(subtask, before, max_parallelism)
-    return range(
-        owner_of(old.first, now, max_parallelism), owner_of(old.last, now, max_parallelism) + 1
-    )
 
 
 def _overlapping(handles: Sequence[StateHandle], own: KeyGroupRange) -> tuple[StateHandle, ...]:
@@ -477,20 +469,37 @@ def check_in_flight(manifest: Manifest, plan: PhysicalPlan) -> None:
         )
 
 
+def sent_packs(manifest: Manifest, targets: Collection[str]) -> tuple[StateHandle, ...]:
+    """Return the packs of senders to the operators `targets`.
+
+    The list in a pack says which receivers it has records for. They find out themselves, so that neither
+    the manifest nor the messages of a deployment grow with the number of channels.
+    """
+    return tuple(
+        handle
+        for handle in in_flight_handles(manifest)
+        if handle.channel is not None
+        and handle.channel.receiver == MANY
+        and handle.channel.target in targets
+    )
+
+
 def assign_in_flight(manifest: Manifest, plan: PhysicalPlan, vertex: Vertex) -> InFlightShares:
-    """Assign the records that were on their way to `vertex` to its subtasks."""
+    """Assign the records that were on their way to `vertex` to its subtasks, but for `sent_packs`."""
     width, before = vertex.parallelism, _old_parallelism(manifest, vertex)
     shares: list[list[StateHandle]] = [[] for _ in range(width)]
     edges = plan.exchanges()
     for handle in in_flight_handles(manifest):
         channel = handle.channel
         assert channel is not None  # `in_flight_handles` returns no others
-        if channel.target != vertex.head.name:
+        if channel.target != vertex.head.name or channel.receiver == MANY:
             continue
         edge = edges.get(channel.exchange)
         if edge is None:
             continue
-        for index in _receivers(edge, channel, before, plan, width):
+        for index in receivers_after(
+            edge.partitioning, channel.receiver, before, width, plan.max_parallelism
+        ):
             shares[index].append(handle)
     return InFlightShares([tuple(share) for share in shares], before)
 
@@ -498,20 +507,3 @@ def assign_in_flight(manifest: Manifest, plan: PhysicalPlan, vertex: Vertex) -> 
 def _old_parallelism(manifest: Manifest, vertex: Vertex) -> int:
     operator = next((o for o in manifest.operators if o.name == vertex.head.name), None)
     return vertex.parallelism if operator is None else operator.parallelism
-
-
-def _receivers(
-    edge: ExchangeEdge, channel: ChannelAddress, before: int, plan: PhysicalPlan, width: int
-) -> list[int]:
-    """Return the new subtasks that may receive records of the old one."""
-    if before == width:
-        return [channel.receiver]
-    match edge.partitioning:
-        case HashColumns() | HashFunction():
-            return list(_heirs(channel.receiver, before, width, plan.max_parallelism))
-        case Custom():
-            return list(range(width))
-        case Global():
-            return [0]
-        case _:
-            return [channel.receiver % width]

@@ -86,8 +86,15 @@ class InFlightRecords:
         self._last[channel].append(piece)
 
     def encoded(self) -> Iterator[tuple[ChannelAddress, bytes, int]]:
-        """The runs: of which channel, the records as bytes, and how many they are. Takes its time."""
-        for channel, pieces in self._runs:
+        """The runs: of which channel, the records as bytes, and how many they are. Takes its time.
+
+        Those of an exchange are one behind the other. Exchanges have no order among themselves.
+        """
+        exchanges: dict[ChannelAddress, int] = {}
+        by_exchange = sorted(
+            self._runs, key=lambda run: exchanges.setdefault(run[0].exchange, len(exchanges))
+        )
+        for channel, pieces in by_exchange:
             rows = sum(p.rows if isinstance(p, PickledRecords) else len(p) for p in pieces)
             encoded = [
                 piece.data if isinstance(piece, PickledRecords) else _columns(piece)

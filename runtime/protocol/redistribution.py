@@ -1,7 +1,7 @@
-"""Redistributes items of operator state when the parallelism changes.
+"""Redistributes state, and records that were on their way, when the parallelism changes.
 
-The rules are Flink's (`RoundRobinOperatorStateRepartitioner`): over all states together, no subtask
-has more than one item more than another.
+The rules for items of operator state are Flink's (`RoundRobinOperatorStateRepartitioner`): over all states
+together, no subtask has more than one item more than another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ...errors import check
+from ...operators.partitioning import Custom, Global, HashColumns, HashFunction, Partitioning
+from ...state.keygroups import key_group_range, owner_of
 
 T = TypeVar("T")
 
@@ -40,3 +42,28 @@ def broadcast(copies: Sequence[list[T]], parallelism: int) -> list[list[T]]:
     """Give new subtask i the copy of old subtask i mod the number of those that reported one."""
     check(copies, "no subtask reported a copy")
     return [copies[index % len(copies)] for index in range(parallelism)]
+
+
+def heirs(subtask: int, before: int, now: int, max_parallelism: int) -> range:
+    """Return the new subtasks, of `now`, that own key groups of an old one, of `before`."""
+    old = key_group_range(subtask, before, max_parallelism)
+    return range(
+        owner_of(old.first, now, max_parallelism), owner_of(old.last, now, max_parallelism) + 1
+    )
+
+
+def receivers_after(
+    partitioning: Partitioning, receiver: int, before: int, now: int, max_parallelism: int
+) -> range:
+    """Return the new subtasks, of `now`, that may receive records of the old one, of `before`."""
+    if before == now:
+        return range(receiver, receiver + 1)
+    match partitioning:
+        case HashColumns() | HashFunction():
+            return heirs(receiver, before, now, max_parallelism)
+        case Custom():
+            return range(now)
+        case Global():
+            return range(1)
+        case _:
+            return range(receiver % now, receiver % now + 1)

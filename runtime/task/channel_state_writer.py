@@ -1,8 +1,8 @@
 """The in-flight records of one subtask's part of a checkpoint: collected, and written to the store.
 
-All records of one subtask and checkpoint are in one file, channel after channel, each a piece with
-its own checksum: a restored subtask reads only the pieces of its channels. A small amount is stored
-in the manifest.
+All records of one subtask and checkpoint are in one file, a pack for each exchange at each end
+(`protocol/checkpoints/packs.py`): a restored subtask reads only what its channels had. A small amount is
+stored in the manifest.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
+from itertools import groupby
 from typing import Final
 
 import msgspec
-import xxhash
 
-from ...state.snapshot import OperatorSnapshot, StateHandle
+from ...state.snapshot import ChannelAddress, OperatorSnapshot, StateHandle
 from ..exchange.channel_state import InFlightRecords
 from ..exchange.partition import OutgoingBarrier
+from ..protocol.checkpoints.packs import PackBuilder, address_of
 from .concurrency import in_thread
 from .local_files import SnapshotTarget
 
@@ -83,23 +85,20 @@ class InFlightCut:
             outgoing.forget()
 
     def encode(self) -> tuple[list[StateHandle], bytes]:
-        """Return all pieces, with their places in the returned bytes. Slow: call it in a thread."""
+        """Return all packs, with their places in the returned bytes. Slow: call it in a thread."""
         handles: list[StateHandle] = []
         content = bytearray()
         for kind, records in self._records():
-            for channel, data, rows in records.encoded():
-                handle = StateHandle(
-                    state=STATE,
-                    kind=kind,
-                    size_bytes=len(data),
-                    checksum=xxhash.xxh3_64_hexdigest(data),
-                    rows=rows,
-                    channel=channel,
-                    offset=len(content),
-                )
-                handles.append(handle)
-                content += data
+            for address, runs in groupby(records.encoded(), partial(_pack_of, kind)):
+                pack = PackBuilder(content, STATE, kind, address)
+                for run in runs:
+                    pack.add(*run)
+                handles.append(pack.finish())
         return handles, bytes(content)
+
+
+def _pack_of(kind: str, run: tuple[ChannelAddress, bytes, int]) -> ChannelAddress:
+    return address_of(run[0], kind)
 
 
 async def write_in_flight(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,12 +32,15 @@ from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import (
     DELETED_COLUMN,
     KEY_GROUP_COLUMN,
+    MANY,
+    ChannelAddress,
     OperatorSnapshot,
     RestoredFiles,
     RestoredState,
     StateHandle,
 )
 from ..protocol import names
+from ..protocol.checkpoints.packs import handle_of_list, is_pack, runs_of
 from ..protocol.checkpoints.segments import Extent, extents, is_piece
 from ..storage.base import CheckpointStore
 from .concurrency import all_of, in_thread
@@ -69,6 +72,30 @@ class _Reading:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     data: bytes | None = None
     left: int = 0
+
+
+class PackLists:
+    """The lists of packs that several subtasks of a worker need: the first of them reads it."""
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[str, int], tuple[asyncio.Lock, list[bytes]]] = {}
+
+    async def get(self, listed: StateHandle, read: Callable[[], Awaitable[object]]) -> bytes:
+        """Return a list; `read` reads it from its file.
+
+        Raises:
+            HeadgateError: what `read` raises. The next one that needs the list tries again.
+        """
+        if listed.inline is not None:
+            return listed.inline
+        assert listed.file is not None  # it lies somewhere
+        lock, found = self._lists.setdefault((listed.file, listed.offset), (asyncio.Lock(), []))
+        async with lock:
+            if not found:
+                data = await read()
+                assert isinstance(data, bytes)  # it is no table
+                found.append(data)
+        return found[0]
 
 
 class StateReader:
@@ -108,7 +135,7 @@ class StateReader:
         self._copies = copies
         self._downloads: set[Path] = set()
         self._readings: dict[tuple[str, int], _Reading] = {}
-        """By the place of a piece in a segment: the extent with which it is read."""
+        """By the place of a piece in a file: the extent with which it is read."""
 
     async def load(self, operator: str, snapshots: Sequence[OperatorSnapshot]) -> RestoredState:
         """Load the state of one operator, from the snapshots of possibly several old subtasks.
@@ -164,21 +191,59 @@ class StateReader:
 
     def _plan_readings(self, needed: Sequence[StateHandle]) -> None:
         """Plan to read pieces at once that lie side by side and are read as a whole."""
-        whole = [h for h in needed if h.kind not in TABLES or self._owns_all(h)]
+        whole = [h for h in needed if is_piece(h) and (h.kind not in TABLES or self._owns_all(h))]
+        self._plan_extents(whole)
+
+    def _plan_extents(self, whole: Sequence[StateHandle]) -> None:
         readings: dict[int, _Reading] = {}
         for place, extent in extents(whole, READ_BYTES_MAX).items():
             reading = readings.setdefault(id(extent), _Reading(extent))
             reading.left += 1
             self._readings[place] = reading
 
-    async def load_in_flight(self, handles: Sequence[StateHandle]) -> list[bytes]:
-        """Load the pieces of in-flight records, in order.
+    async def runs_in_flight(
+        self,
+        handles: Sequence[StateHandle],
+        receivers: Callable[[ChannelAddress], Set[int]],
+        lists: PackLists,
+    ) -> list[StateHandle]:
+        """Find the in-flight records that are needed, in order: a handle for the run of each channel.
+
+        Args:
+            handles: packs, and runs with a handle of their own.
+            receivers: returns, for the pack of a sender, the subtasks whose records are needed.
+            lists: of the packs that others read as well.
+
+        Raises:
+            CorruptError: a list is missing, or its bytes are not the ones that were written.
+            StateError: a newer headgate wrote one.
+            StorageError: the store does not respond.
+        """
+        found = await all_of([self._runs(handle, receivers, lists) for handle in handles])
+        return [run for runs in found for run in runs]
+
+    async def _runs(
+        self,
+        handle: StateHandle,
+        receivers: Callable[[ChannelAddress], Set[int]],
+        lists: PackLists,
+    ) -> Sequence[StateHandle]:
+        if handle.channel is None or not is_pack(handle):
+            return [handle]
+        listed = handle_of_list(handle)
+        data = await lists.get(listed, lambda: self._read(_target(handle), 0, listed))
+        needed = receivers(handle.channel) if handle.channel.receiver == MANY else None
+        return runs_of(handle, data, needed)
+
+    async def load_in_flight(self, runs: Sequence[StateHandle]) -> list[bytes]:
+        """Load in-flight records, in order; those that lie side by side are read at once.
 
         Raises:
             CorruptError: one is missing, or its bytes are not the ones that were written.
             StorageError: the store does not respond.
         """
-        found = await all_of([self._read(_target(handle), 0, handle) for handle in handles])
+        self._plan_extents(runs)
+        found = await all_of([self._read(_target(handle), 0, handle) for handle in runs])
         return [piece for piece in found if isinstance(piece, bytes)]
 
     async def delete_downloads(self) -> None:
@@ -232,23 +297,26 @@ class StateReader:
         else:
             copy = await self._copied(lambda copies: copies.read(handle))
             if copy is not None:
-                self._progress(len(copy))
+                self._advance(handle)
                 return copy
             store, name = self._where(operator, handle)
-            if is_piece(handle):
+            if is_piece(handle) or handle.channel is not None:
                 data = await self._piece(store, name, handle)
-            elif handle.channel is None:
-                data = await store.read_file(name)
             else:
-                data = await store.read_range(name, handle.offset, handle.size_bytes)
+                data = await store.read_file(name)
         self._verify(operator, handle, len(data), xxhash.xxh3_64_hexdigest(data))
-        self._progress(len(data))
+        self._advance(handle)
         if handle.channel is None and handle.inline is None:
             await self._keep(handle, data)
         return data
 
+    def _advance(self, handle: StateHandle) -> None:
+        """Count what was read; lists of packs do not count, as several subtasks share them."""
+        if not is_pack(handle):
+            self._progress(handle.size_bytes)
+
     async def _piece(self, store: CheckpointStore, name: str, handle: StateHandle) -> bytes:
-        """Read a piece of a segment, together with those beside it that are to be read as well."""
+        """Read a piece of a file, together with those beside it that are to be read as well."""
         place = (name, handle.offset)
         reading = self._readings.get(place)
         if reading is None:

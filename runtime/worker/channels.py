@@ -33,6 +33,7 @@ from ..exchange.partitioners import (
 from ..exchange.settings import ExchangeSettings
 from ..options.state import ALLOW_PICKLE, WITHOUT_CHANNEL_STATE
 from ..plan import ExchangeEdge, PhysicalPlan, Vertex
+from ..protocol.redistribution import receivers_after
 from ..slots import Placement
 from ..task.chain import NodePartition, OutputPartition
 from ..task.input_subtask import InputBatch
@@ -196,6 +197,29 @@ def rows_of(plan: PhysicalPlan, edge: ExchangeEdge) -> Callable[[Batch], Sequenc
         return to_rows(batch.data, row_type)
 
     return rows
+
+
+def receivers_before(
+    plan: PhysicalPlan, vertex: Vertex, index: int, channel: ChannelAddress, *, before: int
+) -> Set[int]:
+    """Return the subtasks of the checkpoint whose records may be for subtask `index` of `vertex` now.
+
+    Args:
+        plan: what runs now.
+        vertex: the receiver.
+        index: of the subtask.
+        channel: names the exchange; none are ours if it does not exist any more.
+        before: parallelism of the vertex when the checkpoint was taken.
+    """
+    edge = plan.exchanges().get(channel.exchange)
+    if edge is None:
+        return frozenset()
+    now, groups = vertex.parallelism, plan.max_parallelism
+    return frozenset(
+        receiver
+        for receiver in range(before)
+        if index in receivers_after(edge.partitioning, receiver, before, now, groups)
+    )
 
 
 def recovered_batches(

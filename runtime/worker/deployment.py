@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -59,9 +59,9 @@ from ..task.iteration import FeedbackPartition, FeedbackPorts, IterationSubtask
 from ..task.local_files import LocalCopies
 from ..task.segments import SegmentWriter
 from ..task.source_subtask import SourceSubtask
-from ..task.state_restore import StateReader, is_needed
+from ..task.state_restore import PackLists, StateReader, is_needed
 from ..task.subtask import Subtask
-from .channels import ChannelMap, recovered_batches
+from .channels import ChannelMap, receivers_before, recovered_batches
 from .local_directories import LocalDirectories
 from .subtask_metrics import register_task, statistics_of
 from .watch import StepWatch
@@ -145,6 +145,8 @@ class Deployment:
         self._metrics = resources.metrics.group(
             job_name=self._plan.job_name, user_series_max=self._options.get(USER_SERIES_MAX)
         )
+        self._sent_packs = common.sent_packs
+        self._pack_lists = PackLists()
         self._subtasks: list[Subtask] = []
         self._samplers: dict[tuple[int, int], list[KeyGroupSampler]] = {}
         self._overtaken = frozenset(
@@ -269,7 +271,7 @@ class Deployment:
             fetching_ms=meter.fetching_ms,
             opening_ms=meter.opening_ms,
             local_bytes=0 if copies is None else copies.bytes_read,
-            read_bytes=sum(handle.size_bytes for handle in needed if handle.file is not None),
+            read_bytes=_bytes_in_files(needed) + meter.more_in_files,
         )
 
     async def _restore(
@@ -305,15 +307,33 @@ class Deployment:
         await _prepare(subtask, states, assignment, mine)
         meter.opened(began)
         await reader.delete_downloads()
-        if isinstance(subtask, InputSubtask) and assignment.in_flight:
-            subtask.recover(await self._recovered(subtask, assignment, reader))
+        if isinstance(subtask, InputSubtask):
+            subtask.recover(await self._recovered(subtask, assignment, reader, meter))
 
     async def _recovered(
-        self, subtask: Subtask, assignment: SubtaskAssignment, reader: StateReader
+        self,
+        subtask: Subtask,
+        assignment: SubtaskAssignment,
+        reader: StateReader,
+        meter: RestoreMeter,
     ) -> list[InputBatch]:
         """The records that were on their way to a subtask."""
-        data = await reader.load_in_flight(assignment.in_flight)
-        pieces = list(zip(assignment.in_flight, data, strict=True))
+        own, head = assignment.in_flight, subtask.env.vertex.head.name
+        sent = [h for h in self._sent_packs if h.channel is not None and h.channel.target == head]
+        handles = [*own, *sent]
+        if not handles:
+            return []
+        receivers = partial(
+            receivers_before,
+            self._plan,
+            subtask.env.vertex,
+            assignment.index,
+            before=assignment.in_flight_parallelism,
+        )
+        runs = await reader.runs_in_flight(handles, receivers, self._pack_lists)
+        meter.expect(own, runs)
+        data = await reader.load_in_flight(runs)
+        pieces = list(zip(runs, data, strict=True))
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._worker.io_threads,
@@ -343,7 +363,7 @@ class Deployment:
         if self._message.state_root or not self._message.restored_checkpoint:
             return 0, []
         handles = [handle for assignment in self._assignments for handle in _handles(assignment)]
-        return self._message.restored_checkpoint, handles
+        return self._message.restored_checkpoint, [*handles, *self._sent_packs]
 
     async def start(self) -> None:
         """Connect to the peers of the attempt and begin to process."""
@@ -465,6 +485,10 @@ def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:
     for snapshot in assignment.state:
         yield from snapshot.handles
     yield from assignment.in_flight
+
+
+def _bytes_in_files(handles: Iterable[StateHandle]) -> int:
+    return sum(handle.size_bytes for handle in handles if handle.file is not None)
 
 
 class RunningRegions:
@@ -602,8 +626,15 @@ class RestoreMeter:
         self._next = self._began = clock.monotonic()
         self.fetching_ms = 0
         """The time until the last subtask had read its state."""
+        self.more_in_files = 0
+        """The bytes to be read from files, beyond those that were expected at first."""
         self.opening_ms = 0
         """The time in which the slowest subtask took its state over."""
+
+    def expect(self, counted: Sequence[StateHandle], needed: Sequence[StateHandle]) -> None:
+        """Count the in-flight records that are `needed` in place of the handles counted before."""
+        self._total += sum(h.size_bytes for h in needed) - sum(h.size_bytes for h in counted)
+        self.more_in_files += _bytes_in_files(needed) - _bytes_in_files(counted)
 
     def fetched(self) -> float:
         """A subtask has read its state; returns the time, for `opened`."""

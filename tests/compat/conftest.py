@@ -24,6 +24,7 @@ FORMATS = {
     "v0.1-format-5": 5,
     "v0.1-format-6": 6,
     "v0.1-format-7": 7,
+    "v0.1-format-8": 8,
 }
 """By the directory of what is kept: the format of its records."""
 HERE = Path(__file__).parent
@@ -39,6 +40,12 @@ def state_job() -> ModuleType:
 def log_job() -> ModuleType:
     """The job that the logs are of."""
     return load(HERE / "log_job.py")
+
+
+@pytest.fixture(scope="session")
+def in_flight_job() -> ModuleType:
+    """The job whose checkpoints are kept with records on their way in them."""
+    return load(HERE / "in_flight_job.py")
 
 
 class Kept:

@@ -62,3 +62,20 @@ def test_a_job_goes_on_from_it(lab: Any, log_job: Any, storage: Path, parallelis
     rows = log_job.ROWS
     assert log_job.totals(sink.rows) == (rows, rows * (rows - 1) // 2)
     assert min(row["rows"] for row in sink.rows) > 1, "it went on, and did not begin again"
+
+
+@pytest.mark.parametrize("kept", ["v0.1-format-7", "v0.1-format-8"])
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_records_on_their_way_are_restored(
+    lab: Any, log_job: Any, in_flight_job: Any, tmp_path: Path, parallelism: int, kept: str
+) -> None:
+    """Up to format 7 each channel has a handle; then there is one for a subtask and exchange."""
+    storage = tmp_path / "storage"
+    shutil.copytree(Path(__file__).parent / kept / "in-flight", storage)
+    job, sink = in_flight_job.make_job(str(storage), parallelism)
+    ran = lab.run(job)
+    assert ran.outcome.status == "FINISHED"
+    assert (ran.restores, ran.failures) == ([2], [])
+    rows = in_flight_job.ROWS
+    assert log_job.totals(sink.rows) == (rows, rows * (rows - 1) // 2)
+    assert min(row["rows"] for row in sink.rows) > 1, "it went on, and did not begin again"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate.operators.partitioning import HashColumns, Partitioning, Rescale
-from headgate.runtime.coordinator.restore import assign_in_flight, assign_state
+from headgate.runtime.coordinator.restore import assign_in_flight, assign_state, sent_packs
 from headgate.runtime.exchange.partitioners import Connections
 from headgate.runtime.protocol.checkpoints.manifest import (
     Manifest,
@@ -24,7 +24,7 @@ from headgate.runtime.protocol.checkpoints.statistics import (
     SubtaskPart,
 )
 from headgate.state.keygroups import key_group_range
-from headgate.state.snapshot import ChannelAddress, OperatorSnapshot, StateHandle
+from headgate.state.snapshot import MANY, ChannelAddress, OperatorSnapshot, StateHandle
 
 SMALL, LARGE = 200, 800
 GROUPS = 2048
@@ -140,6 +140,27 @@ def restore_in_flight(width: int) -> int:
 
 def test_restore_of_records_in_flight() -> None:
     assert restore_in_flight(LARGE) < LINEAR * restore_in_flight(SMALL)
+
+
+def told_of_sent_records(width: int) -> int:
+    """The handles in a deployment for the records of senders, each of which has some for all receivers."""
+    addresses = [
+        ChannelAddress(
+            source="in", side="", target="op", input_index=0, sender=index, receiver=MANY
+        )
+        for index in range(width)
+    ]
+    stored = manifest(
+        [handle(index, width, channel=address) for index, address in enumerate(addresses)]
+    )
+    edge = SimpleNamespace(partitioning=HashColumns(("key",)))
+    plan, vertex = planned(width - 1, {addresses[0].exchange: edge})
+    shares = assign_in_flight(stored, plan, vertex)
+    return sum(map(len, shares.by_subtask)) + len(sent_packs(stored, {"op"}))
+
+
+def test_all_receivers_are_told_at_once_of_what_senders_had() -> None:
+    assert told_of_sent_records(SMALL) == SMALL
 
 
 @pytest.mark.parametrize("partitioning", [HashColumns(("key",)), Rescale()])

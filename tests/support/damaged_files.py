@@ -15,10 +15,11 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.runtime.protocol.checkpoints.packs import PackBuilder, address_of
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.task.local_files import SubtaskDirectory
 from headgate.runtime.task.parquet_files import encode_tables
-from headgate.runtime.task.state_restore import StateReader
+from headgate.runtime.task.state_restore import PackLists, StateReader
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.snapshot import ChannelAddress, OperatorSnapshot, StateHandle
 
@@ -99,7 +100,32 @@ def files() -> Files:
         )
         for number, data in enumerate(pieces_of_channels)
     )
-    return Files(objects, OperatorSnapshot(operator="op", handles=tuple(handles)), in_flight)
+    packs = (_pack(rng, objects, "input", 0), _pack(rng, objects, "output", 1))
+    snapshot = OperatorSnapshot(operator="op", handles=tuple(handles))
+    return Files(objects, snapshot, (*in_flight, *packs))
+
+
+def _pack(rng: random.Random, objects: dict[str, bytes], kind: str, end: int) -> StateHandle:
+    """Add a file with a pack of the channels between subtask `end` and three others."""
+    content = bytearray()
+    channels = [
+        ChannelAddress(
+            source="a",
+            side="",
+            target="b",
+            input_index=0,
+            sender=other if kind == "input" else end,
+            receiver=end if kind == "input" else other,
+        )
+        for other in range(3)
+    ]
+    pack = PackBuilder(content, "channel-state", kind, address_of(channels[0], kind))
+    for channel in channels:
+        pack.add(channel, rng.randbytes(700), 1)
+    name = f"chk/1-1/{kind}.channel"
+    handle = msgspec.structs.replace(pack.finish(), file=name)
+    objects[name] = bytes(content)
+    return handle
 
 
 def _handle(kind: str, state: str, data: bytes, name: str) -> StateHandle:
@@ -129,7 +155,9 @@ async def _read(objects: dict[str, bytes], own: KeyGroupRange, directory: Path) 
         state = await reader.load("op", [files().snapshot])
         (restored,) = state.files["file"]
         contents = {id_: path.read_bytes() for id_, path in restored.files.items()}
-        pieces = await reader.load_in_flight(files().in_flight)
+        receivers = {0, 2} if own.first else {0, 1, 2}
+        runs = await reader.runs_in_flight(files().in_flight, lambda _: receivers, PackLists())
+        pieces = await reader.load_in_flight(runs)
     return [state.tables["table"].to_pylist(), state.items, restored.meta, contents, pieces]
 
 

@@ -39,7 +39,7 @@ def layout(sizes: Sequence[int]) -> list[int]:
 @final
 @dataclass(slots=True)
 class Extent:
-    """Adjacent pieces of one segment, which are read at once."""
+    """Adjacent pieces of one file, which are read at once."""
 
     file: str
     start: int
@@ -50,10 +50,10 @@ def extents(handles: Iterable[StateHandle], size_max: int) -> dict[tuple[str, in
     """Return the extents in which pieces are read, by the place of each piece.
 
     Args:
-        handles: the state to read; what is not a piece of a segment is left out.
+        handles: the pieces to read, of segments or of other files; what lies in no file is left out.
         size_max: the most bytes of an extent of several pieces.
     """
-    pieces = {(h.file, h.offset): h.size_bytes for h in handles if h.file and is_piece(h)}
+    pieces = {(h.file, h.offset): h.size_bytes for h in handles if h.file}
     found: dict[tuple[str, int], Extent] = {}
     last: Extent | None = None
     for (file, offset), size in sorted(pieces.items()):
