@@ -23,6 +23,7 @@ _OURS: Final = {
     "auto.offset.reset": "start=",
     "bootstrap.servers": "bootstrap=",
     "client.id": "the name of the job and of the step",
+    "delivery.report.only.error": "guarantee=",
     "enable.auto.commit": "group=",
     "enable.auto.offset.store": "group=",
     "enable.idempotence": "guarantee=",
@@ -63,6 +64,8 @@ class ErrorListener:
         self.last = ""
         self.fatal = ""
         """The reason why no further attempt can succeed."""
+        self.undelivered = ""
+        """The reason why a record was not delivered, that of the first one."""
         self._logged: set[int] = set()
 
     def __call__(self, error: Any) -> None:
@@ -84,6 +87,10 @@ class ErrorListener:
         level = logging.DEBUG if error.code() in self._logged else logging.WARNING
         self._logged.add(error.code())
         _log.log(level, "the Kafka client goes on after an error: %s", self.last)
+
+    def not_delivered(self, error: Any, message: Any) -> None:
+        """Take the report of a record that no broker has; the client calls this while it is polled."""
+        self.undelivered = self.undelivered or str(error.str())
 
 
 def client_properties(
@@ -256,6 +263,10 @@ def make_producer(
 ) -> Any:
     """Return a producer that is not yet connected. Its retries neither double nor reorder records.
 
+    Only records that fail are reported, to `errors`, as a call for each record would cost as much as to
+    hand it over. A record has arrived if it is not reported and `len(producer)` was 0 after it was handed
+    over: the client counts a record there until after its report.
+
     Raises:
         UsageError: librdkafka does not know a property, or a secret cannot be read.
     """
@@ -269,7 +280,9 @@ def make_producer(
                 "partitioner": "murmur2_random",
                 **client_properties(bootstrap, properties, errors),
                 "client.id": client,
+                "delivery.report.only.error": True,
                 "enable.idempotence": True,
+                "on_delivery": errors.not_delivered,
                 "queue.buffering.max.kbytes": max(1, buffer_bytes >> 10),
                 "queue.buffering.max.messages": 0,
             }

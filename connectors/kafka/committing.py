@@ -185,7 +185,6 @@ class _StagedCommitter:
         self._epoch = epoch
         self._producer = producer
         self._closed = closed
-        self._failure = ""
 
     def commit(self, now_ms: int) -> None:
         """Write the epoch, unless it is written.
@@ -270,7 +269,7 @@ class _StagedCommitter:
             fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
             while True:
                 try:
-                    producer.produce(topic, value=value, on_delivery=self._delivered, **fields)
+                    producer.produce(topic, value=value, **fields)
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -278,14 +277,10 @@ class _StagedCommitter:
         producer.poll(0)
         self._check()
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self._failure = self._failure or str(error.str())
-
     def _check(self) -> None:
         if self._closed():
             raise JobError("the sink was closed while it wrote what a checkpoint has staged")
-        reason = self._failure or self._producer.errors.fatal
+        reason = self._producer.errors.undelivered or self._producer.errors.fatal
         if reason:
             raise JobError(
                 f"records of a checkpoint were not delivered topic=`{self._settings.topic}` "

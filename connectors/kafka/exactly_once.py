@@ -162,8 +162,8 @@ class TransactionalWriter(CommittingWriter):
         return [msgspec.msgpack.encode(prepared)]
 
     def _check_of(self, transaction: TransactionalProducer) -> None:
-        if transaction.errors.fatal:
-            self._failure = self._failure or transaction.errors.fatal
+        errors = transaction.errors
+        self._failure = self._failure or errors.undelivered or errors.fatal
         self._check()
 
     def committed(self, transaction: PreparedTransaction) -> None:

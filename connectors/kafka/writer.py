@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 import pyarrow as pa
@@ -51,27 +51,6 @@ class SinkSettings:
         return f"SinkSettings({self.topic} of {self.bootstrap}, {without_secrets(self.properties)})"
 
 
-class _Epoch:
-    """Counts the records between two barriers, and those of them that the brokers have settled."""
-
-    def __init__(self, failed: Callable[[str], None]) -> None:
-        self.sent = 0
-        self._settled = 0
-        self._failed = failed
-        self._lock = threading.Lock()
-
-    def delivered(self, error: Any, message: Any) -> None:
-        """Take the report of a record; the client calls this in whichever thread polls it."""
-        with self._lock:
-            self._settled += 1
-        if error is not None:
-            self._failed(str(error.str()))
-
-    @property
-    def settled(self) -> bool:
-        return self._settled >= self.sent
-
-
 class KafkaWriter(SinkWriter):
     """Writes the records of one subtask."""
 
@@ -89,7 +68,12 @@ class KafkaWriter(SinkWriter):
         self._producer: Any = None
         self._failure = ""
         self._closed = False
-        self._epoch = _Epoch(self._fail)
+        self._sent = 0
+        """Records handed to the client."""
+        self._settled = 0
+        """As many of them, the first ones, are acknowledged, or the failure of one is known."""
+        self._barrier = 0
+        """The records in front of the last barrier."""
         self._record_bytes = 0.0
         """The mean size of the records of the last batch."""
         self._looking = False
@@ -113,12 +97,26 @@ class KafkaWriter(SinkWriter):
     def _serve(self) -> None:
         """Look at reports of delivery, also while no record comes."""
         if not self._closed:
-            if self._producer is not None:
-                self._producer.poll(0)
-            self._check()
+            self._look_at_reports()
             self.context.timers.call_later(SERVE_MS, self._serve)
 
+    def _look_at_reports(self) -> None:
+        """Let the client report failures, and note whether all records have arrived."""
+        sent, producer = self._sent, self._producer
+        if producer is not None:
+            producer.poll(0)
+            if not len(producer):
+                self._settled = max(self._settled, sent)
+        self._check()
+
     def backlogged(self) -> bool:
+        """Return True while no more records are wanted.
+
+        So it is while half of the buffer waits, and behind a barrier until the records in front of it have
+        arrived: that is known only at a moment at which no other ones are on their way.
+        """
+        if self._settled < self._barrier:
+            return True
         producer = self._producer
         waiting = 0.0 if producer is None else len(producer) * self._record_bytes
         return waiting > self._settings.buffer_bytes * _FULL_SHARE
@@ -132,9 +130,7 @@ class KafkaWriter(SinkWriter):
     def _look(self) -> None:
         self._looking = False
         if not self._closed:
-            if self._producer is not None:
-                self._producer.poll(0)
-            self._check()
+            self._look_at_reports()
             self.look_again()
 
     def _encoded(self, batch: Batch) -> tuple[Values, pa.RecordBatch]:
@@ -156,26 +152,36 @@ class KafkaWriter(SinkWriter):
             kind: fields_of(kind, given.column(column))
             for kind, column in self._settings.metadata.items()
         }
-        for row, value in enumerate(values):
-            fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
-            self._produce(value, fields)
+        if columns.keys() <= {"key"}:
+            self._produce_keyed(values, columns.get("key") or repeat(None, len(values)))
+        else:
+            for row, value in enumerate(values):
+                self._produce(
+                    value,
+                    {kind: found[row] for kind, found in columns.items() if found[row] is not None},
+                )
+        self._sent += len(values)
         sizes = sum(map(len, filter(None, values))) + sum(
             map(len, filter(None, columns.get("key", ())))
         )
         self._record_bytes = sizes / len(values)
-        self._producer.poll(0)
-        self._check()
+        self._look_at_reports()
         self.look_again()
+
+    def _produce_keyed(self, values: Values, keys: Iterable[Any]) -> None:
+        """Hand records to the client that are nothing but keys and values, the fast way."""
+        produce, topic = self._producer.produce, self._settings.topic
+        for value, key in zip(values, keys, strict=True):
+            try:
+                produce(topic, value, key)
+            except BufferError:
+                self._produce(value, {} if key is None else {"key": key})
 
     def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
         """Hand one record to the client; wait while its buffer is full, as that of one large batch is."""
-        epoch = self._epoch
         while True:
             try:
-                self._producer.produce(
-                    self._settings.topic, value=value, on_delivery=epoch.delivered, **fields
-                )
-                epoch.sent += 1
+                self._producer.produce(self._settings.topic, value=value, **fields)
                 return
             except BufferError:
                 self._check_size(value, fields)
@@ -197,7 +203,7 @@ class KafkaWriter(SinkWriter):
 
     def _check(self) -> None:
         """Raise if a record was not delivered, or none can be any more."""
-        reason = self._failure or self._errors.fatal
+        reason = self._failure or self._errors.undelivered or self._errors.fatal
         if reason:
             raise JobError(
                 f"records were not delivered topic=`{self._settings.topic}` "
@@ -207,17 +213,19 @@ class KafkaWriter(SinkWriter):
             )
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        epoch, self._epoch = self._epoch, _Epoch(self._fail)
-        return partial(self._settle, epoch) if epoch.sent else None
+        if self._sent == self._barrier:
+            return None
+        self._barrier = self._sent
+        self.look_again()
+        return partial(self._settle, self._sent)
 
-    def _settle(self, epoch: _Epoch) -> list[bytes]:
-        """Wait until the records of an epoch are acknowledged, while later ones are written.
-
-        Nothing is left to commit.
-        """
-        while not epoch.settled:
+    def _settle(self, sent: int) -> list[bytes]:
+        """Wait until so many records are acknowledged. Nothing is left to commit."""
+        while self._settled < sent:
             self._check_open()
-            self._producer.poll(FLUSH_S)
+            handed_over = self._sent
+            if not self._producer.flush(FLUSH_S):
+                self._settled = max(self._settled, handed_over)
             self._check()
         self._check()
         return []
@@ -232,7 +240,7 @@ class KafkaWriter(SinkWriter):
 
     def finish(self) -> Callable[[], None] | None:
         def settle() -> None:
-            self._settle(self._epoch)
+            self._settle(self._sent)
 
         return settle
 

@@ -147,8 +147,9 @@ def test_a_checkpoint_waits_for_its_own_records_only(
     topic = new_topic()
 
     async def scenario() -> None:
+        timers = CheckTimers()
         writer = kafka_sink(topic, bootstrap=broker.bootstrap).writer()
-        writer.open(make_context())
+        writer.open(make_context(timers=timers))
         writer.write(ColumnBatch(pa.record_batch({"id": [1], "text": ["first"]})))
         first = writer.roll(1)
         assert first is not None
@@ -156,19 +157,80 @@ def test_a_checkpoint_waits_for_its_own_records_only(
         writer.write(ColumnBatch(pa.record_batch({"id": [2], "text": ["second"]})))
         second = writer.roll(2)
         assert second is not None
-        while not second.args[0].settled:  # type: ignore[attr-defined]
-            writer._producer.poll(0.05)  # type: ignore[attr-defined]
+        while writer.backlogged():
+            await asyncio.sleep(0.01)
+            timers.fire()
         await asyncio.to_thread(broker.kill)
         writer.write(ColumnBatch(pa.record_batch({"id": [3], "text": ["third"]})))
         await asyncio.to_thread(second)
         third = writer.roll(3)
         assert third is not None
+        timers.fire()
+        assert writer.backlogged()  # no more records until those in front of the barrier are there
         await asyncio.to_thread(broker.start)
         await asyncio.to_thread(third)
+        assert not writer.backlogged()
         writer.close()
 
     run(scenario())
     assert [row["id"] for row in written(broker, topic)] == [1, 2, 3]
+
+
+def test_records_that_no_broker_takes_in_time_fail_their_checkpoint(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    """Only failures are reported, so a lost report would be a lost record."""
+    topic = new_topic()
+    first, second = (
+        pa.record_batch({"id": list(ids), "text": ["x" * 100] * len(ids)})
+        for ids in (range(100), range(100, 200))
+    )
+    run(write(kafka_sink(topic, bootstrap=broker.bootstrap), first))
+    properties = {"message.timeout.ms": "500"}
+
+    async def scenario() -> None:
+        writer = kafka_sink(topic, bootstrap=broker.bootstrap, properties=properties).writer()
+        writer.open(make_context())
+        writer.write(ColumnBatch(second))
+        settle = writer.roll(1)
+        assert settle is not None
+        with pytest.raises(JobError, match="were not delivered"):
+            await asyncio.to_thread(settle)
+        with pytest.raises(JobError, match="were not delivered"):  # also one that comes later
+            writer.write(ColumnBatch(second))
+        writer.close()
+
+    broker.kill()
+    try:
+        run(scenario())
+    finally:
+        broker.start()
+    assert [row["id"] for row in written(broker, topic)] == list(range(100))
+
+
+def test_one_refused_record_among_many_fails_its_checkpoint(
+    broker: KafkaServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic(3, max_message_bytes="100000")
+
+    async def scenario(large: int) -> None:
+        writer = kafka_sink(topic, bootstrap=broker.bootstrap).writer()
+        writer.open(make_context())
+        for checkpoint_id in (1, 2):
+            texts = ["x"] * 500
+            if checkpoint_id == 2:
+                texts[large] = "x" * 200_000
+            writer.write(ColumnBatch(pa.record_batch({"id": list(range(500)), "text": texts})))
+            settle = writer.roll(checkpoint_id)
+            assert settle is not None
+            if checkpoint_id == 1:
+                await asyncio.to_thread(settle)
+        with pytest.raises(JobError, match="were not delivered"):
+            await asyncio.to_thread(settle)
+        writer.close()
+
+    for large in (0, 250, 499):
+        run(scenario(large))
 
 
 def test_errors_of_a_start_say_what_is_wrong(
