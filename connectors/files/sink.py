@@ -47,6 +47,7 @@ from ...operators.sizes import parse_size
 from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
 from ..arguments import check_count
+from ..staging import is_dead
 from .compaction import Compaction
 from .drafts import Committable, Draft, LocalTarget, Target
 from .formats import ENCODERS, Encoder, FileFormat, can_encode
@@ -423,11 +424,7 @@ class FileWriter(SinkWriter):
         discarded = context.metrics.counter(DISCARDED_COUNTER)
         for name, discard in self._target.drafts(prefix_of(self._tag)):
             part = PartName.parse(name)
-            if part is None or part.attempt >= context.attempt:
-                continue
-            orphaned = context.subtask_index == 0 and part.subtask >= context.parallelism
-            ours = part.subtask == context.subtask_index or orphaned
-            if ours and part.after >= context.restored_checkpoint:
+            if part is not None and is_dead(context, part.attempt, part.after, part.subtask):
                 discard()
                 discarded.inc()
 

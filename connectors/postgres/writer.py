@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
-import secrets
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -29,8 +25,8 @@ import pyarrow.compute as pc
 from ...errors import DataError, InternalError, JobError, TargetAwayError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
-from ...operators.sink import DISCARDED_COUNTER, SinkWriter
 from ...state.snapshot import CommitPermit
+from ..staging import Chunk, StagedEpoch, StagingWriter
 from .binary import HEADER, TRAILER
 from .client import Connection, connect, is_lost, reason_of, refusals
 from .tables import check_json, is_nested, to_csv
@@ -42,13 +38,10 @@ _CHUNK_BYTES: Final = 8 << 20
 _AWAY_S: Final = 30.0
 """A call waits for at most this time for a server that is away."""
 _PAUSE_S: Final = 0.2
-_LOOK_MS: Final = 500
 _ROOM_MS: Final = 5
 """The time between two looks whether there is room."""
 _COMMITS_MAX: Final = 20
 """So often a commit is tried that meets others of the same rows."""
-_DEAD_TABLE: Final = re.compile(r"(\d+)_(\d+)_(\d+)_\d+_[0-9a-f]+")
-"""The end of the name of a staged table: attempt, checkpoint before, subtask, number, and a random part."""
 _log = logging.getLogger("headgate.connectors.postgres")
 
 
@@ -85,137 +78,97 @@ class LostRows(JobError):
 
 
 @dataclass(slots=True)
-class _Epoch:
-    """The rows between two barriers."""
+class _Chunk(Chunk):
+    """Rows that are sent in one transaction."""
 
-    number: int
-    table: str
-    rows: int = 0
-    begun: bool = False
-    """Its staged table may exist."""
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Rows of one epoch that are sent in one transaction."""
-
-    epoch: _Epoch
-    first_row: int
-    binary: bool
+    first_row: int = 0
+    """The number of its first row in the epoch."""
+    binary: bool = False
     """Whether its rows are in the binary form of `COPY`, and not in CSV."""
     parts: list[bytes] = field(default_factory=list)
-    size_bytes: int = 0
     tried: bool = False
     """It was sent before, and the answer may have been lost."""
 
 
-class PostgresWriter(SinkWriter):
+class PostgresWriter(StagingWriter[_Chunk]):
     """Writes the rows of one subtask."""
 
     def __init__(self, settings: SinkSettings) -> None:
+        super().__init__(settings.exactly_once)
         self._settings = settings
-        self._exactly_once = settings.exactly_once
         self._target: Target | None = None
-        self._changed = threading.Condition()
-        self._queue: deque[_Chunk] = deque()
-        """Chunks to be sent, in order; `_changed` guards it and the three below."""
-        self._waiting_bytes = 0
-        self._failure = ""
-        self._sending = False
-        """A thread sends chunks that are full."""
-        self._closed = False
-        self._turn = threading.Lock()
-        """Held while `_connection` is used."""
         self._connection: Connection | None = None
-        self._commit_turn = threading.Lock()
+        """The connection for chunks; `_turn` guards it."""
         self._commit_connection: Connection | None = None
-        self._number = 0
-        self._epoch: _Epoch | None = None
-        self._chunk: _Chunk | None = None
         self._awaits_room = False
         """A timer looks whether there is room."""
-        self._unprepared: dict[str, _Epoch] = {}
-        """Epochs with staged rows that no checkpoint can have yet."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._after = context.restored_checkpoint
         self._application = f"headgate-{context.job_name}-{context.operator_name}"
-        self._nonce = secrets.token_hex(6)
         self._writer = f"{context.attempt}-{self._after}-{context.subtask_index}-{self._nonce}"
-        context.timers.call_later(_LOOK_MS, self._look)
-
-    def _look(self) -> None:
-        """Fail the attempt if rows cannot be sent, also while no record comes."""
-        if not self._closed:
-            self._check()
-            self.context.timers.call_later(_LOOK_MS, self._look)
 
     def prepare(self) -> None:
         settings, context = self._settings, self.context
         connection = connect(settings.address, self._application)
         self._connection = connection
-        with _about(settings):
+        with self.about():
             target = self._target = checked_target(connection, settings)
             names = f"{context.job_name}\0{context.operator_name}\0{target.full_name}".encode()
             self._prefix = f"hg_{hashlib.blake2s(names, digest_size=8).hexdigest()}_"
             if self._exactly_once:
                 target.create_markers(connection)
-                self._drop_dead(connection, target)
+                self.drop_dead(target.staged_tables(connection, self._prefix))
 
-    def _drop_dead(self, connection: Connection, target: Target) -> None:
-        """Drop the staged tables that older attempts of this subtask left and no checkpoint has.
+    def staged_name(self, place: str) -> str:
+        return f"{self._prefix}{place}"
 
-        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
-        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
-        of subtasks that no longer exist.
-        """
-        context = self.context
-        discarded = context.metrics.counter(DISCARDED_COUNTER)
-        for name in target.staged_tables(connection, self._prefix):
-            found = _DEAD_TABLE.fullmatch(name.removeprefix(self._prefix))
-            if found is None:
-                continue
-            attempt, after, subtask = (int(part) for part in found.groups())
-            orphaned = context.subtask_index == 0 and subtask >= context.parallelism
-            ours = subtask == context.subtask_index or orphaned
-            if ours and attempt < context.attempt and after >= context.restored_checkpoint:
-                target.drop_staged(connection, name)
-                discarded.inc()
+    def drop_staged(self, name: str) -> None:
+        if self._connection is not None and not self._connection.closed:
+            self._known_target.drop_staged(self._connection, name)
+
+    def disconnect(self) -> None:
+        for each in (self._connection, self._commit_connection):
+            if each is not None:
+                each.close()
+
+    @property
+    def place(self) -> str:
+        return f"table=`{self._settings.table}`"
+
+    def about(self) -> AbstractContextManager[Any]:
+        settings = self._settings
+        return refusals(
+            f"rows cannot be written table=`{settings.table}` server=`{settings.address}`",
+            "if the server names a value or a rule of the table, correct the rows before the sink; else "
+            "check that it can be reached, and the rights on the table",
+        )
+
+    def is_lost(self, error: BaseException) -> bool:
+        return is_lost(error)
 
     # -- the mailbox --------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        self._check()
+        self.check()
         if not len(batch):
             return
-        epoch = self._epoch
-        if epoch is None:
-            self._number += 1
-            epoch = self._epoch = _Epoch(self._number, self._new_name())
-        rows, binary = self._encode(batch.data, epoch.rows)
+        epoch = self.open_epoch()
+        rows, binary = self._encode(batch.data, epoch.records)
         if self._chunk is not None and self._chunk.binary != binary:
-            self._close_chunk()
+            self.close_chunk()
         if self._chunk is None:
-            self._chunk = _Chunk(epoch, epoch.rows, binary)
+            self._chunk = _Chunk(epoch, epoch.chunks, first_row=epoch.records, binary=binary)
+            epoch.chunks += 1
         chunk = self._chunk
-        epoch.rows += len(batch)
+        epoch.records += len(batch)
         chunk.parts.append(rows)
         chunk.size_bytes += len(rows)
         if chunk.size_bytes >= min(_CHUNK_BYTES, self._settings.buffer_bytes):
-            self._close_chunk()
-            self._send_in_background()
+            self.close_chunk()
+            self.send_in_background()
             self._await_room()
-
-    def _new_name(self) -> str:
-        """Return the name of a staged table, which is never used again.
-
-        It says which attempt made it, and behind which checkpoint.
-        """
-        context = self.context
-        place = f"{context.attempt}_{self._after}_{context.subtask_index}_{self._number}"
-        return f"{self._prefix}{place}_{self._nonce}"
 
     def _encode(self, data: pa.RecordBatch, first_row: int) -> tuple[bytes, bool]:
         """Return rows as they are sent, and whether that is in binary form."""
@@ -239,33 +192,6 @@ class PostgresWriter(SinkWriter):
         encoded = None if encoder is None else encoder.encode(columns)
         return (to_csv(columns), False) if encoded is None else (encoded, True)
 
-    def _close_chunk(self) -> None:
-        chunk, self._chunk = self._chunk, None
-        if chunk is not None:
-            with self._changed:
-                self._queue.append(chunk)
-                self._waiting_bytes += chunk.size_bytes
-
-    def _send_in_background(self) -> None:
-        """Send the full chunks in a thread, unless one does."""
-        with self._changed:
-            if self._sending:
-                return
-            self._sending = True
-
-        def send() -> None:
-            try:
-                self._send_until(self._number)
-            except Exception as error:
-                with self._changed:
-                    self._failure = self._failure or str(error)
-            finally:
-                with self._changed:
-                    self._sending = False
-                    self._changed.notify_all()
-
-        self.context.run_in_thread(send)
-
     def backlogged(self) -> bool:
         """Return True while too many bytes wait to be sent and a thread sends them."""
         with self._changed:
@@ -281,42 +207,17 @@ class PostgresWriter(SinkWriter):
         self._awaits_room = False
         self._await_room()
 
-    def _check(self) -> None:
-        with self._changed:
-            if self._failure:
-                raise JobError(self._failure)
+    def committable(self, epoch: StagedEpoch) -> bytes:
+        return msgspec.msgpack.encode(self._staged(epoch))
 
-    def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        self._after = checkpoint_id
-        self._close_chunk()
-        epoch, self._epoch = self._epoch, None
-        if epoch is None:
-            return None
-        return lambda: self._precommit(epoch)
-
-    def _precommit(self, epoch: _Epoch) -> list[bytes]:
-        """Make the rows of an epoch durable, while later ones are written."""
-        try:
-            self._send_until(epoch.number)
-        except JobError as error:
-            if error.__cause__ is None or not is_lost(error.__cause__):
-                # It cannot succeed later either, so the attempt must end.
-                with self._changed:
-                    self._failure = self._failure or str(error)
-            raise
-        if not self._exactly_once:
-            return []
-        self._unprepared.pop(epoch.table, None)
-        return [msgspec.msgpack.encode(self._staged(epoch))]
-
-    def _staged(self, epoch: _Epoch) -> Staged:
+    def _staged(self, epoch: StagedEpoch) -> Staged:
         settings, target = self._settings, self._known_target
         return Staged(
             target.staging_schema,
-            epoch.table,
+            epoch.name,
             self._writer,
             epoch.number,
-            epoch.rows,
+            epoch.records,
             (target.schema, target.name),
             list(settings.columns),
             list(settings.key),
@@ -330,51 +231,9 @@ class PostgresWriter(SinkWriter):
             raise InternalError("the writer was not prepared")
         return self._target
 
-    def finish(self) -> Callable[[], None] | None:
-        if self._exactly_once:
-            return None
-        self._close_chunk()
-        return lambda: self._send_until(self._number)
-
-    def close(self) -> None:
-        """Drop staged rows that no checkpoint has, in a thread, as the server may not answer."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-        def end() -> None:
-            with self._turn, self._commit_turn, suppress(Exception):
-                connection = self._connection
-                # What fails here is done by the next attempt.
-                if connection is not None and not connection.closed:
-                    for name in [e.table for e in self._unprepared.values() if e.begun]:
-                        self._known_target.drop_staged(connection, name)
-            for each in (self._connection, self._commit_connection):
-                if each is not None:
-                    each.close()
-
-        with suppress(RuntimeError):
-            self.context.run_in_thread(end).add_done_callback(_look_at)
-
     # -- threads ------------------------------------------------------------------------------------
 
-    def _send_until(self, number: int) -> None:
-        """Send all chunks of epochs up to this one, in order."""
-        with self._turn:
-            while True:
-                with self._changed:
-                    chunk = self._queue[0] if self._queue else None
-                if chunk is None or chunk.epoch.number > number:
-                    return
-                with _about(self._settings):
-                    self._persistently(partial(self._send, chunk))
-                with self._changed:
-                    self._queue.popleft()
-                    self._waiting_bytes -= chunk.size_bytes
-                    self._changed.notify_all()
-
-    def _send(self, chunk: _Chunk) -> None:
-        """Send one chunk. It may have been sent before, if the connection broke."""
+    def send(self, chunk: _Chunk) -> None:
         import psycopg
 
         if self._connection is None or self._connection.closed:
@@ -383,14 +242,12 @@ class PostgresWriter(SinkWriter):
         tried, chunk.tried = chunk.tried, True
         with connection.transaction(), connection.cursor() as cursor:
             if self._exactly_once:
-                self._unprepared[epoch.table] = epoch
-                epoch.begun = True
-                if chunk.first_row == 0:
-                    target.create_staged(cursor, epoch.table)
+                if chunk.number == 0:
+                    target.create_staged(cursor, epoch.name)
                     target.add_marker(cursor, self._writer)
                 if tried:
-                    target.forget_rows(cursor, epoch.table, chunk.first_row)
-                into = target.staged_name(epoch.table)
+                    target.forget_rows(cursor, epoch.name, chunk.first_row)
+                into = target.staged_name(epoch.name)
             elif self._settings.plain:
                 into = psycopg.sql.Identifier(target.schema, target.name)
             else:
@@ -402,7 +259,7 @@ class PostgresWriter(SinkWriter):
             if not self._exactly_once and not self._settings.plain:
                 target.move(cursor, into, self._staged(epoch))
 
-    def _persistently(self, work: Callable[[], T]) -> T:
+    def persistently(self, work: Callable[[], T]) -> T:
         """Do something with the server, and again if it is away for a moment."""
         import psycopg
 
@@ -425,8 +282,8 @@ class PostgresWriter(SinkWriter):
             for committable in committables:
                 staged = msgspec.msgpack.decode(committable, type=Staged)
                 try:
-                    with _about(self._settings):
-                        self._persistently(partial(self._commit, staged))
+                    with self.about():
+                        self.persistently(partial(self._commit, staged))
                 except LostRows as error:
                     if self._settings.on_lost == "fail":
                         raise
@@ -476,14 +333,6 @@ def _move_once(cursor: Any, target: Target, staged: Staged) -> None:
     target.advance_marker(cursor, staged.schema, staged.writer, staged.number)
 
 
-def _about(settings: SinkSettings) -> Any:
-    return refusals(
-        f"rows cannot be written table=`{settings.table}` server=`{settings.address}`",
-        "if the server names a value or a rule of the table, correct the rows before the sink; else check "
-        "that it can be reached, and the rights on the table",
-    )
-
-
 _OPS: Final = ("insert", "update", "snapshot", "delete")
 
 
@@ -499,9 +348,3 @@ def _deletes(ops: pa.Array, name: str) -> pa.Array:
             fix=f"the values are {', '.join(_OPS)}; filter other rows out before the sink",
         )
     return pc.equal(ops, "delete")
-
-
-def _look_at(future: Any) -> None:
-    """Look at the error, so that asyncio does not report it."""
-    if not future.cancelled():
-        future.exception()

@@ -26,8 +26,6 @@ MARKER_S: Final = 90 * 24 * 3600
 """A marker is forgotten so long after its last change. Nothing is added twice without it."""
 _LENGTH: Final = struct.Struct(">I")
 _TAG: Final = re.compile(r"[^{}]*\{([^}]+)\}")
-_DEAD: Final = re.compile(r"(\d+)_(\d+)_(\d+)_\d+_[0-9a-f]+")
-"""The end of the key of staged entries: attempt, checkpoint before, subtask, number, and a random part."""
 
 STAGE: Final = """
 local there = redis.call('LLEN', KEYS[1])
@@ -149,21 +147,6 @@ class SinkKeys:
     def marker(self, writer: str) -> str:
         """Return the key of the marker of a writer."""
         return f"{self.prefix}marker:{writer}"
-
-    def is_dead(self, key: str, context: OperatorContext) -> bool:
-        """Return True if staged entries are of an older attempt, and in no checkpoint.
-
-        Those begun before the restored checkpoint may be in it, and then the restore commits them. Those of
-        other subtasks may be alive, as a region of a job restarts without the others; subtask 0 takes those
-        of subtasks that no longer exist.
-        """
-        found = _DEAD.fullmatch(key.removeprefix(self.prefix))
-        if found is None:
-            return False
-        attempt, after, subtask = (int(part) for part in found.groups())
-        orphaned = context.subtask_index == 0 and subtask >= context.parallelism
-        ours = subtask == context.subtask_index or orphaned
-        return ours and attempt < context.attempt and after >= context.restored_checkpoint
 
 
 def _tag_of(stream: str) -> str:

@@ -87,13 +87,13 @@ def test_a_chunk_that_is_sent_again_is_staged_once(
 
     def run() -> None:
         writer = open_writer(stream, server.url)
-        send = writer._send
+        send = writer.send
 
         def twice(chunk: Any) -> None:
             send(chunk)
             send(chunk)
 
-        writer._send = twice
+        writer.send = twice
         (committable,) = precommitted(writer, *range(600))
         writer.commit([committable], PERMIT)
         writer.close()
@@ -177,7 +177,7 @@ def test_staged_entries_that_the_server_lost_end_the_attempt(
         writer = open_writer(stream, server.url)
         writer.write(batch_of(*range(500)))
         writer._send_until(1)
-        client.delete(writer._epoch.key)
+        client.delete(writer._epoch.name)
         writer.write(batch_of(*range(500, 600)))
         prepare = writer.roll(1)
         with pytest.raises(LostEntries, match="had acknowledged"):
