@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
 import os
 import re
@@ -35,6 +34,7 @@ from ..errors import (
 from ..operators.durations import format_duration
 from ..operators.graph import Graph
 from ..operators.origin import Origin
+from ..operators.signatures import signature_with
 from ..operators.sink import IfExistsLike, parse_if_exists
 from .control.interrupts import Interrupts
 from .control.job_client import WARNINGS, EventListener, PublishedEvent
@@ -242,11 +242,8 @@ class HowToRun(TypedDict, total=False):
 
 def _shows_how_to_run(function: F) -> F:
     """Show the arguments of `HowToRun` one by one, as those of `run`, where Python is asked for them."""
-    own = inspect.signature(function)
-    fixed = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    asked = inspect.signature(RunnableJob.spec).parameters.values()
-    how = [each for each in asked if each.kind is each.KEYWORD_ONLY]
-    function.__signature__ = own.replace(parameters=[*fixed, *how])  # type: ignore[attr-defined]
+    shown = signature_with(function, HowToRun, RunnableJob.spec)
+    function.__signature__ = shown  # type: ignore[attr-defined]
     return function
 
 

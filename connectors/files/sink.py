@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Required, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -29,6 +29,7 @@ from ...errors import InternalError, PlanError, UsageError
 from ...operators.base import OperatorContext
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch
+from ...operators.signatures import passes_on
 from ...operators.sink import (
     DISCARDED_COUNTER,
     Guarantee,
@@ -442,6 +443,18 @@ class FileWriter(SinkWriter):
         return max(numbers, default=-1) + 1
 
 
+class FileSinkOptions(TypedDict, total=False):
+    """The keyword arguments of all sinks of files, which `files_sink` documents."""
+
+    guarantee: Required[GuaranteeLike]
+    roll_every: Duration | None
+    roll_bytes: str | int
+    storage_options: Mapping[str, str] | None
+    if_exists: IfExistsLike
+    compact_every: int | None
+    compact_bytes: str | int | None
+
+
 def files_sink(
     path: PathLike,
     *,
@@ -482,106 +495,6 @@ def files_sink(
     Raises:
         UsageError: an argument is wrong.
     """
-    return _sink_of(
-        format,
-        path,
-        guarantee,
-        roll_every,
-        roll_bytes,
-        storage_options,
-        if_exists,
-        compact_every,
-        compact_bytes,
-    )
-
-
-def parquet_sink(
-    path: PathLike,
-    *,
-    guarantee: GuaranteeLike,
-    roll_every: Duration | None = None,
-    roll_bytes: str | int = ROLL_BYTES,
-    storage_options: Mapping[str, str] | None = None,
-    if_exists: IfExistsLike = "error",
-    compact_every: int | None = None,
-    compact_bytes: str | int | None = None,
-) -> FileSink:
-    """`files_sink` for Parquet."""
-    return _sink_of(
-        "parquet",
-        path,
-        guarantee,
-        roll_every,
-        roll_bytes,
-        storage_options,
-        if_exists,
-        compact_every,
-        compact_bytes,
-    )
-
-
-def csv_sink(
-    path: PathLike,
-    *,
-    guarantee: GuaranteeLike,
-    roll_every: Duration | None = None,
-    roll_bytes: str | int = ROLL_BYTES,
-    storage_options: Mapping[str, str] | None = None,
-    if_exists: IfExistsLike = "error",
-    compact_every: int | None = None,
-    compact_bytes: str | int | None = None,
-) -> FileSink:
-    """`files_sink` for CSV."""
-    return _sink_of(
-        "csv",
-        path,
-        guarantee,
-        roll_every,
-        roll_bytes,
-        storage_options,
-        if_exists,
-        compact_every,
-        compact_bytes,
-    )
-
-
-def json_sink(
-    path: PathLike,
-    *,
-    guarantee: GuaranteeLike,
-    roll_every: Duration | None = None,
-    roll_bytes: str | int = ROLL_BYTES,
-    storage_options: Mapping[str, str] | None = None,
-    if_exists: IfExistsLike = "error",
-    compact_every: int | None = None,
-    compact_bytes: str | int | None = None,
-) -> FileSink:
-    """`files_sink` for JSON lines."""
-    return _sink_of(
-        "json",
-        path,
-        guarantee,
-        roll_every,
-        roll_bytes,
-        storage_options,
-        if_exists,
-        compact_every,
-        compact_bytes,
-    )
-
-
-def _sink_of(
-    format: FileFormat,
-    path: PathLike,
-    guarantee: GuaranteeLike,
-    roll_every: Duration | None,
-    roll_bytes: str | int,
-    storage_options: Mapping[str, str] | None,
-    if_exists: IfExistsLike,
-    compact_every: int | None,
-    compact_bytes: str | int | None,
-) -> FileSink:
-    """Return the sink with these arguments, which `files_sink` documents."""
     if format not in ENCODERS:
         raise UsageError(
             f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
@@ -611,3 +524,21 @@ def _sink_of(
         if isinstance(compact_bytes, str)
         else compact_bytes,
     )
+
+
+@passes_on(FileSinkOptions, files_sink)
+def parquet_sink(path: PathLike, **options: Unpack[FileSinkOptions]) -> FileSink:
+    """`files_sink` for Parquet."""
+    return files_sink(path, format="parquet", **options)
+
+
+@passes_on(FileSinkOptions, files_sink)
+def csv_sink(path: PathLike, **options: Unpack[FileSinkOptions]) -> FileSink:
+    """`files_sink` for CSV."""
+    return files_sink(path, format="csv", **options)
+
+
+@passes_on(FileSinkOptions, files_sink)
+def json_sink(path: PathLike, **options: Unpack[FileSinkOptions]) -> FileSink:
+    """`files_sink` for JSON lines."""
+    return files_sink(path, format="json", **options)

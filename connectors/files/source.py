@@ -28,6 +28,7 @@ from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
+from ...operators.signatures import passes_on
 from ...operators.sizes import parse_size
 from ...operators.source import (
     BATCH_ROWS,
@@ -600,121 +601,6 @@ def files_source(
             starts.
     """
     text = TextOptions(delimiter, header, tuple(null_values))
-    return _source_of(
-        format,
-        path,
-        schema,
-        discover_every,
-        on_bad_record,
-        batch_rows,
-        storage_options,
-        split_bytes,
-        text,
-    )
-
-
-@overload
-def csv_source(
-    path: PathLike, schema: type[Record], **options: Unpack[CsvOptions]
-) -> FileSource[Record]: ...
-@overload
-def csv_source(
-    path: PathLike, schema: ColumnsLike, **options: Unpack[CsvOptions]
-) -> FileSource: ...
-def csv_source(
-    path: PathLike,
-    schema: SchemaLike,
-    *,
-    discover_every: Duration | None = None,
-    on_bad_record: BadRecordPolicy = "fail",
-    batch_rows: int = BATCH_ROWS,
-    split_bytes: str | int = SPLIT_BYTES,
-    delimiter: str = ",",
-    header: bool = True,
-    null_values: Sequence[str] = ("",),
-    storage_options: Mapping[str, str] | None = None,
-) -> FileSource:
-    """`files_source` for CSV."""
-    text = TextOptions(delimiter, header, tuple(null_values))
-    return _source_of(
-        "csv",
-        path,
-        schema,
-        discover_every,
-        on_bad_record,
-        batch_rows,
-        storage_options,
-        split_bytes,
-        text,
-    )
-
-
-@overload
-def json_source(
-    path: PathLike, schema: type[Record], **options: Unpack[JsonOptions]
-) -> FileSource[Record]: ...
-@overload
-def json_source(
-    path: PathLike, schema: ColumnsLike, **options: Unpack[JsonOptions]
-) -> FileSource: ...
-def json_source(
-    path: PathLike,
-    schema: SchemaLike,
-    *,
-    discover_every: Duration | None = None,
-    on_bad_record: BadRecordPolicy = "fail",
-    batch_rows: int = BATCH_ROWS,
-    split_bytes: str | int = SPLIT_BYTES,
-    storage_options: Mapping[str, str] | None = None,
-) -> FileSource:
-    """`files_source` for JSON lines."""
-    return _source_of(
-        "json",
-        path,
-        schema,
-        discover_every,
-        on_bad_record,
-        batch_rows,
-        storage_options,
-        split_bytes,
-    )
-
-
-@overload
-def parquet_source(
-    path: PathLike, schema: type[Record], **options: Unpack[ParquetOptions]
-) -> FileSource[Record]: ...
-@overload
-def parquet_source(
-    path: PathLike, schema: ColumnsLike | None = ..., **options: Unpack[ParquetOptions]
-) -> FileSource: ...
-def parquet_source(
-    path: PathLike,
-    schema: SchemaLike | None = None,
-    *,
-    discover_every: Duration | None = None,
-    on_bad_record: BadRecordPolicy = "fail",
-    batch_rows: int = BATCH_ROWS,
-    storage_options: Mapping[str, str] | None = None,
-) -> FileSource:
-    """`files_source` for Parquet."""
-    return _source_of(
-        "parquet", path, schema, discover_every, on_bad_record, batch_rows, storage_options
-    )
-
-
-def _source_of(
-    format: FileFormat,
-    path: PathLike,
-    schema: SchemaLike | None,
-    discover_every: Duration | None,
-    on_bad_record: BadRecordPolicy,
-    batch_rows: int,
-    storage_options: Mapping[str, str] | None,
-    split_bytes: str | int = SPLIT_BYTES,
-    text: TextOptions = TextOptions(),
-) -> FileSource:
-    """Return the source with these arguments, which `files_source` documents."""
     path = locations.address_of(path)
     check_count("batch_rows", batch_rows, 1)
     if format not in FORMATS:
@@ -766,6 +652,50 @@ def _source_of(
         record_class(schema),
         every_ms,
     )
+
+
+@overload
+def csv_source(
+    path: PathLike, schema: type[Record], **options: Unpack[CsvOptions]
+) -> FileSource[Record]: ...
+@overload
+def csv_source(
+    path: PathLike, schema: ColumnsLike, **options: Unpack[CsvOptions]
+) -> FileSource: ...
+@passes_on(CsvOptions, files_source)
+def csv_source(path: PathLike, schema: SchemaLike, **options: Unpack[CsvOptions]) -> FileSource:
+    """`files_source` for CSV."""
+    return files_source(path, format="csv", schema=schema, **options)
+
+
+@overload
+def json_source(
+    path: PathLike, schema: type[Record], **options: Unpack[JsonOptions]
+) -> FileSource[Record]: ...
+@overload
+def json_source(
+    path: PathLike, schema: ColumnsLike, **options: Unpack[JsonOptions]
+) -> FileSource: ...
+@passes_on(JsonOptions, files_source)
+def json_source(path: PathLike, schema: SchemaLike, **options: Unpack[JsonOptions]) -> FileSource:
+    """`files_source` for JSON lines."""
+    return files_source(path, format="json", schema=schema, **options)
+
+
+@overload
+def parquet_source(
+    path: PathLike, schema: type[Record], **options: Unpack[ParquetOptions]
+) -> FileSource[Record]: ...
+@overload
+def parquet_source(
+    path: PathLike, schema: ColumnsLike | None = ..., **options: Unpack[ParquetOptions]
+) -> FileSource: ...
+@passes_on(ParquetOptions, files_source)
+def parquet_source(
+    path: PathLike, schema: SchemaLike | None = None, **options: Unpack[ParquetOptions]
+) -> FileSource:
+    """`files_source` for Parquet."""
+    return files_source(path, format="parquet", schema=schema, **options)
 
 
 def _first_file(path: str, options: Mapping[str, str], *, may_grow: bool) -> locations.FileVersion:
