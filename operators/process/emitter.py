@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -98,6 +98,11 @@ class Emitter:
                 return
             self._output.emit(self._main.take(self.timed))
             records = self._main.records
+
+    def room(self) -> tuple[Callable[[Iterable[Any]], None], int]:
+        """Return what adds results without event times, and for how many there is room, until `add`."""
+        records = self._main.records
+        return records.extend, PER_RECORD_ROWS - len(records)
 
     def _checked(self, cause: Any, made: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -239,20 +239,29 @@ class ProcessOperator(AtTheEnd):
         function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
         context, emitter = self._context, self._emitter
+        times = self._times_of(batch)
         visited = self._progress.visit(keys)
-        add = emitter.add
+        timed, add = emitter.timed, emitter.add
+        extend, room = emitter.room()
         try:
-            for key, time, record in zip(visited, self._times_of(batch), records, strict=True):
-                context.key = key
-                context.timestamp = emitter.time = time
+            for context.key, emitter.time, record in zip(visited, times, records, strict=True):
+                if timed:
+                    context.timestamp = emitter.time
                 try:
                     made = function(record, context)
                 except HeadgateError:
                     raise
                 except user_failures() as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
-                if made is not None:
-                    add(record, made)
+                if made is None:
+                    continue
+                if not timed and ((kind := type(made)) is tuple or kind is list):
+                    room -= len(made)  # type: ignore[arg-type]
+                    if room > 0:
+                        extend(made)
+                        continue
+                add(record, made)
+                extend, room = emitter.room()
         finally:
             self._no_key()
 

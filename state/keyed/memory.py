@@ -12,7 +12,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import StateError
-from ..codecs import INT_LIMIT
 from ..snapshot import FilesCut, RestoredState, TableCut
 from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
@@ -23,6 +22,8 @@ _ALIVE: Final = -(2**63)
 _PLAIN_KEYS: Final = frozenset({int, str, bytes})
 """The types of keys that are their own tokens."""
 _to_part: Final = PARTS.__rmod__
+_SMALL: Final = 1 << 30
+"""The interpreter compares integers below this one fastest."""
 
 
 class _NoKey:
@@ -247,11 +248,11 @@ class MemoryValueTable(_Table, ValueTable):
         codec, as_they_are = self._layout.value, self.spec.ttl_ms is None
         plain = codec.plain if as_they_are else None
         whole = int if as_they_are and codec.plain_ints else None
-        low, high = -INT_LIMIT, INT_LIMIT
+        low, high = -_SMALL, _SMALL
 
         def put(value: Any) -> None:
             kind = type(value)
-            if kind is plain or (kind is whole and low <= value < high):
+            if kind is plain or (kind is whole and low < value < high):
                 held = value
             else:
                 held = hold(value)
