@@ -30,6 +30,8 @@ from .bad_records import BadRecordHandler, OnBadRecord
 
 AHEAD_MAX: Final = 4
 """The most pieces that a `OneSplitReader` fetches ahead."""
+_SMALL_ROWS: Final = 1_024
+"""Pieces with fewer records cost more by themselves than their records do."""
 _CLOSE_S_MAX: Final = 5.0
 """The longest wait for the thread of a `OneSplitReader`. One that goes on after it does so unheard."""
 
@@ -272,6 +274,18 @@ class FetchedSplitsReader(SourceReader, Generic[P]):
     def is_full(self) -> bool:
         """Return True if enough waits to be taken; `changed` is held."""
         return self._shared.waiting_bytes >= self._buffer_bytes
+
+    def should_gather(self) -> bool:
+        """Return True while small pieces wait for the mailbox; `changed` is held.
+
+        Records that come then had better gather. That costs no time, as they would wait in any case, and
+        larger pieces make less work.
+        """
+        shared = self._shared
+        waiting = [
+            len(each.marks) for each in shared.pieces if each.position.name not in shared.paused
+        ]
+        return bool(waiting) and sum(waiting) < _SMALL_ROWS * len(waiting)
 
     def put(self, *pieces: Piece[P], lost: int = 0) -> None:
         """Hand pieces to the mailbox.

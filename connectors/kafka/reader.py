@@ -23,8 +23,6 @@ from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, dec
 
 _BAD_BYTES: Final = 500
 """About what an unreadable message takes beside its value."""
-_SMALL_ROWS: Final = 1_024
-"""Pieces with fewer records cost more by themselves than their records do."""
 _IDLE_S: Final = 0.1
 """The thread looks at least this often whether the reader was closed."""
 _log = logging.getLogger("headgate.connectors.kafka")
@@ -128,17 +126,9 @@ class KafkaReader(CommandedReader[PartitionSplit]):
         self._consumer.close()
 
     def has_room(self) -> bool:
-        """Return True if pieces should be fetched; `changed` is held.
-
-        While small pieces wait for the mailbox, no more are made. Records then gather in the client, which
-        costs no time, as they would wait in any case, and come in larger pieces, which make less work.
-        """
-        # Pieces of paused partitions must not hold up the others.
         shared = self._shared
-        waiting = [
-            len(each.marks) for each in shared.pieces if each.position.name not in shared.paused
-        ]
-        return not waiting or (sum(waiting) >= _SMALL_ROWS * len(waiting) and not self.is_full())
+        waiting = any(each.position.name not in shared.paused for each in shared.pieces)
+        return not self.should_gather() and not (waiting and self.is_full())
 
     def fetch(self) -> None:
         """Take what has come."""

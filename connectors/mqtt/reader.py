@@ -24,6 +24,8 @@ from .model import METADATA, REJECTED_SCHEMA, MqttSettings
 
 _TURN_S: Final = 0.05
 """The thread looks this often whether there is something to acknowledge."""
+_GATHER_S: Final = 0.005
+"""The same while messages gather that the mailbox could take."""
 _MESSAGE_BYTES: Final = 500
 """About what a message takes beside its data."""
 _BUFFER_BYTES: Final = 64 << 20
@@ -97,10 +99,11 @@ class MqttReader(AcknowledgingReader[Any]):
                         self._connect(connection)
                         connected = True
                     self._acknowledge_due(connection)
+                    turn_s = _GATHER_S if self._received else _TURN_S
                     if self._has_room():
-                        connection.turn(_TURN_S)
+                        connection.turn(turn_s)
                     else:
-                        time.sleep(_TURN_S)
+                        time.sleep(turn_s)
                     worked_s = clock.monotonic()
                 except (OSError, Refused) as error:
                     if connected:
@@ -175,10 +178,13 @@ class MqttReader(AcknowledgingReader[Any]):
                 del self._waiting[packet]
 
     def _hand_on(self) -> None:
-        """Hand what has come to the mailbox."""
+        """Hand what has come to the mailbox, unless more should gather."""
+        rows = self._settings.batch_rows
+        with self._shared.changed:
+            if self.should_gather() and len(self._received) < rows:
+                return
         received: list[Any]
         received, self._received = self._received, []
-        rows = self._settings.batch_rows
         for start in range(0, len(received), rows):
             self.put(self._piece(received[start : start + rows]))
 

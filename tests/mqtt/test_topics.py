@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list, mqtt_sink, mqtt_source, parquet_sink
+from headgate.connectors.acknowledged import QueueSplit
 from headgate.errors import DataError, ManifestErrors, PlanError, SourceError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.source import Source, SourceReader
@@ -366,5 +368,38 @@ def test_a_reader_without_a_broker_fails(monkeypatch: pytest.MonkeyPatch) -> Non
         reading = Reading(source, [b"\x81\xa6number\x00"])
         assert "cannot be used" in await reading.failure()
         await reading.close()
+
+    asyncio.run(scenario())
+
+
+def test_messages_gather_while_small_pieces_wait() -> None:
+    """No broker is asked for this. Behind its bound, a broker gives one message after the other."""
+
+    async def scenario() -> None:
+        source = mqtt_source("a", url="mqtt://127.0.0.1:1", schema=SCHEMA, batch_rows=100)
+        reader: Any = source.reader()
+        reader.open(make_context(), lambda batch: None)
+        reader._positions = {"consumer-0": QueueSplit(0)}
+
+        def receive(*numbers: int) -> None:
+            for n in numbers:
+                data = b'{"id": %d}' % n
+                reader._receive(
+                    SimpleNamespace(topic="a", payload=data, qos=1, dup=False, mid=n + 1)
+                )
+                reader._hand_on()
+
+        def waiting() -> list[int]:
+            return [len(piece.marks) for piece in reader._shared.pieces]
+
+        receive(0)
+        assert waiting() == [1]
+        receive(*range(1, 50))
+        assert waiting() == [1]
+        reader.poll()
+        receive(50)
+        assert waiting() == [50]
+        receive(*range(51, 151))  # enough for a piece of its own
+        assert waiting() == [50, 100]
 
     asyncio.run(scenario())
