@@ -19,7 +19,6 @@ from ..api.manifest.fields import (
     Items,
     ListOf,
     NumberKind,
-    OneOf,
     Section,
     Table,
     TextKind,
@@ -31,7 +30,7 @@ from ..api.manifest.registry import LookupConnector, SinkConnector, SourceConnec
 from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
-from .arguments import ON_LOST, parse_time
+from .arguments import ON_LOST
 from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
@@ -65,7 +64,13 @@ from .kafka.source import kafka_source
 from .kinesis import manifest as kinesis
 from .kinesis.sink import KinesisSink
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
-from .manifest_fields import DELIMITER, PASSWORD, metadata_field
+from .manifest_fields import (
+    DELIMITER,
+    PASSWORD,
+    metadata_field,
+    position_fields,
+    with_positions,
+)
 from .mqtt import manifest as mqtt
 from .mqtt.sink import MqttSink
 from .nats import manifest as nats
@@ -314,9 +319,7 @@ _POSITION = {
 
 
 def _kafka(**arguments: Any) -> Source:
-    for name in ("start", "stop"):
-        if isinstance(arguments.get(name), Mapping):
-            arguments[name] = _kafka_position(name, arguments[name])
+    arguments = with_positions(arguments, "offsets", _kafka_offsets)
     return kafka_source(arguments.pop("topics", ()), **_with_security(with_format(arguments)))
 
 
@@ -326,15 +329,11 @@ def _with_security(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _kafka_position(name: str, given: Mapping[str, Any]) -> Any:
-    if len(given) != 1:
-        raise UsageError(f"{name} needs either time or offsets", fix="keep one")
-    if "time" in given:
-        return parse_time(name, given["time"])
+def _kafka_offsets(name: str, given: Any) -> dict[str, dict[int, int]]:
     try:
         return {
             topic: {int(partition): offset for partition, offset in offsets.values.items()}
-            for topic, offsets in given["offsets"].values.items()
+            for topic, offsets in given.values.items()
         }
     except ValueError as error:
         raise UsageError(
@@ -357,14 +356,7 @@ SOURCES["kafka"] = SourceConnector(
             "metadata": metadata_field(
                 METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
             ),
-            "start": Field(
-                OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest", "committed"))),
-                "where a run without state begins; earliest",
-            ),
-            "stop": Field(
-                OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
-                "where reading ends; absent: never",
-            ),
+            **position_fields(_POSITION, ("earliest", "latest", "committed")),
             "group": Field(
                 TextKind(), "consumer group to which offsets of completed checkpoints are written"
             ),

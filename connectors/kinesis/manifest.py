@@ -7,29 +7,27 @@ from typing import Any, Final
 from ...api.manifest.fields import (
     ChoiceKind,
     Field,
-    OneOf,
-    Section,
     TextKind,
     duration,
-    size,
 )
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..arguments import ON_LOST, parse_time
+from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, metadata_field
+from ..manifest_fields import (
+    DELIMITER,
+    READ_BUFFER,
+    metadata_field,
+    position_fields,
+    service_fields,
+    with_positions,
+)
 from .model import METADATA
 from .sink import kinesis_sink
 from .source import kinesis_source
 
-_STREAM: Final = {
-    "stream": Field(TextKind(), "the name of the stream", required=True),
-    "region": Field(TextKind(), "the region of the stream; that of the environment"),
-    "endpoint": Field(
-        TextKind(), "the address of another service with the same requests; that of AWS"
-    ),
-}
+_STREAM: Final = service_fields("stream")
 _POSITION: Final = {
     "time": Field(TextKind(), "a time, such as `2026-01-31T12:00:00Z`", required=True),
 }
@@ -40,20 +38,13 @@ SOURCE: Final = {
     "metadata": metadata_field(
         METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
-    "start": Field(
-        OneOf(Section("start", _POSITION), ChoiceKind(("trim_horizon", "latest"))),
-        "where a run without state begins; trim_horizon",
-    ),
-    "stop": Field(
-        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
-        "where reading ends; absent: never",
-    ),
+    **position_fields(_POSITION, ("trim_horizon", "latest")),
     "every": Field(duration(), "the pause between two requests to a shard; 250ms"),
     "discoverEvery": Field(duration(), "how often it is asked which shards there are; 10s"),
     "onLost": Field(
         ChoiceKind(ON_LOST), "records may have been deleted before they were read; fail"
     ),
-    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+    "buffer": READ_BUFFER,
 }
 SINK: Final = {
     **_STREAM,
@@ -66,9 +57,7 @@ SINK: Final = {
 
 def make_source(*, stream: str, **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
-    for name in ("start", "stop"):
-        if isinstance(arguments.get(name), dict):
-            arguments[name] = parse_time(name, arguments[name]["time"])
+    arguments = with_positions(arguments, "time")
     return kinesis_source(stream, **with_format(arguments))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from ...api.manifest.fields import (
@@ -10,18 +9,23 @@ from ...api.manifest.fields import (
     Field,
     IntegerKind,
     ListOf,
-    OneOf,
-    Section,
     TextKind,
-    size,
 )
-from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..arguments import ON_LOST, parse_time
+from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
+from ..manifest_fields import (
+    DELIMITER,
+    PASSWORD,
+    READ_BUFFER,
+    STAGED_BUFFER,
+    TLS,
+    metadata_field,
+    position_fields,
+    with_positions,
+)
 from . import sink
 from .model import METADATA
 from .sink import nats_sink
@@ -55,16 +59,9 @@ SOURCE: Final = {
     "metadata": metadata_field(
         METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
-    "start": Field(
-        OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
-        "where a run without state begins; earliest",
-    ),
-    "stop": Field(
-        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
-        "where reading ends; absent: never",
-    ),
+    **position_fields(_POSITION, ("earliest", "latest")),
     "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
-    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+    "buffer": READ_BUFFER,
 }
 SINK: Final = {
     "subject": Field(TextKind(), "the subject of all messages; or a column has it"),
@@ -73,19 +70,13 @@ SINK: Final = {
     "metadata": metadata_field(
         sink.WRITABLE, "columns that become a part of the message beside its data, `{id: order_id}`"
     ),
-    "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
+    "buffer": STAGED_BUFFER,
 }
 
 
 def make_source(*, stream: str, **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
-    for name in ("start", "stop"):
-        given = arguments.get(name)
-        if isinstance(given, Mapping):
-            if len(given) != 1:
-                raise UsageError(f"{name} needs either time or sequence", fix="keep one")
-            at_time = "time" in given
-            arguments[name] = parse_time(name, given["time"]) if at_time else given["sequence"]
+    arguments = with_positions(arguments, "sequence")
     return nats_source(stream, **with_format(arguments))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from ...api.manifest.fields import (
@@ -10,18 +9,23 @@ from ...api.manifest.fields import (
     Field,
     IntegerKind,
     ListOf,
-    OneOf,
-    Section,
     TextKind,
-    size,
 )
-from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..arguments import ON_LOST, parse_time
+from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
+from ..manifest_fields import (
+    DELIMITER,
+    PASSWORD,
+    READ_BUFFER,
+    STAGED_BUFFER,
+    TLS,
+    metadata_field,
+    position_fields,
+    with_positions,
+)
 from .envelope import ENVELOPES
 from .model import METADATA
 from .sink import rabbitmq_sink
@@ -57,34 +61,21 @@ SOURCE: Final = {
     "metadata": metadata_field(
         METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
-    "start": Field(
-        OneOf(Section("start", _START), ChoiceKind(("earliest", "latest"))),
-        "where a run without state begins; earliest",
-    ),
-    "stop": Field(
-        OneOf(Section("stop", _STOP), ChoiceKind(("latest",))),
-        "where reading ends; absent: never",
-    ),
+    **position_fields(_START, ("earliest", "latest"), _STOP),
     "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
-    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+    "buffer": READ_BUFFER,
 }
 SINK: Final = {
     "stream": Field(TextKind(), "the name of the stream", required=True),
     **_BROKER,
     "format": format_field(OUTPUT_FORMATS),
-    "buffer": Field(size(), "with exactly_once: most bytes staged between two checkpoints; 128mb"),
+    "buffer": STAGED_BUFFER,
 }
 
 
 def make_source(*, streams: Any, **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
-    for name in ("start", "stop"):
-        given = arguments.get(name)
-        if isinstance(given, Mapping):
-            if len(given) != 1:
-                raise UsageError(f"{name} needs either time or offset", fix="keep one")
-            at_time = "time" in given
-            arguments[name] = parse_time(name, given["time"]) if at_time else given["offset"]
+    arguments = with_positions(arguments, "offset")
     return rabbitmq_source(streams, **with_format(arguments))
 
 

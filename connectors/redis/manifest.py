@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from ...api.manifest.fields import (
@@ -12,17 +11,22 @@ from ...api.manifest.fields import (
     IntegerKind,
     Items,
     ListOf,
-    OneOf,
-    Section,
     TextKind,
     size,
 )
-from ...errors import UsageError
 from ...operators.sink import Sink
 from ...operators.source import Source
-from ..arguments import ON_LOST, parse_time
+from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
-from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
+from ..manifest_fields import (
+    DELIMITER,
+    PASSWORD,
+    READ_BUFFER,
+    TLS,
+    metadata_field,
+    position_fields,
+    with_positions,
+)
 from . import sink, source
 from .model import METADATA
 from .sink import redis_sink
@@ -54,20 +58,13 @@ SOURCE: Final = {
     "metadata": metadata_field(
         METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
     ),
-    "start": Field(
-        OneOf(Section("start", _POSITION), ChoiceKind(("earliest", "latest"))),
-        "where a run without state begins; earliest",
-    ),
-    "stop": Field(
-        OneOf(Section("stop", _POSITION), ChoiceKind(("latest",))),
-        "where reading ends; absent: never",
-    ),
+    **position_fields(_POSITION, ("earliest", "latest")),
     "group": Field(
         TextKind(), "consumer group to which positions of completed checkpoints are written"
     ),
     "onLost": Field(ChoiceKind(ON_LOST), "entries were trimmed before they were read; fail"),
     "onMissing": Field(ChoiceKind(ON_MISSING), "a stream does not exist; fail"),
-    "buffer": Field(size(), "about the most bytes that wait to be processed; 32mb"),
+    "buffer": READ_BUFFER,
 }
 SINK: Final = {
     "stream": Field(TextKind(), "the key of the stream", required=True),
@@ -83,15 +80,7 @@ SINK: Final = {
 
 def make_source(*, streams: Any, **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
-    for name in ("start", "stop"):
-        given = arguments.get(name)
-        if isinstance(given, Mapping):
-            if len(given) != 1:
-                raise UsageError(f"{name} needs either time or ids", fix="keep one")
-            at_time = "time" in given
-            arguments[name] = (
-                parse_time(name, given["time"]) if at_time else dict(given["ids"].values)
-            )
+    arguments = with_positions(arguments, "ids", lambda _, given: dict(given.values))
     return redis_source(streams, **with_format(arguments))
 
 

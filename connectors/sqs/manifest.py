@@ -8,18 +8,12 @@ from ...api.manifest.fields import ChoiceKind, Field, IntegerKind, TextKind, dur
 from ...operators.sink import Sink
 from ...operators.source import Source
 from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, metadata_field
+from ..manifest_fields import DELIMITER, metadata_field, service_fields
 from .model import METADATA
 from .sink import sqs_sink
 from .source import sqs_source
 
-_QUEUE: Final = {
-    "queue": Field(TextKind(), "the name of the queue", required=True),
-    "region": Field(TextKind(), "the region of the queue; that of the environment"),
-    "endpoint": Field(
-        TextKind(), "the address of another service with the same requests; that of AWS"
-    ),
-}
+_QUEUE: Final = service_fields("queue")
 SOURCE: Final = {
     **_QUEUE,
     "format": Field(ChoiceKind(FORMATS), "of the data; json"),
