@@ -22,11 +22,10 @@ from headgate.operators.sink import Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import sink_checks, source_checks
 from headgate.testing.connectors.refusals import expect_no_secrets, refused
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.versitygw import ACCESS, BUCKET, BUILD_S_MAX, S3Gateway, running
 from headgate.tests.support.connector_cases import SCHEMA
 from headgate.tests.support.s3_cases import S3Sink, S3Source
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 WRONG = "a secret key that is not the right one"
 REASON = "the credentials"
@@ -70,11 +69,8 @@ KINDS: dict[str, Any] = {"source": RefusedSource, "sink": RefusedSink}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Gateway]:
     """A running server."""
-    try:
-        with running(tmp_path_factory.mktemp("s3") / "objects") as gateway:
-            yield gateway
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("s3") / "objects")) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from headgate.testing.servers.kafka import KafkaServer, running
-from headgate.testing.servers.programs import NotAvailableError
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 _numbers = itertools.count()
 thorough_only = pytest.mark.skipif(
@@ -26,11 +25,8 @@ thorough_only = pytest.mark.skipif(
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A running broker."""
-    try:
-        with running(tmp_path_factory.mktemp("kafka") / "broker") as server:
-            yield server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("kafka") / "broker")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -9,18 +9,14 @@ import pytest
 
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.servers.kafka import OLDEST, KafkaServer, running
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.kafka.test_exactly_once import batches, opened, prepared, run, sink, visible
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 
 @pytest.fixture(scope="module")
 def old_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    try:
-        with running(tmp_path_factory.mktemp("kafka") / "old", OLDEST) as server:
-            yield server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("kafka") / "old", OLDEST)) as server:
+        yield server
 
 
 def test_another_process_commits_what_a_dead_one_prepared(old_broker: KafkaServer) -> None:

@@ -25,11 +25,10 @@ from headgate.errors import HeadgateError
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.apicurio import ApicurioServer, running
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.formats.test_protobuf import DESCRIPTOR
 from headgate.tests.kafka.test_jobs import written
 from headgate.tests.support.connector_runs import Fails
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 NewTopic = Callable[..., str]
 
@@ -37,11 +36,8 @@ NewTopic = Callable[..., str]
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApicurioServer]:
     """A running registry."""
-    try:
-        with running(tmp_path_factory.mktemp("registry") / "apicurio") as server:
-            yield server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("registry") / "apicurio")) as server:
+        yield server
 
 
 def record(*fields: Any) -> dict[str, Any]:

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.testing.servers.kinesis import KinesisServer, running
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.kinesis_cases import ENVIRONMENT
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KinesisServer]:
     """A running server."""
-    try:
-        with running(tmp_path_factory.mktemp("kinesis") / "server") as running_server:
-            yield running_server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("kinesis") / "server")) as running_server:
+        yield running_server
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.testing.servers.mosquitto import MosquittoServer, running
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.queue_cases import MQTT_SETTINGS
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MosquittoServer
     made = hashlib.pbkdf2_hmac("sha512", b"right", salt, 101, 64)
     line = f"ann:$7$101${b64encode(salt).decode()}${b64encode(made).decode()}\n"
     (directory / "passwords").write_text(line)
-    try:
-        with running(
-            directory / "server", MQTT_SETTINGS.format(passwords=directory / "passwords")
-        ) as running_server:
-            yield running_server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(
+        running(directory / "server", MQTT_SETTINGS.format(passwords=directory / "passwords"))
+    ) as running_server:
+        yield running_server

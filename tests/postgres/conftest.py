@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headgate.testing.servers.postgres import PostgresServer, running
-from headgate.testing.servers.programs import NotAvailableError
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 _numbers = itertools.count()
 
@@ -17,11 +16,8 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A running server."""
-    try:
-        with running(tmp_path_factory.mktemp("postgres")) as server:
-            yield server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("postgres"))) as server:
+        yield server
 
 
 @pytest.fixture

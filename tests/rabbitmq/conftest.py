@@ -6,16 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.rabbitmq import RabbitServer, running
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
     """A running broker."""
-    try:
-        with running(tmp_path_factory.mktemp("rabbitmq") / "server") as running_server:
-            yield running_server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("rabbitmq") / "server")) as running_server:
+        yield running_server

@@ -19,7 +19,7 @@ import pytest
 from headgate.operators.clock import SystemClock
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.rabbitmq import RabbitServer, running
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available, skip_or_fail
 
 _ANSWER_S_MAX: Final = 60
 
@@ -39,11 +39,8 @@ _INTERNAL_ERROR: Final = 15
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
-    try:
-        with running(tmp_path_factory.mktemp("rabbitmq") / "server") as running_server:
-            yield running_server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("rabbitmq") / "server")) as running_server:
+        yield running_server
 
 
 def test_streams_outlive_a_crash(server: RabbitServer) -> None:

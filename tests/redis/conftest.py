@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from headgate.testing.servers.process import HeldPort
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.redis import RedisServer, running
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 
 _numbers = itertools.count()
 LOOKS_MAX = 6_000
@@ -21,11 +20,8 @@ LOOKS_MAX = 6_000
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A running server."""
-    try:
-        with running(tmp_path_factory.mktemp("redis") / "server") as running_server:
-            yield running_server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("redis") / "server")) as running_server:
+        yield running_server
 
 
 @pytest.fixture(scope="session")

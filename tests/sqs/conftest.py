@@ -8,9 +8,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from headgate.testing.servers.elasticmq import ElasticMqServer, running
-from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.kinesis_cases import ENVIRONMENT
-from headgate.tests.support.skips import skip_or_fail
+from headgate.tests.support.skips import available
 from headgate.tests.support.sqs_cases import Queues
 
 
@@ -27,11 +26,8 @@ def queues() -> Iterator[Queues]:
 @pytest.fixture(scope="session")
 def elasticmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElasticMqServer]:
     """A running server whose queues survive its death."""
-    try:
-        with running(tmp_path_factory.mktemp("sqs") / "server") as server:
-            yield server
-    except NotAvailableError as error:
-        skip_or_fail(str(error))
+    with available(running(tmp_path_factory.mktemp("sqs") / "server")) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

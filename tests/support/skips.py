@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NoReturn, TypeVar
 
 import pytest
+
+from headgate.testing.servers.programs import NotAvailableError
+
+S = TypeVar("S")
 
 
 def skip_or_fail(reason: str) -> NoReturn:
@@ -13,6 +19,16 @@ def skip_or_fail(reason: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("", "0", "false"):
         pytest.skip(reason)
     pytest.fail(f"{reason} (CI is set, so this is not skipped)", pytrace=False)
+
+
+@contextmanager
+def available(server: AbstractContextManager[S]) -> Iterator[S]:
+    """Start a server for the time of the block; skip or fail the tests if its program cannot be had."""
+    try:
+        with server as started:
+            yield started
+    except NotAvailableError as error:
+        skip_or_fail(str(error))
 
 
 def thorough_only() -> None:
