@@ -7,7 +7,7 @@ Slots of expired windows are dropped together, once they are the majority.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -87,18 +87,27 @@ class SmallWindows:
         return self._fired(slots, keys)
 
     def find(self, columns: list[pa.Array]) -> Fired:
-        """Return the results of one key, in all windows of this table; nothing changes."""
-        starts = np.array(sorted(self.open), np.int64)
-        here = pa.array(np.zeros(len(starts), np.intp))
-        keys = [pa.array(starts), *(column.take(here) for column in columns)]
+        """Return the results of some keys, in all windows of this table; nothing changes.
+
+        The keys of the results are their places in `columns`.
+        """
+        starts, count = np.array(sorted(self.open), np.int64), len(columns[0])
+        places = np.tile(np.arange(count), len(starts))
+        keys = [column.take(pa.array(places)) for column in columns]
+        keys.insert(0, pa.array(np.repeat(starts, count)))
         slots = self._group.keys.find_keys(BatchKeys(self._hasher, keys)).astype(np.intp)
-        return self._fired(slots[slots >= 0], [])
+        held = np.flatnonzero(slots >= 0)
+        return self._fired(slots[held], places[held])
+
+    def keys_now(self) -> Iterator[list[pa.Array]]:
+        """Return the keys that there are now, in pieces, once for each of their windows."""
+        return (columns[1:] for columns in self._group.keys.cut().pieces())
 
     def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
         """Return results of some slots, whose keys are given."""
         return self._fired(slots, keys)
 
-    def _fired(self, slots: Index, keys: list[pa.Array]) -> Fired:
+    def _fired(self, slots: Index, keys: list[pa.Array] | Index) -> Fired:
         starts = self._starts.data[slots]
         return Fired(starts, starts + self._window.size_ms, keys, self._group.state.results(slots))
 

@@ -9,7 +9,7 @@ small ones are stored in the description of its files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import pairwise
@@ -260,6 +260,10 @@ class SpillingWindows:
     def results_of(self, start: int, columns: list[pa.Array]) -> list[pa.Array] | None:
         """Return the results of one key in a window; None: it has none."""
         return self._tables[start].results_of(columns, None)
+
+    def keys_now(self, start: int) -> tuple[Iterator[list[pa.Array]], Callable[[], None]]:
+        """Return the keys of a window, in pieces, and a function that ends their reading."""
+        return self._tables[start].keys_now()
 
     def drop(self, start: int) -> None:
         """Drop a window and its files."""

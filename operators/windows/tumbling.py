@@ -11,13 +11,16 @@ window's state. `windowed_aggregate.py` says what this has in common with other 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
+from ...state.slots.key_index import BatchKeys
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,
@@ -178,7 +181,9 @@ class TumblingAggregate(WindowedAggregate):
             values = group.state.results(touched)
             self._emit([self._fired(start, len(touched), keys, values)])
 
-    def _fired(self, start: int, size: int, keys: list[pa.Array], values: list[pa.Array]) -> Fired:
+    def _fired(
+        self, start: int, size: int, keys: list[pa.Array] | Index, values: list[pa.Array]
+    ) -> Fired:
         return Fired.of_window(start, start + self._window.size_ms, size, keys, values)
 
     # --- time ----------------------------------------------------------------------------------
@@ -236,20 +241,38 @@ class TumblingAggregate(WindowedAggregate):
             # Returning hundreds of MB to the system takes long, so one array is freed per batch.
             self._retired = group.memory()
 
+    # --- queries -------------------------------------------------------------------------------
+
     def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
         yield self._small.find(columns)
         for start in list(self._large):
-            values = self._values_of(start, columns)
-            if values is not None:
-                yield self._fired(start, 1, columns, values)
+            if self._spilling is not None:
+                yield from self._found_on_disk(self._spilling, start, columns)
+                continue
+            group = self._groups[start]
+            slots = group.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+            places = np.flatnonzero(slots >= 0)
+            if places.size:
+                yield self._fired(start, len(places), places, group.state.results(slots[places]))
 
-    def _values_of(self, start: int, columns: list[pa.Array]) -> list[pa.Array] | None:
-        """Return the results of one key in a large window; None: it has none."""
-        if self._spilling is not None:
-            return self._spilling.results_of(start, columns)
-        group = self._groups[start]
-        slots = group.find(columns, None)
-        return group.state.results(slots) if slots.size else None
+    def _found_on_disk(
+        self, spilling: SpillingWindows, start: int, columns: list[pa.Array]
+    ) -> Iterator[Fired]:
+        for place in range(len(columns[0])):
+            values = spilling.results_of(start, [column.slice(place, 1) for column in columns])
+            if values is not None:
+                yield self._fired(start, 1, np.array([place]), values)
+
+    def _keys_now(self, ending: ExitStack) -> Iterator[list[pa.Array]]:
+        parts = [self._small.keys_now()]
+        if self._spilling is None:
+            parts += [group.keys.cut().pieces() for group in self._groups.values()]
+        else:
+            for start in self._spilling:
+                pieces, close = self._spilling.keys_now(start)
+                ending.callback(close)
+                parts.append(pieces)
+        return chain.from_iterable(parts)
 
     # --- state ---------------------------------------------------------------------------------
 

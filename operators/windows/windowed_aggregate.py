@@ -19,6 +19,7 @@ base, or of an older delta, belong to windows that had expired at the cut, and l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,10 @@ from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
 from ...state.keyed.base import ABSENT
 from ...state.keyed.keys import keys_of_columns
-from ...state.queryable import NotKept
+from ...state.queryable import KeyScan, NotKept
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
+from ...state.slots.table import SlotTable
 from ...state.values import Index
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
@@ -52,7 +54,8 @@ class Fired:
 
     Attributes:
         starts, ends: the bounds of the window of each row, ms.
-        keys: the key columns, or the slots of the keys, for `WindowedAggregate._key_columns`.
+        keys: the key columns, or the slots of the keys, for `WindowedAggregate._key_columns`; of answers
+            to queries, the places of the keys among those asked for.
         values: the columns of the aggregates.
     """
 
@@ -211,24 +214,54 @@ class WindowedAggregate(SpillingOperator):
     # --- queries -------------------------------------------------------------------------------
 
     def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
-        """Yield the present results of the windows of one key that have not expired.
+        """Yield the present results of the windows of some keys that have not expired.
 
-        `columns` are the key columns, of one row. Keys of the results do not matter.
+        `columns` are the key columns. The keys of the results are the places of the keys in them.
+        """
+        raise NotImplementedError
+
+    def _keys_now(self, ending: ExitStack) -> Iterator[list[pa.Array]]:
+        """Return the keys that there are now, in pieces, and perhaps others; a key may come several times.
+
+        Columns behind those of the key do not matter. `ending` is closed when nobody reads on.
         """
         raise NotImplementedError
 
     def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         """Return the windows of a key, as rows with their bounds; the earliest first."""
+        (value,) = self.query_many(state, [key], checkpoint_id)
+        return value
+
+    def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Sequence[Any]:
         if checkpoint_id:
             raise NotKept
-        columns = keys_of_columns(self._plan.key_fields).to_arrays([key])
+        columns = keys_of_columns(self._plan.key_fields).to_arrays(keys)
         names = [*(field.name for field in WINDOW_FIELDS), *self._plan.aggregates]
-        rows: list[dict[str, Any]] = []
+        rows: list[list[dict[str, Any]]] = [[] for _ in keys]
         for found in self._windows_of(columns):
             values = found.values[: len(self._plan.aggregates)]
             lists = [column.to_pylist() for column in [*_edges(found.starts, found.ends), *values]]
-            rows += [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
-        return sorted(rows, key=lambda row: row[names[0]]) or ABSENT
+            for place, row in zip(found.keys, zip(*lists, strict=True), strict=True):
+                rows[place].append(dict(zip(names, row, strict=True)))
+        return [sorted(each, key=lambda row: row[names[0]]) or ABSENT for each in rows]
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        if checkpoint_id:
+            raise NotKept
+        ending = ExitStack()
+        return KeyScan(self._each_once(self._keys_now(ending)), ending.close)
+
+    def _each_once(self, pieces: Iterator[list[pa.Array]]) -> Iterator[list[Any]]:
+        """Yield the keys in some columns, without those that have come before."""
+        shape, seen = keys_of_columns(self._plan.key_fields), SlotTable()
+        types = [self._plan.schema.field(key).type for key in self._plan.keys]
+        hasher = KeyHasher(types, identity_seed(self.context.job_name), dense=False)
+        for piece in pieces:
+            columns = piece[: len(types)]
+            fresh = np.sort(seen.lookup(*hasher.identify(columns))[1])
+            if fresh.size:
+                taken = [column.take(pa.array(fresh)) for column in columns]
+                yield shape.from_table(pa.Table.from_arrays(taken, list(shape.names)))
 
     # --- results -------------------------------------------------------------------------------
 

@@ -177,10 +177,6 @@ async def _begin(
     vertex, node, state = find_state(job.attempt.plan, given.get("state"))
     level = given.get("level") or LIVE
     check_level(state, level)
-    if state.kind == "window":
-        raise UsageError(
-            f"windows can be read by key only state=`{state.name}`", fix="ask for some keys"
-        )
     selection = parse_selection(state, given)
     check_running(job, "queried")
     scans_max = job.env.options.get(QUERY_SCANS_MAX)

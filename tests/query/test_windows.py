@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list
-from headgate.errors import JobNotReady, PlanError, UsageError
+from headgate.errors import JobNotReady, PlanError
 from headgate.state.keyed.base import ABSENT
 from headgate.tests.support.subtasks import Step, steps, streams
 
@@ -78,12 +79,54 @@ def shown(model: dict[Any, list[int]], user: str, watermark: int, lateness: int)
     return rows or ABSENT
 
 
+def answers(step: Step, users: list[str]) -> dict[str, Any]:
+    """Return what the owners answer for keys that are asked for together."""
+    found: dict[str, Any] = {}
+    for owner, operator in enumerate(step.operators):
+        mine = [user for user in users if step._owner(user) == owner]
+        for user, value in zip(mine, operator.query_many("agg", mine), strict=True):
+            assert found.setdefault(user, value) == value
+    return found
+
+
+def scanned(step: Step) -> dict[str, Any]:
+    """Return what a scan of all subtasks finds; each key comes once."""
+    found: dict[str, Any] = {}
+    for operator in step.operators:
+        scan = operator.scan("agg")
+        for keys in scan.pieces:
+            assert not found.keys() & set(keys)
+            found |= zip(keys, operator.query_many("agg", keys), strict=True)
+        scan.close()
+    return {user: value for user, value in found.items() if value is not ABSENT}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scan_has_the_keys_that_stay(steps: Steps, kind: str) -> None:
+    """Those with windows throughout come once, whatever comes and expires during the scan."""
+    rng = random.Random(f"scan {kind}")
+    step = steps(made(kind), options={"taskmanager.memory.managed.size": "256kb"})
+    (operator,) = step.operators
+    keys = [f"k{n}" for n in range(5_000)]
+    for minute in range(4):
+        push(step, [(key, 1, (minute + rng.randrange(3)) * MINUTE) for key in keys])
+        scan = operator.scan("agg")
+        found = list(next(scan.pieces))
+        step.watermark(minute * MINUTE)
+        push(step, [(f"new{n}", 1, (minute + 2) * MINUTE) for n in range(1 + minute * 1_000)])
+        found += [key for piece in scan.pieces for key in piece]
+        scan.close()
+        assert len(found) == len(set(found))
+        assert set(keys) <= set(found)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_windows_of_a_key(steps: Steps, kind: str) -> None:
     rng = random.Random(kind)
     options = {"taskmanager.memory.managed.size": "256kb"}
     step = steps(made(kind), rng.choice((1, 2, 3)), options=options)
     model: dict[Any, list[int]] = {}
+    others: set[str] = set()
     lateness, watermark = KINDS[kind].allowed_lateness_ms, 0
     step.watermark(watermark)
     for _ in range(40):
@@ -97,6 +140,7 @@ def test_the_windows_of_a_key(steps: Steps, kind: str) -> None:
                 # Many keys in one window, which so get a table of their own, or lie on disk.
                 numbers, time = range(rng.randrange(3_000, 6_000)), watermark + 5 * MINUTE
                 push(step, [(f"other{n}", n, time) for n in numbers])
+                others |= {f"other{n}" for n in numbers}
             case _:
                 rows = [
                     (
@@ -111,9 +155,17 @@ def test_the_windows_of_a_key(steps: Steps, kind: str) -> None:
                     for start, end in windows_of(time, kind):
                         if end - 1 + lateness > watermark:
                             model.setdefault((user, start, end), []).append(n)
-        for user in [*rng.sample(USERS, 2), "nobody"]:
+        asked = [*rng.sample(USERS, 2), "nobody", "u0", "u0"]
+        for user in asked:
             found = step.operators[step._owner(user)].query("agg", user)
             assert found == shown(model, user, watermark, lateness)
+        together = {user: shown(model, user, watermark, lateness) for user in asked}
+        assert answers(step, asked) == together
+        if rng.random() < 0.3:
+            wanted = {user: shown(model, user, watermark, lateness) for user in USERS}
+            found = scanned(step)
+            assert {user for user in found if user not in wanted} <= others
+            assert {user: found.get(user, ABSENT) for user in USERS} == wanted
 
 
 @pytest.mark.parametrize(
@@ -166,7 +218,12 @@ def test_windows_of_a_job_that_fails(lab: Any, parallelism: int) -> None:
             while (found := await count(job, user)) != wanted:
                 assert found < wanted
                 await asyncio.sleep(0.01)
-        with pytest.raises(UsageError, match="by key only"):
-            await job.request("scan", state="hours")
+        page = await job.request("scan", state="hours")
+        assert {row["key"]: row["value"][0]["n"] for row in page["rows"]} == {
+            f"u{n}": sum(row["user"] == f"u{n}" for row in rows) for n in range(7)
+        }
+        arrow = await job.request("scan", state="hours", prefix="u1", arrow=True)
+        (row,) = pa.ipc.open_stream(arrow["stream"]).read_all().to_pylist()
+        assert (row["user"], json.loads(row["value"])[0]["n"]) == ("u1", 143)
 
     assert lab.run(job, script).outcome.status == "FINISHED"

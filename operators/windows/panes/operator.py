@@ -9,7 +9,8 @@ which panes have expired. `windowed_aggregate.py` says what this has in common w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -252,17 +253,46 @@ class PaneAggregate(WindowedAggregate):
             yield Fired.of_window(*self._grid.bounds(window), len(values[0]), columns, values)
 
     def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
-        low = self._first_open(self._progress.groups_of(lambda: columns))
-        if self._spilling is not None:
-            panes = self._spilling.panes_with(columns)
-            repeated = [column.take(pa.array(np.zeros(len(panes), np.intp))) for column in columns]
-            if panes.size:
-                yield from self._results_on_disk(self._spilling, repeated, panes, low, None)
+        groups, spilling = self._progress.groups_of(lambda: columns), self._spilling
+        if groups is None and spilling is None:
+            yield from self._in_memory(columns, self._first_open(None))
             return
-        keys = self._table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        for place in range(len(columns[0])):
+            one = [column.slice(place, 1) for column in columns]
+            low = self._first_open(None if groups is None else groups[place : place + 1])
+            found = self._on_disk(spilling, one, low) if spilling else self._in_memory(one, low)
+            for fired in found:
+                yield replace(fired, keys=np.full(len(fired), place))
+
+    def _in_memory(self, columns: list[pa.Array], low: int) -> Iterator[Fired]:
+        """Yield the windows of some keys from `low` on; their keys are places, as in `_windows_of`."""
+        slots = self._table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        keys = np.unique(slots[slots >= 0])
         held = [pane.find(keys)[1] for pane in self._table.between(WATERMARK_MIN, WATERMARK_MAX)]
-        if keys[0] >= 0 and held and (cells := np.concatenate(held)).size:
-            yield from self._results_of(cells, low, None)
+        if not keys.size or not held:
+            return
+        for fired in self._results_of(np.concatenate(held), low, None):
+            assert not isinstance(fired.keys, list)
+            rows = {slot: row for row, slot in enumerate(fired.keys.tolist())}
+            places = np.array([at for at, slot in enumerate(slots.tolist()) if slot in rows])
+            taken = fired.take(np.array([rows[slot] for slot in slots[places].tolist()]))
+            yield replace(taken, keys=places)
+
+    def _on_disk(
+        self, spilling: SpillingPanes, columns: list[pa.Array], low: int
+    ) -> Iterator[Fired]:
+        """Yield the windows of one key from `low` on."""
+        panes = spilling.panes_with(columns)
+        repeated = [column.take(pa.array(np.zeros(len(panes), np.intp))) for column in columns]
+        if panes.size:
+            yield from self._results_on_disk(spilling, repeated, panes, low, None)
+
+    def _keys_now(self, ending: ExitStack) -> Iterator[list[pa.Array]]:
+        if self._spilling is None:
+            return self._table.keys.cut().pieces()
+        pieces, close = self._spilling.keys_now()
+        ending.callback(close)
+        return pieces
 
     def _first_open(self, groups: Index | None) -> int:
         """Return the first window that has not expired for a key, which has this key group."""

@@ -217,6 +217,10 @@ class SpillingPanes:
         found = [pane for pane in self._numbers if len(self._cells_of(columns, pane)[0])]
         return np.array(found, np.int64)
 
+    def keys_now(self) -> tuple[Iterator[list[pa.Array]], Callable[[], None]]:
+        """Return the keys, once for each of their panes; see `SpillingGroup.keys_now`."""
+        return self._cells.keys_now()
+
     def _cells_of(self, keys: list[pa.Array], pane: int) -> tuple[Index, pa.Table]:
         """Return the positions of those keys that a pane has, and their rows."""
         columns = [*keys, pa.array(np.full(len(keys[0]), pane))]
