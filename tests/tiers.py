@@ -99,6 +99,7 @@ FAST_ONE_IN: dict[str, int] = {
     "query/test_committed.py": 12,
     "query/test_jobs.py::test_committed_answers_are_those_of_one_checkpoint": 3,
     "query/test_jobs.py::test_live_answers_are_the_state": 4,
+    "query/test_more_windows.py": 4,
     "query/test_windows.py::test_a_scan_has_the_keys_that_stay": 12,
     "query/test_windows.py::test_the_windows_of_a_key": 6,
     "query/test_scan_jobs.py": 3,

@@ -244,11 +244,11 @@ def _queryable_windows(
     """
     if queryable == "":
         return ()
-    if isinstance(window, SessionWindow) or not _needs_event_time(window) or not plan.keys:
+    if isinstance(window, CountWindow | GlobalWindow) or not plan.keys:
         raise PlanError(
             f"the state of these windows cannot be queried window=`{window.describe()}`",
             where=str(origin),
-            fix="leave queryable= out; tumbling, sliding and cumulative windows of event time have it, "
+            fix="leave queryable= out; tumbling, sliding, cumulative and session windows have it, "
             "behind key_by",
         )
     read_as = _queryable(output, queryable, "window", origin, None)

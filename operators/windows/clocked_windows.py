@@ -12,9 +12,11 @@ that have fired.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from ...state.queryable import KeyScan
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..aggregation.keyed_aggregate import columns_of
 from ..base import Operator, OperatorContext, Output
@@ -106,6 +108,17 @@ class ClockedWindows(Operator):
         self._advance(self._last_end(self._now()))
         self.context.metrics.counter(DROPPED_COUNTER).inc(self._results.dropped)
         self.context.drops.add(DropKind.OPEN_WINDOWS, self._results.dropped)
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
+        return self._windows.query(state, key, checkpoint_id)
+
+    def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Sequence[Any]:
+        return self._windows.query_many(state, keys, checkpoint_id)
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
+        return self._windows.scan(state, checkpoint_id)
 
     # --- state ---------------------------------------------------------------------------------
 

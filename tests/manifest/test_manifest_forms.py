@@ -226,6 +226,14 @@ WINDOWS = {
             .agg(n=hg.count(), name="x", queryable="ads")
         ),
     ),
+    "sessions that clients read": Form(
+        "x: {from: orders, keyBy: ad, window: {session: 1h}, aggregate: {n: count()}, queryable: ads}",
+        lambda steps, orders, rates: (
+            orders.key_by("ad")
+            .window(hg.session("1h"))
+            .agg(n=hg.count(), name="x", queryable="ads")
+        ),
+    ),
     "aggregate as of checkpoints": Form(
         "x: {from: orders, keyBy: ad, aggregate: {n: count()}, "
         "queryable: {name: ads, committed: true}}",

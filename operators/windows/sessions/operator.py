@@ -8,8 +8,10 @@ results are not retracted. A record is late if its own window has expired and me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -201,6 +203,21 @@ class SessionAggregate(WindowedAggregate):
             self._in_memory = compacted
         else:
             self._spilling.replace_cells(compacted)
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
+        if self._spilling is not None:
+            yield from self._spilling.sessions_of(columns)
+            return
+        yield _of_keys(self._in_memory, BatchKeys(self._hasher, columns))
+
+    def _keys_now(self, ending: ExitStack) -> Iterator[list[pa.Array]]:
+        if self._spilling is None:
+            return self._in_memory.keys.cut().pieces()
+        pieces, close = self._spilling.keys_now()
+        ending.callback(close)
+        return pieces
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -431,6 +448,35 @@ class SpillingSessions(SpillingCells[SessionTable]):
             starts, ends = _numbers(rows, _START), _numbers(rows, _END)
             yield Fired(starts, ends, self._space.keys_of(rows), self._space.results(rows))
 
+    # --- queries -------------------------------------------------------------------------------
+
+    def sessions_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
+        """Yield the open sessions of some keys; their keys are places in `columns`. Nothing changes."""
+        keys = BatchKeys(self._space.key_hasher, columns)
+        yield _of_keys(self.cells, keys)
+        hashes = keys.lanes(None)[0]
+        on_disk = self._table.delta.find(hashes, None) < 0
+        rows = self._stored(distinct(hashes[on_disk]))
+        if rows is None or not rows.num_rows:
+            return
+        index, which = self._space.key_index(columns)
+        found = BatchKeys(self._space.key_hasher, self._space.keys_of(rows))
+        slots = index.find_keys(found).astype(np.intp)
+        # Several of the keys may be the same one.
+        places, at = np.nonzero(which[:, np.newaxis] == slots)
+        taken = rows.take(pa.array(at))
+        starts, ends = _numbers(taken, _START), _numbers(taken, _END)
+        yield Fired(starts, ends, places, self._space.results(taken))
+
+    def keys_now(self) -> tuple[Iterator[list[pa.Array]], Callable[[], None]]:
+        """Return the keys that there are now, in pieces, and a function that ends their reading.
+
+        A key may come several times, and some have no session any more.
+        """
+        parts = [delta.cells.keys.cut().pieces() for delta in self._table.in_memory()]
+        runs, close = self._table.runs_now(lambda hashes, _: np.ones(len(hashes), np.bool_))
+        return chain(*parts, map(self._space.keys_of, runs)), close
+
     # --- snapshots -----------------------------------------------------------------------------
 
     def snapshot(self) -> FilesCut:
@@ -450,6 +496,14 @@ class SpillingSessions(SpillingCells[SessionTable]):
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
         super().restore_files(restored)
         self._due.forget()
+
+
+def _of_keys(table: SessionTable, keys: BatchKeys) -> Fired:
+    """Return the open sessions that some keys have in a table; their keys are places."""
+    slots, places = table.of_keys(keys)
+    return Fired(
+        table.starts.data[slots], table.ends.data[slots], places, table.state.results(slots)
+    )
 
 
 def _numbers(rows: pa.Table, field: pa.Field) -> Times:

@@ -131,6 +131,14 @@ class SessionTable:
         """Return the slots of the open sessions."""
         return np.flatnonzero(self.ends.data[: self.size] > self.limit)
 
+    def of_keys(self, keys: BatchKeys) -> tuple[Index, Index]:
+        """Return the open sessions of some keys, and for each the place of its key; nothing changes."""
+        slots = self.keys.find_keys(keys).astype(np.intp)
+        places = np.flatnonzero(slots >= 0)
+        lowest = np.full(len(places), _INT64_MIN)
+        found, owners, _ = self._reachable(slots[places], lowest)
+        return found, places[owners]
+
     def key_columns(self, slots: Index) -> list[pa.Array]:
         """Return the keys of these sessions."""
         return self.keys.take(self.key_of.data[slots].astype(np.intp)) if self._plan.keys else []
