@@ -23,6 +23,8 @@ PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.05
 _MARK_S: Final = 2.0
 """Brokers show the mark of a transaction within this time after they have committed it."""
+_LOG: Final = "__transaction_state"
+"""The topic in which brokers keep transactions. The leader of a partition coordinates those in it."""
 _OPEN: Final = "Ongoing"
 _COMMITTING: Final = "PrepareCommit"
 T = TypeVar("T")
@@ -227,14 +229,56 @@ class TransactionClient:
         )
 
     def open_ids(self, prefix: str) -> list[str]:
-        """Return the ids of open transactions that begin with `prefix`."""
-        found = self._again(lambda: self._admin.list_transactions(state_filters=[_OPEN]))
+        """Return the ids of open transactions that begin with `prefix`.
+
+        Raises:
+            KafkaError: no broker answers, or some transactions have no coordinator for `PATIENCE_S`.
+        """
         return [
             each.transactional_id
-            for listed in found.values()
+            for listed in self._again(self._list_open).values()
             for each in listed
             if each.transactional_id.startswith(prefix)
         ]
+
+    def _list_open(self) -> dict[int, list[Any]]:
+        """Return the open transactions by broker. Each broker lists those that it coordinates.
+
+        Nobody lists those of a partition of the log that has no leader, as when its broker has died, and
+        those of one that moves might be missed: this raises a retriable error then.
+        """
+        from kafka.errors import LeaderNotAvailableError
+
+        leaders = self._leaders()
+        brokers = None if leaders is None else sorted({each[1] for each in leaders})
+        found: dict[int, list[Any]] = self._admin.list_transactions(brokers, state_filters=[_OPEN])
+        if not found or self._leaders() != leaders:
+            raise LeaderNotAvailableError("coordinators of transactions are just being chosen")
+        return found
+
+    def _leaders(self) -> list[tuple[int, int, int]] | None:
+        """Return partition, leader and epoch of the log of transactions; None: we may not see it.
+
+        Raises:
+            KafkaError: a partition has no leader.
+        """
+        from kafka.errors import (
+            LeaderNotAvailableError,
+            UnknownTopicOrPartitionError,
+            for_code,
+        )
+
+        (log,) = self._admin.describe_topics([_LOG])
+        if log["error_code"]:
+            error = for_code(log["error_code"])
+            if error.retriable and error is not UnknownTopicOrPartitionError:
+                raise error(f"topic `{_LOG}`")
+            return None  # it is hidden, or is made by the first transaction
+        names = ("partition_index", "leader_id", "leader_epoch")
+        leaders = sorted(tuple(each[name] for name in names) for each in log["partitions"])
+        if any(leader < 0 for _, leader, _ in leaders):
+            raise LeaderNotAvailableError(f"topic `{_LOG}`")
+        return leaders
 
     def may_read_group(self, group: str) -> bool:
         """Return whether the user may write offsets of a group.

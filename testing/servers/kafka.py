@@ -41,8 +41,9 @@ _ONE_BROKER: Final = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # A broker that was killed is fenced for this long, and then comes back.
-    "broker.session.timeout.ms": "1000",
+    # A broker that was killed is fenced for this long, and then comes back. One that is only slow is fenced
+    # as well, and its topics have no leaders then, so this is more than the pauses of a busy machine.
+    "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "100",
     "log.retention.check.interval.ms": "200",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",

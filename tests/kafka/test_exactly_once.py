@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 
 import headgate as hg
 from headgate.connectors import from_list, kafka_sink, kafka_source
@@ -19,6 +21,7 @@ from headgate.connectors.kafka.exactly_once import StagedWriter, TransactionalWr
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.transactions import PreparedTransaction, TransactionClient
 from headgate.errors import JobError
+from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkWriter
 from headgate.runtime.job import runnable
@@ -312,6 +315,46 @@ def test_a_transaction_under_an_id_that_was_used_before_is_aborted_or_committed_
         other.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("described", "asked"),
+    [
+        pytest.param([-1, 1, 1], [[1]], id="a broker has died"),
+        pytest.param([1, 2, 2, 2], [[1], [2]], id="a coordinator moves"),
+        pytest.param([None, None, None], [None, None], id="the log is hidden"),
+    ],
+)
+def test_open_transactions_are_listed_once_all_of_them_have_a_coordinator(
+    described: list[int | None], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one of a dead attempt would be missed, and readers would wait for it. No broker is needed."""
+    listed = []
+
+    class Admin:
+        _manager = SimpleNamespace(cluster=SimpleNamespace(_coordinators={}))
+
+        def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
+            leader = described.pop(0)
+            if leader is None:
+                return [{"error_code": TopicAuthorizationFailedError.errno, "partitions": []}]
+            place = {"partition_index": 0, "leader_id": leader, "leader_epoch": 0}
+            return [{"error_code": 0, "partitions": [place]}]
+
+        def list_transactions(self, brokers: Any, *, state_filters: list[str]) -> dict[int, Any]:
+            listed.append(brokers)
+            if brokers is None and len(listed) == 1:
+                return {}  # no broker was known
+            return {
+                1: [SimpleNamespace(transactional_id="hg-1")] if len(listed) == len(asked) else []
+            }
+
+    monkeypatch.setattr("headgate.connectors.kafka.transactions._PAUSE_S", 0)
+    client = object.__new__(TransactionClient)
+    client._admin, client._clock = Admin(), SystemClock()
+    assert client.open_ids("hg-") == ["hg-1"]
+    assert listed == asked
+    assert described == []
 
 
 def test_a_checkpoint_of_a_version_without_names_is_restored(
