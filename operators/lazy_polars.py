@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,27 @@ else:
         """Stands for the module until one of its names is asked for."""
 
         def __getattr__(self, name: str) -> Any:
-            value = getattr(import_module("polars"), name)
+            value = getattr(_loaded(), name)
             setattr(self, name, value)
             return value
 
     pl = _Polars()
+
+
+def _loaded() -> Any:
+    """Return the module Polars, and leave Ctrl-C to whom it belongs.
+
+    As it is loaded, Polars takes SIGINT, to end the query that runs with KeyboardInterrupt. A program that
+    handles Ctrl-C itself, as `headgate run` does to take a final checkpoint, would end in the middle of it.
+    """
+    if "polars" in sys.modules:
+        return import_module("polars")
+    module = import_module("polars")
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is not None and handler is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)
+    return module
 
 
 def is_expression(value: object) -> TypeIs[pl.Expr]:

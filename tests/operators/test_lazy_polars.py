@@ -1,0 +1,30 @@
+"""Polars is loaded in the middle of a job, and changes nothing of the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HANDLED = """
+import ctypes
+import signal
+import sys
+
+native = ctypes.pythonapi.PyOS_getsig
+native.restype = ctypes.c_void_p
+signal.signal(signal.SIGINT, lambda number, frame: None)
+before = native(signal.SIGINT)
+
+from headgate.operators.lazy_polars import pl
+
+assert "polars" not in sys.modules
+pl.DataFrame
+assert "polars" in sys.modules
+assert native(signal.SIGINT) == before, "Polars ends its queries with KeyboardInterrupt"
+"""
+
+
+def test_ctrl_c_stays_with_a_program_that_handles_it() -> None:
+    """Else a job that is stopped with Ctrl-C ends at once, if a query of Polars runs just then."""
+    done = subprocess.run([sys.executable, "-c", HANDLED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
