@@ -7,6 +7,9 @@ key_by -> running count -> sink`, with no option set; the sink takes the time si
 producer begins together with the engine, so the first seconds, in which the engine starts and catches up,
 are cut off. A result stands for the newest of the records of a key that came in one batch.
 
+With `--to-kafka` the results go back to a topic, at least once and with a checkpoint every second, and a
+process that reads it takes the time. So the time has all of the way from Kafka to Kafka.
+
 With `--flink` each round also runs the job as a Flink DataStream (`KafkaSource`, `keyBy`, `reduce`), in a
 JVM of its own, from the same broker at the same rate. Latency is time by the clock, which other work on the
 machine makes longer, so the load is printed. CPU seconds are those of the engine only, start included.
@@ -36,7 +39,7 @@ from record_latency import (
 )
 
 import headgate as hg
-from headgate.connectors import kafka_source
+from headgate.connectors import kafka_sink, kafka_source
 from headgate.runtime.cluster.process import tune_process
 from headgate.testing.servers.kafka import KafkaServer, running
 
@@ -44,6 +47,9 @@ HERE = Path(__file__).parent
 WARM_S = 20.0
 TICK_S = 0.002
 SCHEMA = {"key": "long", "due": "long"}
+ENDED = "ended"
+"""The file that tells the reader of results that the job has ended."""
+_DUE = b'"due":'
 
 
 def produce(bootstrap: str, topic: str, rate: float, rows: int) -> None:
@@ -77,49 +83,91 @@ def produce(bootstrap: str, topic: str, rate: float, rows: int) -> None:
     producer.flush()
 
 
+def read_results(bootstrap: str, topic: str, directory: str) -> None:
+    """Take the latencies of results in a topic until the job has ended and all of them are read."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "latency"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    found = [np.empty((0, 2), np.int64)]
+    ended = Path(directory, ENDED)
+    while True:
+        last = ended.exists()
+        messages = consumer.consume(10_000, 1.0 if last else 0.002)
+        now_us = time.time_ns() // 1000
+        values = [value for each in messages if (value := each.value())]
+        due = [int(value[value.index(_DUE) + len(_DUE) :].strip(b"}")) for value in values]
+        found.append(np.array([(each, now_us - each) for each in due], np.int64).reshape(-1, 2))
+        if last and not messages:
+            break
+    times, waits = np.concatenate(found).T
+    np.save(Path(directory, "latency-0.npy"), waits[times >= times[0] + WARM_S * US] / 1000)
+
+
 def make_job(
-    broker: KafkaServer, topic: str, rows: int, parallelism: int, directory: str
+    broker: KafkaServer, topic: str, rows: int, parallelism: int, directory: str, results: str
 ) -> hg.Job:
-    """The job under measurement, which ends behind the last record."""
+    """The job under measurement, which ends behind the last record; `results` is the topic for them."""
     job = hg.Job("kafka-latency", parallelism=parallelism)
     ends = {topic: dict.fromkeys(range(PARTITIONS), rows)}
     source = kafka_source(topic, bootstrap=broker.bootstrap, schema=SCHEMA, stop=ends)
     counts = job.read(source, name="events").key_by("key")
-    counts.agg(n=hg.count(), due=hg.max("due"), name="count").write(
-        LatencySink(directory, WARM_S), name="out"
-    )
+    made = counts.agg(n=hg.count(), due=hg.max("due"), name="count")
+    if results:
+        job.checkpoint(every="1s", storage=f"{directory}/state")
+        made.write(kafka_sink(results, bootstrap=broker.bootstrap), name="out")
+    else:
+        made.write(LatencySink(directory, WARM_S), name="out")
     return job
 
 
 def measure(
-    broker: KafkaServer, flink: FlinkHome | None, rate: float, seconds: float, parallelism: int
+    broker: KafkaServer,
+    flink: FlinkHome | None,
+    rate: float,
+    seconds: float,
+    parallelism: int,
+    to_kafka: bool,
 ) -> tuple[np.ndarray, float]:
     """Return the latencies of one run in ms, and the CPU seconds of the engine per million records."""
     topic = f"latency-{time.monotonic_ns()}"
-    broker.create_topic(topic, PARTITIONS)
+    results = f"{topic}-results" if to_kafka else ""
+    for each in filter(None, (topic, results)):
+        broker.create_topic(each, PARTITIONS)
     rows = int(rate * seconds) // PARTITIONS
     with tempfile.TemporaryDirectory(prefix="hg-latency-") as directory:
-        arguments = ["--produce", broker.bootstrap, topic, str(rate), str(rows)]
-        command = [sys.executable, str(HERE / "kafka_latency.py"), *arguments]
-        with subprocess.Popen(command) as producer:
-            if flink is not None:
-                cpu_s = run_flink(flink, broker, topic, rows, parallelism, directory)
-                found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
-            else:
-                job = make_job(broker, topic, rows, parallelism, directory)
-                if parallelism == 1:
-                    began = time.process_time()
-                    job.run()
-                    cpu_s = time.process_time() - began
+        own = [sys.executable, str(HERE / "kafka_latency.py")]
+        reading = [*own, "--read", broker.bootstrap, results, directory] if results else ["true"]
+        produce = [*own, "--produce", broker.bootstrap, topic, str(rate), str(rows)]
+        with subprocess.Popen(produce) as producer, subprocess.Popen(reading) as reader:
+            try:
+                if flink is not None:
+                    cpu_s = run_flink(flink, broker, topic, rows, parallelism, directory, results)
                 else:
-                    cpu_s = asyncio.run(in_processes(job, parallelism, directory))
-                found = [np.load(path) for path in Path(directory).glob("latency-*.npy")]
+                    job = make_job(broker, topic, rows, parallelism, directory, results)
+                    if parallelism == 1:
+                        began = time.process_time()
+                        job.run()
+                        cpu_s = time.process_time() - began
+                    else:
+                        cpu_s = asyncio.run(in_processes(job, parallelism, directory))
+            finally:
+                Path(directory, ENDED).touch()
             assert producer.wait() == 0
+            assert reader.wait() == 0
+        found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
+        found += [np.load(path) for path in Path(directory).glob("latency-*.npy")]
     return np.concatenate(found), cpu_s / (rows * PARTITIONS) * US
 
 
 def run_flink(
-    home: FlinkHome, broker: KafkaServer, topic: str, rows: int, parallelism: int, directory: str
+    home: FlinkHome,
+    broker: KafkaServer,
+    topic: str,
+    rows: int,
+    parallelism: int,
+    directory: str,
+    results: str,
 ) -> float:
     """Run the job in Flink, and return its CPU seconds."""
     jar = connector()
@@ -134,6 +182,7 @@ def run_flink(
         )
     opens = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")]
     arguments = [broker.bootstrap, topic, PARTITIONS, rows, parallelism, WARM_S, directory]
+    arguments += filter(None, [results])
     command = ["java", *opens, "-cp", f"{classes}:{path}", "KafkaLatency", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
         _, status, used = os.wait4(engine.pid, 0)
@@ -149,8 +198,13 @@ def main() -> None:
     parser.add_argument("--parallelism", default="1")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
     parser.add_argument("--flink", action="store_true", help="in turns with Flink")
+    parser.add_argument("--to-kafka", action="store_true", help="results go to a topic")
     parser.add_argument("--produce", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.read:
+        read_results(*given.read)
+        return
     if given.produce:
         bootstrap, topic, rate, rows = given.produce
         produce(bootstrap, topic, float(rate), int(rows))
@@ -177,7 +231,7 @@ def compare(
     runs: dict[str, list[tuple[np.ndarray, float]]] = {}
     for _ in range(given.rounds):
         for name, home in {"headgate": None, **({"flink": flink} if flink else {})}.items():
-            found = measure(broker, home, given.rate, given.seconds, parallelism)
+            found = measure(broker, home, given.rate, given.seconds, parallelism, given.to_kafka)
             runs.setdefault(name, []).append(found)
     for name, results in runs.items():
         print_row(name, given.rate, parallelism, results)
