@@ -20,7 +20,7 @@ from ..errors import InternalError
 from ..state.evolution import is_pickled
 from ..state.keygroups import KeyGroupRange
 from ..state.queryable import KeyScan
-from ..state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
+from ..state.snapshot import CommitPermit, KeptState, RestoredState, StateInfo, StateSnapshot
 from .clock import Clock
 from .drops import Drops
 from .elements import Batch
@@ -340,6 +340,14 @@ class Operator:
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Note that checkpoint `checkpoint_id` was aborted; its data belongs to the next one."""
+
+    def keep(self) -> dict[str, KeptState]:
+        """Take the states out that can go back to a checkpoint, for the next attempt on this worker.
+
+        Called once, before `close`, if the subtask is cancelled because of others. The operator must not
+        touch these states any more.
+        """
+        return {}
 
     def finish(self) -> Awaitable[None] | None:
         """Flush at the end of all inputs; may emit.

@@ -10,6 +10,7 @@ from ..state.keyed.base import KeyedBackend
 from ..state.keyed.canonical import TableSpec
 from ..state.keyed.keys import KeyShape
 from ..state.keyed.memory import MemoryBackend
+from ..state.keyed.rollback import KEEP_STATE_OPTION, KEPT_BYTES_MAX, KEPT_BYTES_MAX_OPTION
 from ..state.keyed.timers import MemoryTimerTable, SpillingTimerTable, TimersOnDisk, TimerTable
 from ..state.settings import MemoryShare, RocksDBSettings
 from .base import OperatorContext
@@ -47,6 +48,14 @@ def lies_in_rocksdb(options: Mapping[str, str]) -> bool:
     return options.get(_TYPE) == _ROCKSDB
 
 
+def kept_bytes_max(options: Mapping[str, str]) -> int:
+    """Return how many bytes of old values a table in memory keeps, to go back to a checkpoint; 0: none."""
+    if options.get(KEEP_STATE_OPTION, "false") != "true":
+        return 0
+    text = options.get(KEPT_BYTES_MAX_OPTION)
+    return KEPT_BYTES_MAX if text is None else parse_size(text, KEPT_BYTES_MAX_OPTION)
+
+
 def open_keyed_backend(
     context: OperatorContext, keys: KeyShape, specs: Mapping[str, TableSpec]
 ) -> KeyedBackend:
@@ -62,7 +71,7 @@ def open_keyed_backend(
     """
     check_state_backend(context.options)
     if not lies_in_rocksdb(context.options):
-        return MemoryBackend(keys, specs, context.max_parallelism)
+        return MemoryBackend(keys, specs, context.max_parallelism, kept_bytes_max(context.options))
     from ..state.rocksdb.backend import RocksDBBackend  # imported here, as it needs an extra
 
     return RocksDBBackend(
@@ -83,7 +92,8 @@ def open_timer_table(context: OperatorContext, spec: TableSpec) -> TimerTable:
         context: of the subtask; its options name the backend.
         spec: the name of the state, and its layout by `timer_layout`.
     """
-    memory = MemoryTimerTable(spec.name, spec.layout, context.max_parallelism)
+    kept = 0 if lies_in_rocksdb(context.options) else kept_bytes_max(context.options)
+    memory = MemoryTimerTable(spec.name, spec.layout, context.max_parallelism, kept)
     if not lies_in_rocksdb(context.options):
         return memory
     settings = rocksdb_settings(context.options)

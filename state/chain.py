@@ -209,6 +209,10 @@ class ChainBook:
         """
         if checkpoint_id:
             self._forget_before(checkpoint_id)
+        return self.written(checkpoint_id)
+
+    def written(self, checkpoint_id: int) -> Written:
+        """Return the files of a checkpoint that was acknowledged or restored; none if it is unknown."""
         return self._written.get(checkpoint_id, Written())
 
     def taken(

@@ -100,19 +100,23 @@ class CommittedPoints(Generic[V]):
     Args:
         new: makes an empty set of old values.
         bytes_max: with more, nothing is kept until the next cut.
+        drop: called with old values that nobody will ask for any more.
     """
 
-    def __init__(self, new: Callable[[], V], bytes_max: int) -> None:
+    def __init__(
+        self, new: Callable[[], V], bytes_max: int, drop: Callable[[V], None] = lambda _: None
+    ) -> None:
         self.newest: V | None = None
         self._new = new
         self._bytes_max = bytes_max
+        self._drop = drop
         self._points: list[_Point[V]] = []
         self._held: Counter[int] = Counter()
         self._completed = 0
 
     def restored(self, checkpoint_id: int) -> None:
         """Note that the state as it is now is that of a checkpoint."""
-        self._points = []
+        self._drop_all()
         self._held.clear()
         self._completed = checkpoint_id
         self.cut(checkpoint_id)
@@ -133,8 +137,10 @@ class CommittedPoints(Generic[V]):
         for point in self._points:
             if point.checkpoint_id >= self._completed or self._held[point.checkpoint_id]:
                 kept.append(point)
-            elif kept:
-                kept[-1].old.absorb(point.old)
+            else:
+                if kept:
+                    kept[-1].old.absorb(point.old)
+                self._drop(point.old)
         self._points = kept
         self._find_newest()
 
@@ -160,6 +166,7 @@ class CommittedPoints(Generic[V]):
                 if place:
                     self._points[place - 1].old.absorb(point.old)
                 del self._points[place]
+                self._drop(point.old)
                 break
         self._find_newest()
 
@@ -180,10 +187,20 @@ class CommittedPoints(Generic[V]):
         """
         while sum(point.old.nbytes for point in self._points) > self._bytes_max:
             if len(self._points) > 1 and self._points[0].checkpoint_id < self._completed:
-                del self._points[0]
+                self._drop(self._points.pop(0).old)
             else:
-                self._points = []
+                self._drop_all()
                 self.newest = None
+
+    @property
+    def checkpoints(self) -> frozenset[int]:
+        """The checkpoints that have a point."""
+        return frozenset(point.checkpoint_id for point in self._points)
+
+    def _drop_all(self) -> None:
+        dropped, self._points = self._points, []
+        for point in dropped:
+            self._drop(point.old)
 
     def _find_newest(self) -> None:
         self.newest = self._points[-1].old if self._points else None

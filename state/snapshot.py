@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -133,23 +133,39 @@ class RestoredFiles:
     last_key_group: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """A state of an operator subtask that has ended, which is still in memory.
+
+    Attributes:
+        checkpoints: those to which it can go back.
+        content: what the table of the next attempt takes over. Nobody else may look into it.
+    """
+
+    checkpoints: frozenset[int]
+    content: Any
+
+
 @dataclass(slots=True)
 class RestoredState:
     """The restored state of one operator subtask: its own key groups, and its own share of the items.
 
     Tables are merged from base and deltas and have one row per key. `states` has the declaration of each
-    state at the time of the checkpoint, as `Operator.states` returned it.
+    state at the time of the checkpoint, as `Operator.states` returned it. A state in `kept` is in none of
+    the others: it is taken over from the subtask of the attempt before, and goes back to `checkpoint_id`.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     items: dict[str, list[bytes]] = field(default_factory=dict)
     files: dict[str, list[RestoredFiles]] = field(default_factory=dict)
     states: dict[str, StateInfo] = field(default_factory=dict)
+    kept: dict[str, KeptState] = field(default_factory=dict)
+    checkpoint_id: int = 0
 
     @property
     def empty(self) -> bool:
         """True if nothing was restored."""
-        return not (self.tables or self.items or self.files)
+        return not (self.tables or self.items or self.files or self.kept)
 
 
 HINT: Final = "hint"

@@ -36,7 +36,14 @@ from ...state.keyed.cuts import Changes, Cut
 from ...state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
 from ...state.keyed.ttl import Expiry, StateTtl
 from ...state.queryable import CommittedPoints, KeyScan, NotKept, OldByKey, once
-from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.snapshot import (
+    CommitPermit,
+    KeptState,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    TableCut,
+)
 from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
@@ -323,6 +330,9 @@ class _StoredValues:
     def restore(self, state: RestoredState) -> None:
         self._backend.restore(state, self._context.clock.now_ms())
 
+    def keep(self) -> dict[str, KeptState]:
+        return self._backend.keep()
+
     def close(self) -> None:
         if self._cancel_sweep is not None:
             self._cancel_sweep()
@@ -552,10 +562,12 @@ class ReduceOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `reduce`: key group, the key columns, the value; or its files."""
-        if self._kept is not None:
-            self._kept.cut(checkpoint_id)
         if self._stored is not None:
-            return self._stored.snapshot()
+            stored = self._stored.snapshot()
+            self._stored.committed.cut(checkpoint_id)
+            return stored
+        if self._points is not None:
+            self._points.cut(checkpoint_id)
         cut, count = self._changes.cut(), len(self._order)
         max_parallelism = self.context.max_parallelism
 
@@ -611,6 +623,9 @@ class ReduceOperator(Operator):
         if old is not None and is_declared_later(old, self._layout.info(_STATE)):
             return replace(self._layout, value=_PickledCodec())
         return self._layout
+
+    def keep(self) -> dict[str, KeptState]:
+        return {} if self._stored is None else self._stored.keep()
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
         if self._kept is not None:

@@ -15,7 +15,14 @@ import msgspec
 from ...errors import HeadgateError, StateError
 from ...state.keyed.undo import UndoLog, UndoTimers
 from ...state.queryable import KeyScan
-from ...state.snapshot import ItemsCut, RestoredState, StateInfo, StateSnapshot, state_info
+from ...state.snapshot import (
+    ItemsCut,
+    KeptState,
+    RestoredState,
+    StateInfo,
+    StateSnapshot,
+    state_info,
+)
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..functions.dead_letters import FAIL
@@ -137,6 +144,8 @@ class ProcessOperator(AtTheEnd):
             lambda: self._writable,
             undo,
         )
+        if self._timers is not None:
+            self._states.committed.points += self._timers.points
         self._progress = ShownProgress(self._watermark_table, self._backend, context, self._context)
 
     def _new_context(self) -> Context[Any]:
@@ -407,14 +416,22 @@ class ProcessOperator(AtTheEnd):
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Return a table per keyed state, two of timers, one of the watermark, and items for the rest."""
         assert self._states is not None
-        snapshot = self._states.snapshot(checkpoint_id)
+        snapshot = self._states.snapshot()
         if self._timers is not None:
             self._timers.snapshot_into(snapshot)
         if name := self._watermark_table:
             snapshot.tables[name] = self._progress.cut()
         if self._keeps_latest and self._latest is not None:
             snapshot.items[LATEST] = ItemsCut([msgspec.msgpack.encode(self._latest)])
+        # Behind the cuts that are written: what changes from here on goes into the logs of these.
+        self._states.committed.cut(checkpoint_id)
         return snapshot
+
+    def keep(self) -> dict[str, KeptState]:
+        if self._states is None:
+            return {}
+        timers = {} if self._timers is None else self._timers.keep()
+        return {**self._states.backend.keep(), **timers}
 
     def finish(self) -> None:
         """End the input: event-time timers fire; those of the machine's clock never will."""

@@ -131,10 +131,9 @@ class FunctionStates:
             )
             raise fresh from error
 
-    def snapshot(self, checkpoint_id: int) -> StateSnapshot:
+    def snapshot(self) -> StateSnapshot:
         """Return a table per keyed state, and items for the rest."""
         self._check_handles()
-        self.committed.cut(checkpoint_id)
         dead_until = {name: expiry.all_dead_until() for name, expiry in self._expiries.items()}
         snapshot = StateSnapshot()
         for name, cut in self.backend.snapshot(dead_until).items():

@@ -17,7 +17,8 @@ from ...state.evolution import compare
 from ...state.keyed.canonical import TableSpec
 from ...state.keyed.keys import KeyShape
 from ...state.keyed.timers import timer_layout
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot, TableCut
+from ...state.queryable import CommittedPoints
+from ...state.snapshot import KeptState, RestoredState, StateInfo, StateSnapshot, TableCut
 from ..base import OperatorContext, Output
 from ..drops import DropKind
 from ..durations import parse_duration
@@ -122,7 +123,7 @@ class FunctionTimers:
             StateError: the keys have another type now.
         """
         for name, table in ((EVENT, self.event), (PROCESSING, self.processing)):
-            if name not in state.tables and not state.files.get(name):
+            if name not in state.tables and not state.files.get(name) and name not in state.kept:
                 continue
             old = state.states.get(name)
             if old is not None and not (found := compare(old, self._infos[name])).ok:
@@ -131,6 +132,16 @@ class FunctionTimers:
                     fix="keep the type of the keys",
                 )
             table.restore(state)
+
+    @property
+    def points(self) -> list[CommittedPoints[Any]]:
+        """See `KeyedBackend.points`."""
+        return [*self.event.points, *self.processing.points]
+
+    def keep(self) -> dict[str, KeptState]:
+        """See `KeyedBackend.keep`."""
+        found = {EVENT: self.event.keep(), PROCESSING: self.processing.keep()}
+        return {name: kept for name, kept in found.items() if kept is not None}
 
     def close(self) -> None:
         """Release the tables."""

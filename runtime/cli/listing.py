@@ -423,5 +423,7 @@ def _downtime(failure: dict[str, Any]) -> str:
     if restore.get("local_bytes") or restore.get("storage_bytes"):
         local, remote = restore["local_bytes"], restore["storage_bytes"]
         phases += f"; state: {local:,} bytes from workers' disks, {remote:,} from storage"
+    if restore.get("kept_bytes"):
+        phases += f"; {restore['kept_bytes']:,} bytes of state were kept in memory"
     restored = f" from {failure['restored']}" if failure["restored"] else ""
     return f"; ran again{restored} after {format_duration(failure['down_ms'])} ({phases})"

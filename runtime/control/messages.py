@@ -514,6 +514,8 @@ class Deployed(Message, frozen=True):
     """The part of `read_bytes` that was read from copies on this machine."""
     read_bytes: int = 0
     """The bytes of state in files; state in the manifest does not count."""
+    kept_bytes: int = 0
+    """The bytes of state that was taken over from memory, and not read."""
 
 
 class RestoreProgress(Message, frozen=True):

@@ -144,7 +144,11 @@ class Deploying:
                 ):
                     deployed.add(worker_id)
                     attempt.figures.add(
-                        done.fetching_ms, done.opening_ms, done.local_bytes, done.read_bytes
+                        done.fetching_ms,
+                        done.opening_ms,
+                        done.local_bytes,
+                        done.read_bytes,
+                        done.kept_bytes,
                     )
                 case FromWorker(worker_id, RestoreProgress() as progress):
                     self._progressed(worker_id, progress)

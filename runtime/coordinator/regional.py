@@ -150,6 +150,7 @@ class RegionalRestart:
                     message.opening_ms,
                     message.local_bytes,
                     message.read_bytes,
+                    message.kept_bytes,
                 )
             self.changed(worker_id)
 

@@ -205,6 +205,7 @@ def report_restored(job: JobContext) -> None:
             "headgate.restore.state_bytes": size,
             "headgate.restore.local_bytes": figures.local_bytes,
             "headgate.restore.storage_bytes": figures.storage_bytes,
+            "headgate.restore.kept_bytes": figures.kept_bytes,
             "headgate.restore.reading_ms": figures.fetching_ms,
             "headgate.restore.opening_ms": figures.opening_ms,
             "headgate.job.attempt": attempt.number,
@@ -230,6 +231,7 @@ _BODY: Final[dict[str, Callable[[FailureRecord], int | None]]] = {
     "lastRestartInitializeStateDuration": lambda record: record.restore.opening_ms,
     "lastRestartLocalStateSize": lambda record: record.restore.local_bytes,
     "lastRestartRemoteStateSize": lambda record: record.restore.storage_bytes,
+    "lastRestartKeptStateSize": lambda record: record.restore.kept_bytes,
 }
 
 
@@ -274,7 +276,9 @@ def describe_restart(record: FailureRecord) -> str:
     ]
     text = ", ".join(f"{name} {format_duration(ms)}" for name, ms in phases if ms is not None)
     of_it = ", ".join(f"{name} {format_duration(ms)}" for name, ms in within)
+    kept = f", {restore.kept_bytes:,} kept in memory" if restore.kept_bytes else ""
     return (
         f"running again after {format_duration(record.down_ms or 0)}: {text} ({of_it}; state: "
-        f"{restore.local_bytes:,} bytes from workers' disks, {restore.storage_bytes:,} from storage)"
+        f"{restore.local_bytes:,} bytes from workers' disks, {restore.storage_bytes:,} from storage"
+        f"{kept})"
     )

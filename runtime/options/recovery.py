@@ -12,6 +12,7 @@ from ...api.settings import (
     FixedDelay,
     RestartSettings,
 )
+from ...state.keyed.rollback import KEEP_STATE_OPTION, KEPT_BYTES_MAX, KEPT_BYTES_MAX_OPTION
 from .types import Boolean, Choice, Duration, Integer, Number, Option, Size, Text
 
 RESTART_STRATEGY = Option[str | None](
@@ -177,6 +178,28 @@ LOCAL_BACKUP_SIZE = Option[int](
     10 << 30,
     "The most bytes that the copies of one worker may have; further files are not kept, and a restore "
     "reads them from the checkpoint's storage.",
+)
+KEEP_STATE = Option[bool](
+    KEEP_STATE_OPTION,
+    Boolean(),
+    False,
+    "Experimental: tasks that are restarted because of another one, on a worker that lives, take their "
+    "keyed state over from memory. It goes back to the restored checkpoint, and is not read again. This "
+    "covers state and timers of process functions and patterns, and `reduce` with a time to live, with "
+    "the backend `hashmap`.",
+)
+KEPT_OLD_VALUES = Option[int](
+    KEPT_BYTES_MAX_OPTION,
+    Size(at_least=1, at_most=1 << 40),
+    KEPT_BYTES_MAX,
+    "How many bytes of old values one state of one subtask keeps in order to go back to a checkpoint. If "
+    "more changes between two checkpoints, a restart reads that state.",
+)
+KEEP_STATE_TIMEOUT = Option[int](
+    "headgate.recovery.keep-state.timeout",
+    Duration(at_least_ms=1),
+    60_000,
+    "How long a worker keeps the state of tasks that were cancelled in memory, while no attempt follows.",
 )
 REDUNDANT_WORKERS = Option[int](
     "slotmanager.redundant-taskmanager-num",

@@ -21,6 +21,7 @@ class RestoreFigures:
         opening_ms: until its operators had restored it.
         local_bytes: read from copies on the workers' machines.
         storage_bytes: read from the checkpoint's storage.
+        kept_bytes: taken over from memory, and not read.
     """
 
     workers_ms: int = 0
@@ -28,13 +29,22 @@ class RestoreFigures:
     opening_ms: int = 0
     local_bytes: int = 0
     storage_bytes: int = 0
+    kept_bytes: int = 0
 
-    def add(self, fetching_ms: int, opening_ms: int, local_bytes: int, read_bytes: int) -> None:
+    def add(
+        self,
+        fetching_ms: int,
+        opening_ms: int,
+        local_bytes: int,
+        read_bytes: int,
+        kept_bytes: int = 0,
+    ) -> None:
         """Take in the report of one worker; `read_bytes` is all that it read."""
         self.fetching_ms = max(self.fetching_ms, fetching_ms)
         self.opening_ms = max(self.opening_ms, opening_ms)
         self.local_bytes += local_bytes
         self.storage_bytes += max(0, read_bytes - local_bytes)
+        self.kept_bytes += kept_bytes
 
 
 CONCURRENT_MAX: Final = 16

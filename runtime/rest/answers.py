@@ -453,6 +453,8 @@ class RestoreAnswer(Answer, frozen=True):
     local_bytes: int = 0
     """From copies on the workers' machines."""
     storage_bytes: int = 0
+    kept_bytes: int = 0
+    """Taken over from memory, and not read."""
 
 
 class ExceptionAnswer(Concurrent, frozen=True):

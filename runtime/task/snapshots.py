@@ -93,7 +93,8 @@ class SnapshotRunner:
         self._env = env
         self._chain = chain
         self._guard = SnapshotGuard()
-        self._book = ChainBook()
+        self.book = ChainBook()
+        """The files of the checkpoints of this attempt."""
         self._running: dict[int, _Running] = {}
         self._key_groups = key_group_range(
             env.index, env.vertex.parallelism, env.plan.max_parallelism
@@ -130,7 +131,7 @@ class SnapshotRunner:
     def _acknowledged(self, checkpoint_id: int, written: Written) -> None:
         """Note what the subtask's part of a checkpoint consists of in the store."""
         env = self._env
-        self._book.acknowledged(checkpoint_id, written)
+        self.book.acknowledged(checkpoint_id, written)
         if env.segments is not None:
             ledger = env.segments.ledger
             ledger.note(checkpoint_id, (env.vertex.id, env.index), written.handles())
@@ -201,7 +202,7 @@ class SnapshotRunner:
         extra_items: Callable[[], dict[str, ItemsCut]],
     ) -> None:
         options = barrier.options
-        base = Written() if options.savepoint else self._book.base(options.base)
+        base = Written() if options.savepoint else self.book.base(options.base)
         head = self._chain.head
         for chained in reversed(self._chain.operators):
             cut = with_context(chained, chained.operator.snapshot, barrier.checkpoint_id)
@@ -219,7 +220,7 @@ class SnapshotRunner:
                 for work in operator.works
                 if isinstance(work, TableWork) and work.cut.confirm is not None
             }
-            self._book.taken(barrier.checkpoint_id, options.base, confirmations)
+            self.book.taken(barrier.checkpoint_id, options.base, confirmations)
 
     def _plan(
         self, name: str, cut: StateSnapshot, base: Written, options: CheckpointOptions
@@ -298,7 +299,7 @@ class SnapshotRunner:
                     await self._discard(target.store, writer.begun)
                     raise
         except Exception as error:
-            self._book.forget(checkpoint_id)
+            self.book.forget(checkpoint_id)
             ours = isinstance(error, HeadgateError)
             reason = CheckpointFailure.IO if ours else CheckpointFailure.ASYNC_EXCEPTION
             text = f"{type(error).__name__}: {error}"
@@ -381,14 +382,14 @@ class SnapshotRunner:
 
     def completed(self, checkpoint_id: int) -> None:
         """Note that the checkpoint is durable: tables may forget rows deleted before it."""
-        self._book.completed(checkpoint_id)
+        self.book.completed(checkpoint_id)
 
     def give_up(self, checkpoint_id: int) -> None:
         """Cancel the asynchronous part, whose result is no longer needed."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.cancel()
-        self._book.forget(checkpoint_id)
+        self.book.forget(checkpoint_id)
         if self._env.segments is not None:
             self._env.segments.ledger.forget(checkpoint_id)
 

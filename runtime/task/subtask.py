@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from ...errors import HeadgateError
+from ...errors import ExchangeError, HeadgateError
 from ...operators.base import AsyncOperator
 from ...operators.elements import (
     WATERMARK_MAX,
@@ -25,7 +25,8 @@ from ...operators.elements import (
     LatencyMarker,
 )
 from ...operators.sink import SinkOperator
-from ...state.snapshot import CommitPermit, ItemsCut, OperatorSnapshot, RestoredState
+from ...state.chain import StateKey
+from ...state.snapshot import CommitPermit, ItemsCut, KeptState, OperatorSnapshot, RestoredState
 from ..exchange.partition import OutgoingBarrier
 from ..protocol.barriers.handler import SnapshotVerdict
 from .accounting import Activity, SliceSizer, TimeAccounting
@@ -97,6 +98,10 @@ class Subtask:
         self._processing: asyncio.Task[None] | None = None
         """The task that processes, also while it is being cancelled."""
         self._released = False
+        self._whole = False
+        """True while all state is as records have made it: it was restored, and nothing has failed here."""
+        self.kept: dict[StateKey, KeptState] = {}
+        """After `cancel`: the states that can go back to a checkpoint, which the operators have no more."""
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -127,6 +132,7 @@ class Subtask:
             self.snapshots.restored(own, described)
             self.committed = self.env.restored_checkpoint
         self._was_finished = finished
+        self._whole = True
 
     def start(self) -> None:
         """Start processing; reports go to `env.reports` from here on."""
@@ -154,6 +160,14 @@ class Subtask:
         self.timers.forget()
         self._mails.clear()
 
+    def _take_states_out(self) -> None:
+        """Take the states out that can go back to a checkpoint. What failed half-way does not know it."""
+        if not self._whole:
+            return
+        for chained in self.chain.operators:
+            for state, kept in chained.operator.keep().items():
+                self.kept[chained.name, state] = kept
+
     async def _release(self) -> None:
         if self._released:
             return
@@ -166,6 +180,7 @@ class Subtask:
         await self.snapshots.cancel()
         for partition in self.partitions:
             partition.close()
+        self._take_states_out()
         self.chain.close()
         await to_the_end(self.chain.close_functions())
         await in_thread(self.env.io_threads, self.env.directory.delete)
@@ -176,13 +191,18 @@ class Subtask:
             self.chain.broadcast(EndOfPartition())
             await self._drain_outputs()
             await self.snapshots.drain()
+            self._whole = False  # the end was reached: no attempt follows
             await self._release()
             self.env.reports.terminated()
         except LEAVING:
             raise
+        except ExchangeError as error:  # a peer has failed, and no state is half-way to another
+            self.env.reports.failed(error)
         except HeadgateError as error:
+            self._whole = False
             self.env.reports.failed(error)
         except BaseException as error:  # this task is not awaited elsewhere, so the job would hang
+            self._whole = False
             self.env.reports.failed(wrap_error(self.env.task_name, error))
         finally:
             self.time.rest()

@@ -1,6 +1,6 @@
 """The deployments of one worker: one attempt of a region each, with its subtasks, gates and channels.
 
-Each is begun and dropped without the others. `SubtaskReporter` and `RestoreMeter` turn what the subtasks
+Each is begun and dropped without the others. `SubtaskReporter` turns what the subtasks
 report into messages to the coordinator.
 """
 
@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
+from ...state.chain import StateKey
 from ...state.keygroups import KeyGroupRange, key_group_range
-from ...state.snapshot import CommitPermit, OperatorSnapshot, RestoredState, StateHandle
+from ...state.snapshot import (
+    CommitPermit,
+    KeptState,
+    OperatorSnapshot,
+    RestoredState,
+    StateHandle,
+)
 from ..control.messages import (
     CheckpointDeclined,
     Deploy,
@@ -43,6 +59,7 @@ from ..exchange.partitioners import KeyGroupSampler
 from ..exchange.settings import exchange_settings
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
+from ..options.recovery import KEEP_STATE_TIMEOUT
 from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
@@ -62,12 +79,12 @@ from ..task.source_subtask import SourceSubtask
 from ..task.state_restore import PackLists, StateReader, is_needed
 from ..task.subtask import Subtask
 from .channels import ChannelMap, receivers_before, recovered_batches
+from .kept_states import KeptStates, KeptSubtask, Place, code_digest, handles_of, without
 from .local_directories import LocalDirectories
+from .restore_meter import RestoreMeter, bytes_in_files
 from .subtask_metrics import register_task, statistics_of
 from .watch import StepWatch
 
-REPORT_S = 0.5
-"""Reports on the progress of a restore are at least this far apart, but for the last."""
 T = TypeVar("T")
 
 
@@ -86,6 +103,7 @@ class WorkerResources:
         io_threads: for calls that block.
         transfers: bounds the state files that are read or written at once.
         segments: writes small state of all subtasks together.
+        kept: states of cancelled subtasks that wait for the next attempt.
         metrics: of the process.
         sender: takes messages to the coordinator.
         load: of the event loop.
@@ -101,6 +119,7 @@ class WorkerResources:
     io_threads: Executor
     transfers: asyncio.Semaphore
     segments: SegmentWriter
+    kept: KeptStates
     metrics: MetricsRegistry
     sender: MessageSender
     load: LoopLoad
@@ -116,6 +135,7 @@ class Deployment:
         region: which one.
         assignments: its subtasks here.
         resources: of the worker.
+        kept: the states of earlier subtasks that are in memory.
     """
 
     def __init__(
@@ -126,6 +146,7 @@ class Deployment:
         region: int,
         assignments: Sequence[SubtaskAssignment],
         resources: WorkerResources,
+        kept: Mapping[Place, KeptSubtask],
     ) -> None:
         self.attempt = message.attempt
         self.region = region
@@ -141,6 +162,9 @@ class Deployment:
             plan, [peer.worker_id for peer in self._peers], SlotsByGroup(common.slots)
         )
         self._worker = resources
+        self._code = code_digest(common)
+        places = {(each.vertex, each.index) for each in assignments}
+        self._kept = {place: found for place, found in kept.items() if place in places}
         self._subtask_labels_max = self._options.get(SUBTASK_LABELS_MAX)
         self._metrics = resources.metrics.group(
             job_name=self._plan.job_name, user_series_max=self._options.get(USER_SERIES_MAX)
@@ -249,9 +273,18 @@ class Deployment:
             )
             for assignment in assignments
         ]
+        taken = [
+            self._taken_over(assignment, own)
+            for assignment, own in zip(assignments, ranges, strict=True)
+        ]
+        self._kept.clear()
+        reading = [
+            msgspec.structs.replace(assignment, state=without(assignment.state, found))
+            for assignment, found in zip(assignments, taken, strict=True)
+        ]
         needed = [
             handle
-            for assignment, own in zip(assignments, ranges, strict=True)
+            for assignment, own in zip(reading, ranges, strict=True)
             for handle in _handles(assignment)
             if is_needed(handle, own)
         ]
@@ -259,9 +292,9 @@ class Deployment:
         meter = RestoreMeter(total, self._worker.clock, self._restoring)
         await all_of(
             [
-                self._restore(subtask, assignment, own, store, meter)
-                for subtask, assignment, own in zip(
-                    self._subtasks, assignments, ranges, strict=True
+                self._restore(subtask, assignment, found, own, store, meter)
+                for subtask, assignment, found, own in zip(
+                    self._subtasks, assignments, taken, ranges, strict=True
                 )
             ]
         )
@@ -271,13 +304,35 @@ class Deployment:
             fetching_ms=meter.fetching_ms,
             opening_ms=meter.opening_ms,
             local_bytes=0 if copies is None else copies.bytes_read,
-            read_bytes=_bytes_in_files(needed) + meter.more_in_files,
+            read_bytes=bytes_in_files(needed) + meter.more_in_files,
+            kept_bytes=sum(
+                handle.size_bytes
+                for assignment, found in zip(assignments, taken, strict=True)
+                for key in found
+                for handle in handles_of(assignment.state, key)
+            ),
+        )
+
+    def _taken_over(
+        self, assignment: SubtaskAssignment, own: KeyGroupRange
+    ) -> dict[StateKey, KeptState]:
+        """Return the states that a subtask takes over from the one before."""
+        kept = self._kept.get((assignment.vertex, assignment.index))
+        if kept is None or not self._message.restored_checkpoint:
+            return {}
+        return kept.taken_over(
+            self._code,
+            own,
+            self._message.restored_checkpoint,
+            assignment.state,
+            of_this_job=not self._message.state_root,
         )
 
     async def _restore(
         self,
         subtask: Subtask,
         assignment: SubtaskAssignment,
+        taken: Mapping[StateKey, KeptState],
         own: KeyGroupRange,
         store: CheckpointStore | None,
         meter: RestoreMeter,
@@ -298,10 +353,14 @@ class Deployment:
             copies=None if self._message.state_root else self._worker.copies,
         )
         by_operator: dict[str, list[OperatorSnapshot]] = {}
-        for snapshot in assignment.state:
+        for snapshot in without(assignment.state, taken):
             by_operator.setdefault(snapshot.operator, []).append(snapshot)
         loaded = await all_of([reader.load(name, found) for name, found in by_operator.items()])
         states = dict(zip(by_operator, loaded, strict=True))
+        for (operator, name), found in taken.items():
+            state = states.setdefault(operator, RestoredState())
+            state.kept[name] = found
+            state.checkpoint_id = self._message.restored_checkpoint
         mine = () if self._message.state_root else assignment.state
         began = meter.fetched()
         await _prepare(subtask, states, assignment, mine)
@@ -432,6 +491,9 @@ class Deployment:
         self._metrics.close()
         await asyncio.gather(*(subtask.cancel() for subtask in self._subtasks))
         for subtask in self._subtasks:
+            if subtask.kept:
+                kept = KeptSubtask(self._code, subtask)
+                self._worker.kept.keep(kept, self._options.get(KEEP_STATE_TIMEOUT))
             subtask.forget()
         self._subtasks = []
 
@@ -485,10 +547,6 @@ def _handles(assignment: SubtaskAssignment) -> Iterator[StateHandle]:
     for snapshot in assignment.state:
         yield from snapshot.handles
     yield from assignment.in_flight
-
-
-def _bytes_in_files(handles: Iterable[StateHandle]) -> int:
-    return sum(handle.size_bytes for handle in handles if handle.file is not None)
 
 
 class RunningRegions:
@@ -567,6 +625,7 @@ def deployed(attempt: int, deployments: Sequence[Deployment]) -> Deployed:
         # Copies are counted for the worker as a whole.
         local_bytes=max((part.local_bytes for part in parts), default=0),
         read_bytes=sum(part.read_bytes for part in parts),
+        kept_bytes=sum(part.kept_bytes for part in parts),
     )
 
 
@@ -614,46 +673,6 @@ class MessageSender(Protocol):
     def acked(self, attempt: int, checkpoint_id: int, ack: SubtaskAck) -> None:
         """Send the acknowledgement of a subtask, perhaps together with others; never blocks."""
         ...
-
-
-class RestoreMeter:
-    """Adds up what the subtasks have read and reports it, not too often."""
-
-    def __init__(self, total_bytes: int, clock: Clock, report: Callable[[int, int], None]) -> None:
-        self._total, self._done = total_bytes, 0
-        self._clock = clock
-        self._report = report
-        self._next = self._began = clock.monotonic()
-        self.fetching_ms = 0
-        """The time until the last subtask had read its state."""
-        self.more_in_files = 0
-        """The bytes to be read from files, beyond those that were expected at first."""
-        self.opening_ms = 0
-        """The time in which the slowest subtask took its state over."""
-
-    def expect(self, counted: Sequence[StateHandle], needed: Sequence[StateHandle]) -> None:
-        """Count the in-flight records that are `needed` in place of the handles counted before."""
-        self._total += sum(h.size_bytes for h in needed) - sum(h.size_bytes for h in counted)
-        self.more_in_files += _bytes_in_files(needed) - _bytes_in_files(counted)
-
-    def fetched(self) -> float:
-        """A subtask has read its state; returns the time, for `opened`."""
-        now = self._clock.monotonic()
-        self.fetching_ms = max(self.fetching_ms, round(1000 * (now - self._began)))
-        return now
-
-    def opened(self, since: float) -> None:
-        """It has taken it over, which began at `since`."""
-        took_ms = round(1000 * (self._clock.monotonic() - since))
-        self.opening_ms = max(self.opening_ms, took_ms)
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes are done."""
-        self._done += count
-        now = self._clock.monotonic()
-        if now >= self._next or self._done >= self._total:
-            self._next = now + REPORT_S
-            self._report(self._done, self._total)
 
 
 class SubtaskReporter:

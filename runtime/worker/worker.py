@@ -85,6 +85,7 @@ from .acknowledgements import GatheredAcks
 from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
 from .direct_reads import DirectReads
 from .heartbeats import HeartbeatThreads
+from .kept_states import KeptStates
 from .local_directories import Backups, LocalDirectories, local_dirs
 from .profiler import Profiler
 from .queries import StateQueries
@@ -157,6 +158,7 @@ class Worker:
         self._regions = RunningRegions(hub, self._watch)
         self._acks = GatheredAcks(self._send, self._subtasks_of, clock)
         self._segments = SegmentWriter(worker_id, self._subtasks_of, self._threads)
+        self._kept = KeptStates()
         self._queries = StateQueries(self._regions, self._leader.send, clock)
         self._reads = DirectReads(worker_id, self._regions, hub, token, clock)
         self._profiler = Profiler(self._regions, self._leader.send)
@@ -252,6 +254,7 @@ class Worker:
     async def _close(self) -> None:
         try:
             await self._regions.drop_all()
+            self._kept.take_all()
         finally:
             await worker_ends(self)
         if self._heartbeats is not None:
@@ -422,6 +425,7 @@ class Worker:
     async def _deploy(
         self, message: Deploy, regions: Mapping[int, Sequence[SubtaskAssignment]]
     ) -> None:
+        kept = self._kept.take_all()  # what this attempt does not use is needed no more
         try:
             common = DeployCommon.unpacked(message)
             store = await self._store_for(message.storage, common.settings)
@@ -444,14 +448,16 @@ class Worker:
                 io_threads=self._threads,
                 transfers=self._transfers,
                 segments=self._segments,
+                kept=self._kept,
                 metrics=self._metrics,
                 sender=self,
                 load=self._load,
             )
             deployments = [
-                Deployment(message, common, plan, region, assignments, resources)
+                Deployment(message, common, plan, region, assignments, resources, kept)
                 for region, assignments in regions.items()
             ]
+            kept.clear()
             for deployment in deployments:
                 self._regions.add(deployment)
             await all_of([deployment.prepare() for deployment in deployments])

@@ -15,7 +15,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, final
 
 from ...errors import StateError
-from ..snapshot import FilesCut, RestoredState, TableCut
+from ..queryable import CommittedPoints
+from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
 from .canonical import TableSpec
 from .keys import KeyShape
 
@@ -150,6 +151,8 @@ class KeyedBackend(ABC):
 
     needs_key_groups: ClassVar[bool] = False
     """True if `set_key` needs the key group."""
+    points: Sequence[CommittedPoints[Any]] = ()
+    """The checkpoints to which tables can go back. Their owner tells them of cuts and outcomes."""
 
     def __init__(
         self, keys: KeyShape, specs: Mapping[str, TableSpec], max_parallelism: int
@@ -222,6 +225,10 @@ class KeyedBackend(ABC):
         Tables are adapted to their spec (`canonical.restored_rows`); values that had no TTL before count
         as last used at `now_ms`. Raises StateError if a state cannot be adapted.
         """
+
+    def keep(self) -> dict[str, KeptState]:
+        """Take the states out that can go back to a checkpoint; nothing is called after it but `close`."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

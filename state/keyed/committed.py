@@ -220,6 +220,9 @@ class CommittedTables:
             has_entries = backend.specs[name].layout.entry is not None
             kind = CommittedEntryTable if has_entries else CommittedValueTable
             self.kept[name] = kind(backend, name, bytes_max)
+        self.points: list[CommittedPoints[Any]] = [table.points for table in self.kept.values()]
+        """Those that hear of checkpoints, also of tables that only go back to them."""
+        self.points += backend.points
 
     def value_table(self, name: str) -> ValueTable:
         """See `KeyedBackend`."""
@@ -246,23 +249,23 @@ class CommittedTables:
 
     def restored(self, checkpoint_id: int) -> None:
         """See `CommittedPoints.restored`."""
-        for table in self.kept.values():
-            table.points.restored(checkpoint_id)
+        for points in self.points:
+            points.restored(checkpoint_id)
 
     def cut(self, checkpoint_id: int) -> None:
         """See `CommittedPoints.cut`."""
-        for table in self.kept.values():
-            table.points.cut(checkpoint_id)
+        for points in self.points:
+            points.cut(checkpoint_id)
 
     def completed(self, checkpoint_id: int) -> None:
         """See `CommittedPoints.completed`."""
-        for table in self.kept.values():
-            table.points.completed(checkpoint_id)
+        for points in self.points:
+            points.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: int) -> None:
         """See `CommittedPoints.aborted`."""
-        for table in self.kept.values():
-            table.points.aborted(checkpoint_id)
+        for points in self.points:
+            points.aborted(checkpoint_id)
 
 
 def _keys(walk: KeyWalk) -> Iterator[Sequence[Any]]:

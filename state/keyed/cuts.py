@@ -16,7 +16,7 @@ that no delta will reach back so far.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 from ...errors import InternalError
@@ -24,6 +24,8 @@ from ...errors import InternalError
 PARTS: Final = 251
 """The number of parts. It is a prime, so that keys at regular distances spread too."""
 _SEALED_MAX = 32
+LOOK_EVERY: Final = 4_096
+"""The memory of old values that are kept is looked at once in this many of them."""
 Address = Hashable
 
 
@@ -81,15 +83,28 @@ class Changes:
     """The cuts of one table, and what changed between them. Methods run in the mailbox.
 
     Attributes:
+        active: False until the first cut: a writer may then leave the rest undone.
         dirty: the addresses written since the newest cut, if there was one. A writer must add to it.
         newest: the newest cut if any is open. A writer must first store the old value in its log.
         epoch: the number of the newest cut; 0: there was none.
         rebase: True if deltas cannot build on the restored state, until a first checkpoint is complete.
     """
 
-    __slots__ = ("_known_since", "_open", "_sealed", "dirty", "epoch", "newest", "rebase")
+    __slots__ = (
+        "_grew",
+        "_known_since",
+        "_logged",
+        "_open",
+        "_sealed",
+        "active",
+        "dirty",
+        "epoch",
+        "newest",
+        "rebase",
+    )
 
     def __init__(self) -> None:
+        self.active = False
         self.dirty: set[Any] = _Unasked()
         self.newest: Cut | None = None
         self.epoch = 0
@@ -97,22 +112,36 @@ class Changes:
         self._open: list[Cut] = []
         self._known_since = 1
         self.rebase = False
+        self._logged = 0
+        self._grew: Callable[[], None] | None = None
 
     def restored(self, *, rebase: bool = False) -> None:
         """Let the present state stand for cut number 1; `rebase`: its shape is not the stored one."""
+        self.active = True
         self.dirty = set()
         self.epoch = self._known_since = 1
         self.rebase = rebase
 
     def cut(self) -> Cut:
         """Open a cut of the state as it is now."""
+        self.active = True
         self.epoch += 1
         self._sealed[self.epoch] = self.dirty
         self.dirty = set()
         if len(self._sealed) > _SEALED_MAX:
             self._join_oldest()
+        return self._opened(Cut(self.epoch))
+
+    def keep(self, grew: Callable[[], None]) -> Cut:
+        """Open a cut to which the table can go back later. It is none of those that are counted.
+
+        `grew` is called now and then while old values come into its log.
+        """
+        self.active, self._grew = True, grew
+        return self._opened(Cut(self.epoch))
+
+    def _opened(self, cut: Cut) -> Cut:
         self._open = [cut for cut in self._open if cut.open]
-        cut = Cut(self.epoch)
         if self._open:
             assert self.newest is not None
             self.newest.later = cut
@@ -136,9 +165,35 @@ class Changes:
         for cut in self._open:
             if cut.open:
                 self.newest.undo[part].setdefault(address, old)
+                if self._grew is not None:
+                    self._logged += 1
+                    if not self._logged % LOOK_EVERY:
+                        self._grew()
                 return
         self._open = []
         self.newest = None
+
+    def close(self, cut: Cut) -> None:
+        """Close a cut to which the table will not go back."""
+        cut.open = False
+        self._open = [cut for cut in self._open if cut.open]
+        if not self._open:
+            self.newest = None
+
+    def join_closed(self, first: Cut) -> None:
+        """Join the logs of closed cuts to those in front of them, from `first` on, so that they are few."""
+        cut = first
+        while (later := cut.later) is not None:
+            if later.open:
+                cut = later
+                continue
+            # In this order: a thread that reads an earlier cut finds each value in one of the two logs.
+            for mine, others in zip(cut.undo, later.undo, strict=True):
+                for address, held in others.items():
+                    mine.setdefault(address, held)
+            cut.later = later.later
+            if self.newest is later:
+                self.newest = cut
 
     def changed(self, since: int, cut: Cut) -> Iterator[set[Any]]:
         """Return sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps

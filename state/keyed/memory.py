@@ -12,11 +12,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import StateError
-from ..snapshot import FilesCut, RestoredState, TableCut
+from ..queryable import CommittedPoints
+from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
 from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
 from .keys import KeyShape, key_of, token
+from .rollback import KeptCut, KeptTable, kept_cuts
 
 _ALIVE: Final = -(2**63)
 _PLAIN_KEYS: Final = frozenset({int, str, bytes})
@@ -184,6 +186,17 @@ class _Table:
             self._place(self._address(key, namespace), entry, held)
         self.changes.restored(rebase=rebase)
 
+    def take_over(self, kept: KeptTable[Any], checkpoint_id: int) -> None:
+        """Take over the content of the table of a subtask that has ended, as of a checkpoint."""
+        old = kept.old_values(checkpoint_id)
+        self._parts[:] = kept.parts
+        self._put_back(old)
+        self.changes.restored()
+
+    def kept(self, points: CommittedPoints[KeptCut]) -> KeptTable[Any]:
+        """Take the content out of the table, with the checkpoints to which it can go back."""
+        return KeptTable.of(self._parts, points)
+
     def sweep(self, limit: int, dead_until: int) -> int:
         removed = 0
         for _ in range(limit):
@@ -213,6 +226,10 @@ class _Table:
         raise NotImplementedError
 
     def _place(self, address: Address, entry: Any, held: Any) -> None:
+        raise NotImplementedError
+
+    def _put_back(self, old: Sequence[dict[Any, Any]]) -> None:
+        """Let places of each part hold old values again, or nothing (`ABSENT`); no cut is open."""
         raise NotImplementedError
 
     def _remove(self, part: int, where: Any) -> None:
@@ -258,7 +275,7 @@ class MemoryValueTable(_Table, ValueTable):
                 held = hold(value)
             address = at.address
             part = parts[at.part]
-            if changes.epoch:
+            if changes.active:
                 if changes.newest is not None:
                     changes.log(at.part, address, part.get(address, ABSENT))
                 changes.dirty.add(address)
@@ -297,6 +314,13 @@ class MemoryValueTable(_Table, ValueTable):
 
     def _place(self, address: Address, entry: Any, held: Any) -> None:
         self._parts[part_of(address)][address] = held
+
+    def _put_back(self, old: Sequence[dict[Any, Any]]) -> None:
+        for part, values in zip(self._parts, old, strict=True):
+            part.update(values)
+            for where, held in values.items():
+                if held is ABSENT:
+                    del part[where]
 
 
 class MemoryEntryTable(_Table, EntryTable):
@@ -385,13 +409,42 @@ class MemoryEntryTable(_Table, EntryTable):
     def _place(self, address: Address, entry: Any, held: Any) -> None:
         self._parts[part_of(address)].setdefault(address, {})[token(entry)] = held
 
+    def _put_back(self, old: Sequence[dict[Any, Any]]) -> None:
+        for part, values in zip(self._parts, old, strict=True):
+            grown: set[Any] = set()
+            for (address, name), held in values.items():
+                entries = part.setdefault(address, {})
+                if held is ABSENT:
+                    entries.pop(name, None)
+                else:
+                    if name not in entries:
+                        grown.add(address)
+                    entries[name] = held
+                if not entries:
+                    del part[address]
+            if self._layout.kind == "list":  # the last entry is that of the last position
+                for address in grown & part.keys():
+                    part[address] = dict(sorted(part[address].items()))
+
 
 class MemoryBackend(KeyedBackend):
     """All keyed state of one operator subtask, in memory."""
 
     def __init__(
-        self, keys: KeyShape, specs: Mapping[str, TableSpec], max_parallelism: int
+        self,
+        keys: KeyShape,
+        specs: Mapping[str, TableSpec],
+        max_parallelism: int,
+        kept_bytes_max: int = 0,
     ) -> None:
+        """
+        Args:
+            keys: see `KeyedBackend`.
+            specs: see `KeyedBackend`.
+            max_parallelism: see `KeyedBackend`.
+            kept_bytes_max: how many bytes of old values each table keeps, to go back to a checkpoint; 0:
+                no table can.
+        """
         super().__init__(keys, specs, max_parallelism)
         self._plain, self._spaced = _Position(), _Position()
         self._namespace: Any = token(None)
@@ -401,6 +454,11 @@ class MemoryBackend(KeyedBackend):
             position = self._spaced if spec.layout.namespaced else self._plain
             kind = MemoryValueTable if spec.layout.entry is None else MemoryEntryTable
             self._tables[name] = kind(spec, position, max_parallelism)
+        self._kept: dict[str, CommittedPoints[KeptCut]] = {}
+        if kept_bytes_max:
+            for name, table in self._tables.items():
+                self._kept[name] = kept_cuts(table.changes, kept_bytes_max)
+        self.points = tuple(self._kept.values())
 
     def value_table(self, name: str) -> ValueTable:
         table = self._tables[name]
@@ -459,8 +517,17 @@ class MemoryBackend(KeyedBackend):
             name: table.cut(dead_until.get(name, _ALIVE)) for name, table in self._tables.items()
         }
 
+    def keep(self) -> dict[str, KeptState]:
+        return {
+            name: KeptState(points.checkpoints, self._tables[name].kept(points))
+            for name, points in self._kept.items()
+        }
+
     def restore(self, state: RestoredState, now_ms: int) -> None:
         for name, table in self._tables.items():
+            if (kept := state.kept.get(name)) is not None:
+                table.take_over(kept.content, state.checkpoint_id)
+                continue
             if state.files.get(name):
                 raise in_other_files(name)
             rows = restored_rows(table.spec, state, now_ms)

@@ -7,7 +7,7 @@ them to a table on disk (`rocksdb/timers.py`) once they have outgrown their part
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias
 
@@ -15,12 +15,14 @@ import pyarrow as pa
 
 from ..codecs import codec_of
 from ..evolution import adapt
+from ..queryable import CommittedPoints
 from ..settings import MemoryShare
-from ..snapshot import FilesCut, RestoredState, TableCut
+from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
 from .base import ABSENT, in_other_files
 from .canonical import DELETED, Layout, Rows
 from .cuts import PARTS, Changes, Cut, part_of
 from .keys import KeyShape, Token, encode_token, entry_codec, key_of, token
+from .rollback import KeptCut, KeptTable, kept_cuts
 
 Address: TypeAlias = tuple[Any, Any]
 """The tokens of a key and of a tag."""
@@ -46,6 +48,9 @@ def timer_layout(keys: KeyShape, tags: Any = str) -> Layout:
 
 class TimerTable(ABC):
     """The timers of one clock in one operator subtask. All methods run in the subtask's mailbox."""
+
+    points: Sequence[CommittedPoints[KeptCut]] = ()
+    """The checkpoints to which the table can go back; see `KeyedBackend.points`."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -95,6 +100,10 @@ class TimerTable(ABC):
                 cannot read.
         """
 
+    def keep(self) -> KeptState | None:
+        """Take the timers out, if they can go back to a checkpoint; see `KeyedBackend.keep`."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Release resources; must not raise."""
@@ -114,12 +123,18 @@ class MemoryTimerTable(TimerTable):
         name: the name of the state.
         layout: the result of `timer_layout`.
         max_parallelism: the number of key groups.
+        kept_bytes_max: how many bytes of old values the table keeps, to go back to a checkpoint; 0: it
+            cannot.
     """
 
-    def __init__(self, name: str, layout: Layout, max_parallelism: int) -> None:
+    def __init__(
+        self, name: str, layout: Layout, max_parallelism: int, kept_bytes_max: int = 0
+    ) -> None:
         self.name, self._layout = name, layout
         self._max_parallelism = max_parallelism
         self._changes = Changes()
+        if kept_bytes_max:
+            self.points = (kept_cuts(self._changes, kept_bytes_max),)
         self._times: list[dict[Address, int]] = [{} for _ in range(PARTS)]
         self._size = 0
         self._heap: list[int] = []
@@ -205,7 +220,16 @@ class MemoryTimerTable(TimerTable):
             make, self._layout.identity, epoch, discard=discard, confirm=self._changes.confirm
         )
 
+    def keep(self) -> KeptState | None:
+        if not self.points:
+            return None
+        points = self.points[0]
+        return KeptState(points.checkpoints, KeptTable.of(self._times, points))
+
     def restore(self, state: RestoredState) -> None:
+        if (kept := state.kept.get(self.name)) is not None:
+            self._take_over(kept.content, state.checkpoint_id)
+            return
         if state.files.get(self.name):
             raise in_other_files(self.name)
         table = state.tables.get(self.name)
@@ -221,6 +245,19 @@ class MemoryTimerTable(TimerTable):
         self._size = len(rows)
         self._rebuild_order()
         self._changes.restored(rebase=not table.schema.equals(schema))
+
+    def _take_over(self, kept: KeptTable[int], checkpoint_id: int) -> None:
+        """Take over the timers of a subtask that has ended, as of a checkpoint."""
+        old = kept.old_values(checkpoint_id)
+        self._times = kept.parts
+        for times, values in zip(self._times, old, strict=True):
+            times.update(values)
+            for address, timestamp in values.items():
+                if timestamp is ABSENT:
+                    del times[address]
+        self._size = sum(map(len, self._times))
+        self._rebuild_order()
+        self._changes.restored()
 
     def close(self) -> None:
         pass

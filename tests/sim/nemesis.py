@@ -61,6 +61,9 @@ OVERTAKING = frozenset(
 GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
 """Kinds that do no harm to the workers."""
 
+SURVIVED = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "refusals"})
+"""Kinds after which most workers still have their state."""
+
 
 def draw_plan(rng: random.Random) -> Plan:
     """Some of all kinds: a trouble that hides another must be absent sometimes."""
@@ -75,6 +78,12 @@ def draw_plan(rng: random.Random) -> Plan:
     elif storm_s > 8.5:
         kinds = OVERTAKING
     return Plan(kinds, mean_s, storm_s)
+
+
+def survived_plan(rng: random.Random, drawn: Plan) -> Plan:
+    """Return a plan of restarts with workers that live; some seeds keep what they had drawn, too."""
+    others = drawn.kinds if rng.random() < 0.3 else frozenset[str]()
+    return Plan(SURVIVED | others, 0.7, 12.0)
 
 
 async def storm(sim: Simulation, plan: Plan) -> None:

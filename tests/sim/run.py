@@ -144,13 +144,19 @@ class Simulation:
         self._kind = kind or self.rng.choice(COMMON if self.rng.random() < 0.4 else sorted(KINDS))
         self._workload = workload(self._kind)
         self.plan = nemesis.draw_plan(self.rng)
+        if self._workload.keeps:
+            self.plan = nemesis.survived_plan(self.rng, self.plan)
         self.busy = Busy(self.rng)
         self._settings, self._options = draw_job(self.rng, self.plan.overtaking)
+        if seed % 5 == 0 or self._workload.keeps:  # not drawn: most seeds mean what they meant
+            self._options["headgate.recovery.keep-state"] = "true"
         self.folder = folder
         """For files on the disks of workers."""
         self.spoiling = self.rng.choice((0.0, 0.1, 0.5, 1.0))
         """The share of the local copies of state that are damaged or gone after a kill."""
         self._slots = self.rng.randint(1, 2)
+        if self._workload.keeps:
+            self._slots, self._settings["parallelism"], self._settings["every"] = 1, 3, "150ms"
         self._stands_by = seed % 3 == 1  # not drawn: most seeds mean what they meant
         """A process waits to take over from a coordinator that goes, or seems to."""
         self._in_groups = random.Random(seed) if seed % 4 == 2 else None
@@ -160,6 +166,8 @@ class Simulation:
         batch_rows = self.rng.choice((1, 8, 40))
         # At once, or for as long as there is trouble: one reader alone would take so long.
         last_s = self.rng.choice((0.1, 3.0, 3.0 if hurry else 12.0))
+        if self._workload.keeps:
+            rows, last_s = 504, 12.0
         batches = rows / ((1 + batch_rows) / 2)
         self.world = World(
             self.rng,
@@ -395,6 +403,8 @@ class Simulation:
             body = json.loads(event.body)
             part = body["tasks"] < body["tasks_total"]
             self.watch.seen["restart of a part" if part else "restart of all"] += 1
+        if event.kind == "recovered" and json.loads(event.body)["lastRestartKeptStateSize"]:
+            self.watch.seen["state kept in memory"] += 1
         if event.kind == "start":
             self._leads = max(self._leads, leader)
         # Workers that already obey a successor do not begin an attempt of its predecessor, which may not

@@ -61,6 +61,7 @@ def test_everything_has_happened() -> None:
         "restored",
         "restart of a part",
         "restart of all",
+        "state kept in memory",
         "store existed",
         "job FINISHED",
         "groups 2",

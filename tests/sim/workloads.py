@@ -39,6 +39,7 @@ class Workload:
         endless: its source never ends.
         sink: makes the sink of the last stream.
         queried: clients read the count of a key while the job runs.
+        keeps: there are several workers, and those that live keep their state in memory.
     """
 
     build: Callable[[hg.Job, str], Any]
@@ -49,6 +50,7 @@ class Workload:
     endless: bool = False
     sink: type[Ledger] = Ledger
     queried: bool = False
+    keeps: bool = False
 
 
 KINDS = {
@@ -71,6 +73,8 @@ MORE_KINDS = {
     "growing regions": Workload(counting.growing_regions, counting.check_count, endless=True),
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
+    "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
+    "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
     "queried": Workload(counting.queried, counting.check_count, conserves=True, queried=True),
 }
 """Only run by name: what a seed draws from KINDS stays as it is."""
