@@ -1,0 +1,160 @@
+"""What the recovery of 1 of 8 workers costs, with and without state that stays in memory.
+
+`python benchmarks/kept_state.py --keys 1000000`. A job of eight workers, all in this process, counts
+records per key, in the state of a process function. Once it has all its keys a worker is killed, several
+times, each time after a checkpoint. Measured is the processor time of the process from the kill to the
+moment at which all subtasks run again: stopping, reading and decoding state, taking it over. The jobs with
+and without `headgate.recovery.keep-state` take turns. The goal is a ratio of 0.25: one worker in eight has
+to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import headgate as hg
+from headgate.connectors import numbers
+from headgate.operators.clock import SystemClock
+from headgate.operators.elements import Batch
+from headgate.operators.sink import Guarantee, Sink, SinkWriter
+from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.control.job_client import PublishedEvent
+from headgate.runtime.coordinator.clients import LocalClient
+from headgate.runtime.coordinator.job import JobCoordinator
+from headgate.runtime.job import runnable
+from headgate.runtime.storage.open_store import open_store
+
+WORKERS = 8
+RATE = 100_000
+"""Records per second, once all keys are there and before."""
+DEADLINE_S = 1_200.0
+
+
+class Count(hg.KeyedProcess[int, int, int]):
+    """Counts the records of a key."""
+
+    seen = hg.ValueState[int](default=0)
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> None:
+        self.seen.set(self.seen.get() + 1)
+
+
+class Nothing(Sink):
+    """Takes what comes."""
+
+    guarantees = frozenset(Guarantee)
+    guarantee = Guarantee.NONE
+
+    def writer(self) -> SinkWriter:
+        return _NothingWriter()
+
+    def describe(self) -> str:
+        return "nothing()"
+
+
+class _NothingWriter(SinkWriter):
+    def write(self, batch: Batch) -> None:
+        pass
+
+
+def make_job(keys: int, directory: str, keeps: bool) -> hg.Job:
+    """It never ends."""
+    job = hg.Job(
+        f"bench-kept-{os.getpid()}",
+        parallelism=WORKERS,
+        options={
+            "io.tmp.dirs": directory,
+            "headgate.recovery.keep-state": str(keeps).lower(),
+        },
+    )
+    job.checkpoint(every="3s", timeout="10min", storage=str(Path(directory, "checkpoints")))
+    job.restart(attempts=1_000, delay="0s")
+    endless = numbers(1 << 60, rate=RATE, batch_rows=5_000, splits=WORKERS)
+    counted = job.read(endless, name="numbers").key_with(lambda n: n % keys)
+    counted.process(Count(), name="count").write(Nothing(), name="out")
+    return job
+
+
+class Run:
+    """One job, and the events that it announces."""
+
+    def __init__(self, keys: int, directory: str, keeps: bool) -> None:
+        self._keys = keys
+        self._events: asyncio.Queue[PublishedEvent] = asyncio.Queue()
+        spec = runnable(make_job(keys, directory, keeps)).spec()
+        self._cluster = InProcessCluster(clock=SystemClock(), open_store=open_store)
+        self._coordinator = JobCoordinator(
+            spec, cluster=self._cluster, clock=SystemClock(), open_store=open_store
+        )
+        self._coordinator.on_event = self._events.put_nowait
+
+    async def _until(self, kind: str, **wanted: Any) -> dict[str, Any]:
+        while True:
+            event = await self._events.get()
+            body: dict[str, Any] = json.loads(event.body)
+            if event.kind == kind and wanted.items() <= body.items():
+                return body
+
+    async def measure(self, kills: int) -> list[float]:
+        """Return the CPU seconds of each recovery."""
+        running = asyncio.create_task(self._coordinator.run())
+        client = LocalClient(self._coordinator.clients, asyncio.get_running_loop())
+        await self._until("status", status="RUNNING")
+        while True:
+            vertices = (await client.request("status"))["vertices"]
+            if vertices[-1]["records_in"] >= self._keys:
+                break
+            await asyncio.sleep(0.2)
+        took: list[float] = []
+        for _ in range(kills):
+            while not self._events.empty():
+                self._events.get_nowait()
+            await self._until("checkpoint", status="COMPLETED")
+            await self._until("checkpoint", status="COMPLETED")
+            victim = next(worker for worker in self._cluster.workers if worker.alive)
+            began = time.process_time()
+            victim.kill()
+            body = await self._until("recovered")
+            took.append(time.process_time() - began)
+            print(
+                f"  {took[-1]:.2f} s, {body['lastRestartKeptStateSize']:,} bytes kept", flush=True
+            )
+        await client.request("cancel")
+        await running
+        await self._cluster.close()
+        return took
+
+
+async def measure(keys: int, kills: int, keeps: bool) -> list[float]:
+    """Run one job."""
+    with tempfile.TemporaryDirectory(prefix="hg-bench-kept-") as directory:
+        async with asyncio.timeout(DEADLINE_S):
+            return await Run(keys, directory, keeps).measure(kills)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=3, help="per job")
+    parser.add_argument("--rounds", type=int, default=2)
+    chosen = parser.parse_args()
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(chosen.rounds):
+        for keeps in (False, True):
+            print("kept in memory" if keeps else "all is read", flush=True)
+            took[keeps] += asyncio.run(measure(chosen.keys, chosen.kills, keeps))
+    read, kept = median(took[False]), median(took[True])
+    print(f"{chosen.keys:,} keys: {read:.2f} and {kept:.2f} CPU s, a ratio of {kept / read:.2f}")
+
+
+if __name__ == "__main__":
+    main()
