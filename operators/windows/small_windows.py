@@ -27,7 +27,8 @@ SMALL_ROWS = 512
 """A window whose first batch brings fewer rows than this shares the table."""
 KEPT_ROWS_MAX = 65_536
 """A table that had more rows than this frees its memory when its last window expires."""
-_DEAD_MIN = 1_024
+_DEAD_MIN = 4_096
+"""So many rows of expired windows may stay: to leave the others where they are costs less."""
 _NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
 
@@ -49,6 +50,13 @@ class SmallWindows:
     def _renew(self) -> None:
         self._group = KeyedGroup(self._plan, self._hasher, self._epoch)
         self._starts = SlotArray(np.int64)
+
+    def _clear(self) -> None:
+        """Forget all rows; the memory is kept if it is small, and no cut reads it."""
+        if self._group.busy or self._group.keys.size > KEPT_ROWS_MAX:
+            self._renew()
+        else:
+            self._group.clear()
 
     def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> tuple[Index, Index]:
         """Add rows of some windows; return which rows, and their slots."""
@@ -124,10 +132,7 @@ class SmallWindows:
         self._expired = last
         size = self._group.keys.size
         if not self.open:
-            if self._group.busy or size > KEPT_ROWS_MAX:
-                self._renew()
-            else:
-                self._group.clear()
+            self._clear()
             return
         alive = np.flatnonzero(self._starts.data[:size] > last)
         if size - len(alive) > max(_DEAD_MIN, size // 2):
@@ -137,7 +142,7 @@ class SmallWindows:
         """Move these slots to a new group; each row keeps the epoch of its last change."""
         starts, epochs = self._starts.data[alive], self._group.state.epochs_of(alive)
         keys, state = self._rows(alive)
-        self._renew()
+        self._clear()
         if len(alive):
             self._load(starts, keys, state, epochs)
 
