@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import sys
-import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +25,25 @@ else:
 
     pl = _Polars()
 
+_handler_of = ctypes.pythonapi.PyOS_getsig
+_handler_of.argtypes, _handler_of.restype = [ctypes.c_int], ctypes.c_void_p
+_set_handler = ctypes.pythonapi.PyOS_setsig
+_set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+
 
 def _loaded() -> Any:
     """Return the module Polars, and leave Ctrl-C to whom it belongs.
 
     As it is loaded, Polars takes SIGINT, to end the query that runs with KeyboardInterrupt. A program that
     handles Ctrl-C itself, as `headgate run` does to take a final checkpoint, would end in the middle of it.
+    The handler of the process is put back, not that of Python: only the main thread may set that one, and
+    any thread of a job may be the first to need Polars.
     """
-    if "polars" in sys.modules:
+    if "polars" in sys.modules or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return import_module("polars")
+    before = ctypes.c_void_p(_handler_of(signal.SIGINT))
     module = import_module("polars")
-    if threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGINT)
-        if handler is not None and handler is not signal.default_int_handler:
-            signal.signal(signal.SIGINT, handler)
+    _set_handler(signal.SIGINT, before)
     return module
 
 

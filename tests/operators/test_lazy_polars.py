@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HANDLED = """
 import ctypes
 import signal
 import sys
+import threading
 
 native = ctypes.pythonapi.PyOS_getsig
 native.restype = ctypes.c_void_p
@@ -18,13 +21,19 @@ before = native(signal.SIGINT)
 from headgate.operators.lazy_polars import pl
 
 assert "polars" not in sys.modules
-pl.DataFrame
+if sys.argv[1] == "main":
+    pl.DataFrame
+else:
+    thread = threading.Thread(target=lambda: pl.DataFrame)
+    thread.start()
+    thread.join()
 assert "polars" in sys.modules
 assert native(signal.SIGINT) == before, "Polars ends its queries with KeyboardInterrupt"
 """
 
 
-def test_ctrl_c_stays_with_a_program_that_handles_it() -> None:
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_ctrl_c_stays_with_a_program_that_handles_it(thread: str) -> None:
     """Else a job that is stopped with Ctrl-C ends at once, if a query of Polars runs just then."""
-    done = subprocess.run([sys.executable, "-c", HANDLED], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", HANDLED, thread], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
