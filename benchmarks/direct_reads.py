@@ -1,9 +1,10 @@
-"""Reads of one key at a time: `python benchmarks/direct_reads.py [--keys N] [--seconds S] [--rounds N]`.
+"""Reads of state by key: `python benchmarks/direct_reads.py [--keys N] [--seconds S] [--rounds N]`.
 
 A job in a process of its own keeps running aggregates. This process reads them: at the worker, through the
 REST API, and, for comparison, values of the same size in a Redis on this machine. For each it prints the
-reads per second of processor time of the server and of the client, and how long reads took. Then it
-prints the processor time of a busy job with some reads per second and without, in turns.
+processor time per key of the server, without that of the idle server, and of the client, and how long
+reads took. Then it prints the processor time of a busy job with some keys per second and without, in
+turns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from headgate.testing.servers import redis as redis_server
 
 JOB = "direct-reads"
 QUIET_RATE = 100
+AT_ONCE = 100
+COSTS = (("clients", 2_500), ("clients", 5_000), ("callers", 20_000), ("many", 20_000))
 VALUE = {"n": 1234, "top": 987654, "total": 123456789}
 Get = Callable[[int], Awaitable[Any]]
 
@@ -73,9 +76,17 @@ def cpu_s(pid: int) -> float:
     return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
 
 
-async def measured(gets: list[Get], keys: int, seconds: float, pid: int) -> dict[str, float]:
-    """Read random keys for a while, with each of `gets` one after the other."""
+async def measured(
+    gets: list[Get], keys: int, seconds: float, pid: int, at_once: int = 1
+) -> dict[str, float]:
+    """Read random keys for a while, with each of `gets` one after the other.
+
+    A get of `at_once` keys reads those that follow its random one.
+    """
     rng, took = random.Random(1), list[float]()
+    idle = cpu_s(pid)
+    await asyncio.sleep(seconds / 2)
+    idle = 2 * (cpu_s(pid) - idle)
     until = time.perf_counter() + seconds
 
     async def read(get: Get) -> None:
@@ -87,10 +98,11 @@ async def measured(gets: list[Get], keys: int, seconds: float, pid: int) -> dict
     await asyncio.gather(*map(read, gets))
     server, client = cpu_s(pid) - server, time.process_time() - client
     took.sort()
+    read = len(took) * at_once
     return {
-        "reads per CPU s of the server": round(len(took) / max(server, 0.01)),
-        "reads per CPU s of the client": round(len(took) / client),
-        "reads/s": round(len(took) / seconds),
+        "CPU us per key of the server": round(1e6 * (server - idle) / read, 2),
+        "CPU us per key of the client": round(1e6 * client / read, 2),
+        "keys/s": round(read / seconds),
         "p50 ms": round(1000 * took[len(took) // 2], 2),
         "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
     }
@@ -113,6 +125,16 @@ def getter(client: hg.query.AsyncQueryClient, level: Any = "live") -> Get:
     return get
 
 
+def many_getter(client: hg.query.AsyncQueryClient, keys: int, level: Any = "live") -> Get:
+    """Return a get of `AT_ONCE` keys."""
+
+    async def get(key: int) -> Any:
+        wanted = [(key + 37 * number) % keys for number in range(AT_ONCE)]
+        return await client.get_many("sums", wanted, level=level)
+
+    return get
+
+
 async def rates(pid: int, keys: int, seconds: float) -> dict[str, dict[str, float]]:
     """Measure reads of the job and of Redis."""
     found: dict[str, dict[str, float]] = {}
@@ -129,6 +151,10 @@ async def rates(pid: int, keys: int, seconds: float) -> dict[str, dict[str, floa
         for name, gets in cases.items():
             await measured(gets, keys, 0.3, pid)
             found[name] = await measured(gets, keys, seconds, pid)
+        for level in ("live", "committed"):
+            gets = [many_getter(many[0], keys, level)]
+            name = f"worker, {AT_ONCE} keys per request, {level}"
+            found[name] = await measured(gets, keys, seconds, pid, AT_ONCE)
     with (
         tempfile.TemporaryDirectory() as directory,
         redis_server.running(Path(directory), "--appendfsync", "no") as server,
@@ -165,29 +191,41 @@ async def redis_rates(server: Any, keys: int, seconds: float) -> dict[str, dict[
 
 
 async def cost(
-    pid: int, keys: int, per_second: int, seconds: float, rounds: int
+    pid: int, keys: int, per_second: int, seconds: float, rounds: int, kind: str
 ) -> dict[str, float]:
-    """Return the processor time per second of the job with and without reads, in turns."""
-    used: dict[bool, list[float]] = {False: [], True: []}
-    rng, took = random.Random(2), list[float]()
-    async with clients(8) as some:
+    """Return the processor time per second of the job with and without reads, in turns.
 
-        async def timed(client: hg.query.AsyncQueryClient) -> None:
+    The kinds: `clients` are 8 clients with 8 callers each, `callers` are 64 callers of one client, and
+    `many` is one caller that reads `AT_ONCE` keys with each request.
+    """
+    used: dict[bool, list[float]] = {False: [], True: []}
+    rng, took, read_keys = random.Random(2), list[float](), 0
+    async with clients(8 if kind == "clients" else 1) as some:
+        if kind == "many":
+            gets, at_once = [many_getter(some[0], keys)], AT_ONCE
+        else:
+            gets, at_once = [getter(some[place % len(some)]) for place in range(64)], 1
+
+        async def timed(get: Get) -> None:
             began = time.perf_counter()
-            await client.get("sums", rng.randrange(keys))
+            await get(rng.randrange(keys))
             took.append(time.perf_counter() - began)
 
         async def read() -> None:
-            gap_s = len(some) * 8 / per_second
+            nonlocal read_keys
+            gap_s = len(gets) * at_once / per_second
             began = time.perf_counter()
             turn = 0
             while (now := time.perf_counter()) < began + seconds:
                 if now < began + turn * gap_s:
                     await asyncio.sleep(began + turn * gap_s - now)
                 turn += 1
-                await asyncio.gather(*(timed(each) for each in some for _ in range(8)))
+                await asyncio.gather(*map(timed, gets))
+                read_keys += len(gets) * at_once
 
         await read()
+        took.clear()
+        read_keys = 0
         for _ in range(rounds):
             for reads in (False, True):
                 before = cpu_s(pid)
@@ -195,12 +233,13 @@ async def cost(
                 used[reads].append((cpu_s(pid) - before) / seconds)
     took.sort()
     without, beside = (statistics.median(used[reads]) for reads in (False, True))
+    per_s = read_keys / (rounds * seconds)
     return {
-        "reads/s": per_second,
+        "keys/s": round(per_s),
         "job alone, CPU s per s": round(without, 3),
         "with reads, CPU s per s": round(beside, 3),
-        "ratio": round(beside / without, 3),
-        "us per read": round(1e6 * (beside - without) / per_second, 1),
+        "records per CPU s, with / without": round(without / beside, 3),
+        "us per key": round(1e6 * (beside - without) / per_s, 2),
         "p50 ms": round(1000 * took[len(took) // 2], 2),
         "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
     }
@@ -216,9 +255,9 @@ async def main(keys: int, rate: int, seconds: float, rounds: int) -> None:
                 print(f"{name}: {json.dumps(figures)}", flush=True)
         with job_process(keys, rate, f"{storage}/busy") as pid:
             await asyncio.sleep(2)
-            for per_second in (1_000, 2_500, 5_000):
-                figures = await cost(pid, keys, per_second, seconds, rounds)
-                print(f"cost: {json.dumps(figures)}", flush=True)
+            for kind, per_second in COSTS:
+                figures = await cost(pid, keys, per_second, seconds, rounds, kind)
+                print(f"cost, {kind}: {json.dumps(figures)}", flush=True)
 
 
 if __name__ == "__main__":

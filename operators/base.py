@@ -300,7 +300,11 @@ class Operator:
         raise InternalError(f"this operator has no queryable state state=`{state}`")
 
     def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Iterable[Any]:
-        """Return the value of each of some keys; see `query`. Take each before the next one."""
+        """Return the value of each of some keys; see `query`.
+
+        A list has all of them. Of other results, take each value before the next one. Objects may be of
+        another type than those of `query`, with the same members.
+        """
         return (self.query(state, key, checkpoint_id) for key in keys)
 
     def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:

@@ -400,6 +400,31 @@ def to_json(value: Any, bytes_max: int) -> bytes:
     return b"[" + b",".join(parts) + b"]" if parts else b""
 
 
+def to_json_array(values: Iterable[Any], bytes_max: int) -> tuple[bytes, tuple[int, ...]]:
+    """Return the values of a state as one JSON array, and the places of keys that have none.
+
+    `null` stands in their places. A list of values is written at once. Of others each is written before
+    the next one is taken, as `to_json` does.
+
+    Raises:
+        TooLarge: the JSON has more than `bytes_max` bytes.
+        StateError: a value has no form in JSON.
+    """
+    found: list[Any] = []
+    absent: list[int] = []
+    left = bytes_max
+    at_once = isinstance(values, list)
+    for value in values:
+        text = b"" if at_once else to_json(value, left)
+        left -= len(text)
+        if value is ABSENT or not (at_once or text):
+            absent.append(len(found))
+            found.append(None)
+        else:
+            found.append(value if at_once else msgspec.Raw(text))
+    return to_json(found, bytes_max), tuple(absent)
+
+
 def _bounded(data: bytes, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise TooLarge

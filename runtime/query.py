@@ -153,6 +153,17 @@ class AsyncQueryClient:
         answer = await self.query(state, key, level=level)
         return answer.value if answer.found else default
 
+    async def get_many(
+        self, state: str, keys: Iterable[Any], default: Any = None, *, level: Level = "live"
+    ) -> list[Any]:
+        """Return the value of a state for each of several keys, up to 250 of them, as `get` does.
+
+        That is much cheaper than a `get` for each of them. At the level `committed` all of it is of one
+        checkpoint.
+        """
+        rows = (await self.query_many(state, keys, level=level)).rows
+        return [row.value if row.found else default for row in rows]
+
     async def follow(
         self, state: str, *keys: Any, level: Level = "committed", after: str = ""
     ) -> AsyncGenerator[ChangesAnswer]:
@@ -476,6 +487,12 @@ class QueryClient:
         """Return the value of a state for a key; see `AsyncQueryClient.get`."""
         return self._run(self._client.get(state, key, default, level=level))
 
+    def get_many(
+        self, state: str, keys: Iterable[Any], default: Any = None, *, level: Level = "live"
+    ) -> list[Any]:
+        """Return the value of each of several keys; see `AsyncQueryClient.get_many`."""
+        return self._run(self._client.get_many(state, keys, default, level=level))
+
     def follow(
         self, state: str, *keys: Any, level: Level = "committed", after: str = ""
     ) -> Iterator[ChangesAnswer]:
@@ -570,8 +587,8 @@ def _rows(
                 subtask=read.owner.subtask,
                 key=key_as_plain(known.key, key),
                 key_group=read.key_group,
-                found=bool(read.value),
-                value=msgspec.json.decode(read.value) if read.value else None,
+                found=read.found,
+                value=read.value,
             )
             for key, read in zip(keys, values, strict=True)
         ],

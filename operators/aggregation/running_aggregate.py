@@ -8,12 +8,13 @@ result of each key is always emitted.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -105,16 +106,29 @@ class _OldRows:
         self.nbytes += len(rows) * _OLD_ENTRY_BYTES + sum(column.nbytes for column in results)
         return True
 
+    def find_many(
+        self, hashes: Hashes, checks: Hashes | None
+    ) -> Iterator[tuple[Index, list[pa.Array] | None]]:
+        """Yield the places of keys that have entries, and their results; None: they had none."""
+        numbers = self._index.find(hashes, checks).astype(np.intp)
+        known = np.flatnonzero(numbers >= 0)
+        firsts = np.array([piece.first for piece in self._pieces], np.intp)
+        pieces = np.searchsorted(firsts, numbers[known], side="right") - 1
+        for number in sorted(set(pieces.tolist())):
+            piece, at = self._pieces[number], known[pieces == number]
+            rows = piece.places[numbers[at] - piece.first]
+            had = rows >= 0
+            if had.any():
+                taken = pa.array(rows[had])
+                yield at[had], [column.take(taken) for column in piece.results]
+            if not had.all():
+                yield at[~had], None
+
     def find(self, hashes: Hashes, checks: Hashes | None) -> _OldRow | None:
         """Return the entry of one key; None: there is none."""
-        return self.find_many(hashes, checks).get(0)
-
-    def find_many(self, hashes: Hashes, checks: Hashes | None) -> dict[int, _OldRow]:
-        """Return the entries of some keys, by their places among them."""
-        numbers = self._index.find(hashes, checks)
-        return {int(at): self._entry(int(numbers[at])) for at in np.flatnonzero(numbers >= 0)}
-
-    def _entry(self, number: int) -> _OldRow:
+        number = int(self._index.find(hashes, checks)[0])
+        if number < 0:
+            return None
         piece = self._pieces[bisect_right(self._pieces, number, key=lambda one: one.first) - 1]
         place = int(piece.places[number - piece.first])
         if place < 0:
@@ -294,29 +308,53 @@ class RunningAggregate(SpillingOperator):
         return KeyScan(pieces, ending.close)
 
     def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Iterable[Any]:
-        if self._spilling is not None or self._expiring is not None or len(keys) == 1:
+        if self._spilling is not None or self._expiring is not None:
             return super().query_many(state, keys, checkpoint_id)
         columns = self._key_shape.to_arrays(keys)
         values: list[Any] = [ABSENT] * len(keys)
         rest = np.arange(len(keys))
         if checkpoint_id:
-            if self._points is None:
-                raise NotKept
-            hashes, checks = self._hasher.identify(columns)
-            for old in self._points.since(checkpoint_id):
-                rows = old.find_many(hashes[rest], None if checks is None else checks[rest])
-                for place, row in rows.items():
-                    values[rest[place]] = self._named(row.results)
-                rest = np.delete(rest, list(rows))
-        if len(rest) < len(keys):
+            rest = self._fill_as_of(values, columns, checkpoint_id)
             columns = [column.take(pa.array(rest)) for column in columns]
         slots = self._in_memory.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
-        found = slots >= 0
-        results = self._in_memory.state.results(slots[found])
-        lists = [result.to_pylist() for result in results[: len(self._plan.aggregates)]]
-        for place, found_row in zip(rest[found], zip(*lists, strict=True), strict=True):
-            values[place] = dict(zip(self._plan.aggregates, found_row, strict=True))
+        found = np.flatnonzero(slots >= 0)
+        rows = self._rows(self._in_memory.state.results(slots[found]))
+        if len(rows) == len(keys):
+            return rows
+        for place, row in zip(rest[found].tolist(), rows, strict=True):
+            values[place] = row
         return values
+
+    def _fill_as_of(
+        self, values: list[Any], columns: Sequence[pa.Array], checkpoint_id: int
+    ) -> Index:
+        """Fill in the values of keys that have changed since a checkpoint; return the places of others."""
+        if self._points is None:
+            raise NotKept
+        hashes, checks = self._hasher.identify(columns)
+        rest = np.arange(len(values))
+        for old in self._points.since(checkpoint_id):
+            changed = np.zeros(len(rest), np.bool_)
+            for at, results in old.find_many(
+                hashes[rest], None if checks is None else checks[rest]
+            ):
+                changed[at] = True
+                if results is not None:
+                    rows = self._rows(results)
+                    for place, row in zip(rest[at].tolist(), rows, strict=True):
+                        values[place] = row
+            rest = rest[~changed]
+        return rest
+
+    def _rows(self, results: Sequence[pa.Array]) -> list[Any]:
+        """Return the results of some keys, one object for each key."""
+        lists = [column.to_pylist() for column in results[: len(self._plan.aggregates)]]
+        return list(map(self._row_type, *lists))
+
+    @cached_property
+    def _row_type(self) -> type[msgspec.Struct]:
+        names = {f"r{number}": name for number, name in enumerate(self._plan.aggregates)}
+        return msgspec.defstruct("Results", names, rename=names, gc=False)
 
     def _named(self, results: list[pa.Array] | None) -> Any:
         """Return the results of one key as the value that clients read."""

@@ -53,6 +53,7 @@ _HEAD_BYTES: Final = 1_000
 """The bytes of a request beside its keys and names, at most."""
 _WELCOME: Final = msgspec.msgpack.Decoder(ReadWelcome)
 _ANSWER: Final = msgspec.msgpack.Decoder(ReadAnswer)
+_VALUES: Final = msgspec.json.Decoder(list[Any])
 _encode: Final = msgspec.msgpack.Encoder().encode
 Level: TypeAlias = str
 
@@ -74,14 +75,16 @@ class ReadValue(NamedTuple):
     owner: OwnerAnswer
     key_group: int
     checkpoint: int
-    value: bytes
+    found: bool
+    value: Any
 
 
 class _Read(NamedTuple):
-    """The answer for one key: the checkpoint, and the value as JSON."""
+    """The answer for one key: the checkpoint, and the value as plain data."""
 
     checkpoint: int
-    value: bytes
+    found: bool
+    value: Any
 
 
 class WorkerConnection(FrameConnection):
@@ -142,9 +145,11 @@ class WorkerConnection(FrameConnection):
         over.cancel()
         match answer.outcome:
             case StateOutcome.READ:
-                for waiter, value in zip(asked, answer.values, strict=True):
+                values = _VALUES.decode(answer.values)
+                for place, (waiter, value) in enumerate(zip(asked, values, strict=True)):
                     if not waiter.done():
-                        waiter.set_result(_Read(answer.checkpoint, value))
+                        found = place not in answer.absent
+                        waiter.set_result(_Read(answer.checkpoint, found, value))
             case StateOutcome.ELSEWHERE:
                 _fail(asked, Moved("the key groups have moved"))
             case StateOutcome.STARTING:
@@ -308,7 +313,7 @@ class StateReader:
             raise Refused
         self.newest = max(self.newest, *checkpoints)
         return [
-            ReadValue(owner, group, read.checkpoint, read.value)
+            ReadValue(owner, group, *read)
             for (_, group, owner), read in zip(known, found, strict=True)
         ]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from ..control.messages import StateOutcome
 
-READS_VERSION: Final = 1
+READS_VERSION: Final = 2
 KEYS_MAX: Final = 250
 """The most keys of one request: a subtask reads all of them in one turn."""
 LIVE_NOW: Final = -1
@@ -76,5 +76,7 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     """ELSEWHERE: the key groups have moved, and the client must ask the coordinator who has them."""
     checkpoint: int = 0
     """The checkpoint that the values are of; 0: they are live."""
-    values: tuple[bytes, ...] = ()
-    """The value of each key as JSON; empty where the state has none."""
+    values: bytes = b""
+    """A JSON array of the value of each key; null where the state has none."""
+    absent: tuple[int, ...] = ()
+    """The places of the keys for which the state has no value."""

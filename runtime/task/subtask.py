@@ -102,6 +102,7 @@ class Subtask:
         """True while all state is as records have made it: it was restored, and nothing has failed here."""
         self.kept: dict[StateKey, KeptState] = {}
         """After `cancel`: the states that can go back to a checkpoint, which the operators have no more."""
+        self._at_rest = False
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -215,6 +216,24 @@ class Subtask:
         self.signal.set()
 
     @property
+    def at_rest(self) -> bool:
+        """True while the loop waits for input, mail or room: no record is half processed."""
+        return self._at_rest and not self._mails
+
+    def run_at_rest(self, work: Callable[[], None]) -> bool:
+        """Run `work` now, as a mail would, if the loop waits; return False if it does not.
+
+        That is the faster way for work that comes often and does not wake up the loop.
+        """
+        if not self.at_rest or self._processing is None or self._processing.done():
+            return False
+        before = self.time.activity
+        self.time.switch(Activity.BUSY)
+        work()
+        self.time.switch(before)
+        return True
+
+    @property
     def awaits(self) -> asyncio.Task[None] | None:
         """The task that processes; None before the start."""
         return self._processing
@@ -233,16 +252,24 @@ class Subtask:
             elif self.urgent():
                 pass
             elif self._backlogged():
-                await self._sleep(Activity.BACKPRESSURED)
+                await self._wait_between(self._sleep(Activity.BACKPRESSURED))
             elif self._sinks_backlogged():
-                await self._sleep(Activity.FULL)
+                await self._wait_between(self._sleep(Activity.FULL))
             elif await self.step():
                 self._flush_if_due()
                 # otherwise sleep at once: the time of others does not count as our work
                 if not self._backlogged() and not self._sinks_backlogged():
                     await self._give_way()
             else:
-                await self._idle()
+                await self._wait_between(self._idle())
+
+    async def _wait_between(self, wait: Awaitable[None]) -> None:
+        """Wait between two pieces of work."""
+        self._at_rest = True
+        try:
+            await wait
+        finally:
+            self._at_rest = False
 
     async def _give_way(self) -> None:
         """Let others in this event loop run; after a long slice, until they are done."""

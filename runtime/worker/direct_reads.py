@@ -1,8 +1,10 @@
 """Direct reads of state at the worker that has it, for clients at its data port.
 
-Requests wait per subtask, and are read in its mailbox, between two batches: all that have come meanwhile
-in one turn, as most of the cost of a turn does not depend on the number of keys. A turn takes one slice of
-time at most, and one request more; batches and barriers come before the next one.
+Requests wait per subtask, and are read between two batches: all that have come meanwhile in one turn, as
+most of the cost of a turn does not depend on the number of keys. A subtask that processes reads them as a
+mail. One that waits is not woken up: they are read at the end of the turn of the event loop in which they
+arrived. A turn takes one slice of time at most, and one request more; batches and barriers come before the
+next one.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -21,8 +23,8 @@ import msgspec
 from ...errors import ExchangeError
 from ...operators.base import Operator
 from ...operators.clock import Clock
-from ...operators.queries import TooLarge, to_json
-from ...state.keyed.keys import decode_key
+from ...operators.queries import TooLarge, to_json_array
+from ...state.keyed.keys import EncodedKeys
 from ...state.queryable import NotKept
 from ..control.messages import StateOutcome
 from ..exchange.hub import ExchangeHub
@@ -92,13 +94,13 @@ class _Client:
         self._reads.forget(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     """A request that waits for its subtask."""
 
     client: _Client
-    request: ReadRequest
-    keys: list[Any]
+    number: int
+    keys: tuple[bytes, ...]
     deadline: float
 
 
@@ -109,7 +111,7 @@ class _Queue:
     Attributes:
         subtask: which one.
         by_kind: the requests that are read together, in the order in which they came.
-        mailed: a mail to read them is under way.
+        due: they are read soon.
         answer_bytes_max: the most bytes of values in an answer.
         slice_s: the longest time of a turn.
         timeout_s: the time after which no client waits for an answer any more.
@@ -120,7 +122,7 @@ class _Queue:
     slice_s: float
     timeout_s: float
     by_kind: dict[_Alike, deque[_Waiting]] = field(default_factory=dict)
-    mailed: bool = False
+    due: bool = False
 
     @classmethod
     def of(cls, subtask: Subtask) -> _Queue:
@@ -129,11 +131,14 @@ class _Queue:
         slice_s, timeout_s = options.get(QUERY_SLICE) / 1000, options.get(QUERY_TIMEOUT) / 1000
         return cls(subtask, options.get(QUERY_ANSWER_MAX), slice_s, timeout_s)
 
-    def add(self, waiting: _Waiting) -> None:
-        request = waiting.request
+    def add(self, client: _Client, request: ReadRequest, now: float) -> None:
+        """Let a request wait."""
         level = request.checkpoint if request.checkpoint > self.subtask.committed else 0
         kind = (request.operator, request.state, LIVE_NOW if request.checkpoint < 0 else level)
-        self.by_kind.setdefault(kind, deque()).append(waiting)
+        waiting = self.by_kind.get(kind)
+        if waiting is None:
+            waiting = self.by_kind[kind] = deque()
+        waiting.append(_Waiting(client, request.number, request.keys, now + self.timeout_s))
 
     def take(self) -> tuple[_Alike, list[_Waiting]]:
         """Take requests that are read together: at least one, if there is one."""
@@ -211,16 +216,14 @@ class DirectReads:
 
     def take(self, client: _Client, request: ReadRequest) -> None:
         """Have a request wait for its subtask, or refuse it."""
-        keys = list(map(decode_key, request.keys))
         found = self._find((request.attempt, request.vertex, request.index))
         if isinstance(found, StateOutcome):
-            _send([(client, ReadAnswer(request.number, found), len(keys))])
+            _send([(client, ReadAnswer(request.number, found), len(request.keys))])
             return
-        deadline = self._clock.monotonic() + found.timeout_s
-        found.add(_Waiting(client, request, keys, deadline))
-        if not found.mailed:
-            found.mailed = True
-            found.subtask.put_mail(partial(self._read, found))
+        found.add(client, request, self._clock.monotonic())
+        if not found.due:
+            found.due = True
+            self._read_soon(found)
 
     def _find(self, place: _Place) -> _Queue | StateOutcome:
         """Return the queue of a subtask that runs here, or why there is none."""
@@ -252,7 +255,19 @@ class DirectReads:
                 queue.by_kind.clear()
                 _send(_refused(waiting, StateOutcome.ELSEWHERE))
 
-    # -- in the mailbox -----------------------------------------------------------------------------
+    # -- between two batches ------------------------------------------------------------------------
+
+    def _read_soon(self, queue: _Queue) -> None:
+        if queue.subtask.at_rest:
+            asyncio.get_running_loop().call_soon(self._read_now, queue)
+        else:
+            queue.subtask.put_mail(partial(self._read, queue))
+
+    def _read_now(self, queue: _Queue) -> None:
+        """Read without the mailbox, unless the subtask has work to do by now."""
+        read = partial(self._read, queue)
+        if not queue.subtask.run_at_rest(read):
+            queue.subtask.put_mail(read)
 
     def _read(self, queue: _Queue) -> None:
         """Read for one slice of time. A request that goes wrong does not fail the subtask."""
@@ -262,11 +277,10 @@ class DirectReads:
             if self._clock.monotonic() >= until:
                 break
         if queue.by_kind:
-            # As a mail of its own, behind the batch or barrier that is next.
-            again = partial(queue.subtask.put_mail, partial(self._read, queue))
-            asyncio.get_running_loop().call_soon(again)
+            # Behind the batch or barrier that is next.
+            asyncio.get_running_loop().call_soon(self._read_now, queue)
         else:
-            queue.mailed = False
+            queue.due = False
 
     def _read_alike(self, queue: _Queue, until: float) -> None:
         """Read requests that are alike, until they are done or the slice is over."""
@@ -313,22 +327,36 @@ class DirectReads:
             if not checkpoint_id:
                 raise NotKept
         operator = _operator_of(queue.subtask, name)
-        keys = [key for each in wanted for key in each.keys]
-        read = iter(operator.query_many(state, keys, checkpoint_id))
+        encoded = wanted[0].keys
+        if len(wanted) > 1:
+            encoded = tuple(chain.from_iterable(each.keys for each in wanted))
+        read = operator.query_many(state, EncodedKeys(encoded), checkpoint_id)
+        take = _taker(read)
         answers: list[tuple[_Client, ReadAnswer, int]] = []
         for each in wanted:
-            left = queue.answer_bytes_max
-            values: list[bytes] = []
-            for value in islice(read, len(each.keys)):
-                values.append(to_json(value, left))
-                left -= len(values[-1])
-            number = each.request.number
-            answer = ReadAnswer(number, StateOutcome.READ, checkpoint_id, tuple(values))
-            answers.append((each.client, answer, len(values)))
+            keys = len(each.keys)
+            values = to_json_array(take(keys), queue.answer_bytes_max)
+            answer = ReadAnswer(each.number, StateOutcome.READ, checkpoint_id, *values)
+            answers.append((each.client, answer, keys))
             if self._clock.monotonic() >= until:
                 break
         _send(answers)
         return len(answers)
+
+
+def _taker(read: Iterable[Any]) -> Callable[[int], Iterable[Any]]:
+    """Return a function that takes the next values, as a list if all of them are there."""
+    if not isinstance(read, list):
+        values = iter(read)
+        return lambda count: islice(values, count)
+    taken = 0
+
+    def take(count: int) -> Iterable[Any]:
+        nonlocal taken
+        taken += count
+        return read[taken - count : taken]
+
+    return take
 
 
 def _operator_of(subtask: Subtask, name: str) -> Operator:
@@ -338,18 +366,18 @@ def _operator_of(subtask: Subtask, name: str) -> Operator:
 def _refused(
     waiting: Iterable[_Waiting], outcome: StateOutcome
 ) -> list[tuple[_Client, ReadAnswer, int]]:
-    return [
-        (each.client, ReadAnswer(each.request.number, outcome), len(each.keys)) for each in waiting
-    ]
+    return [(each.client, ReadAnswer(each.number, outcome), len(each.keys)) for each in waiting]
 
 
 def _send(answers: Sequence[tuple[_Client, ReadAnswer, int]]) -> None:
     """Send answers, those of one client at once; each has its number of keys."""
-    parts: dict[_Client, Parts] = {}
-    keys: dict[_Client, int] = {}
-    for client, answer, count in answers:
-        parts.setdefault(client, []).extend(frame(FrameKind.READ_ANSWER, _encode(answer)))
-        keys[client] = keys.get(client, 0) + count
-    for client, some in parts.items():
-        client.end.write(some)
-        client.answered(keys[client])
+    per_client: dict[_Client, tuple[Parts, int]] = {}
+    for client, answer, keys in answers:
+        parts = frame(FrameKind.READ_ANSWER, _encode(answer))
+        if client in per_client:
+            before, count = per_client[client]
+            parts, keys = before + parts, count + keys
+        per_client[client] = parts, keys
+    for client, (parts, keys) in per_client.items():
+        client.end.write(parts)
+        client.answered(keys)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias, final, get_args, get_origin, overload
 from uuid import UUID
 
 import numpy as np
@@ -37,6 +37,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SIGN = 1 << 63
 _LENGTH = struct.Struct(">I")
 _WORD = struct.Struct(">Q")
+_TEXT_AT = 1 + _LENGTH.size
+_INT_BYTES = 1 + _WORD.size
 
 
 def token(key: Any) -> Token:
@@ -185,6 +187,41 @@ def decode_key(data: bytes) -> Any:
     return key_of(decode_token(data)[0])
 
 
+@final
+class EncodedKeys(Sequence[Any]):
+    """Keys as bytes, each of which is decoded when it is asked for (see `encode_key`)."""
+
+    def __init__(self, encoded: Sequence[bytes]) -> None:
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+    @overload
+    def __getitem__(self, at: slice) -> EncodedKeys: ...
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return EncodedKeys(self._encoded[at])
+        return decode_key(self._encoded[at])
+
+    def column(self) -> pa.Array | None:
+        """Return the keys as one column; None: some are not numbers of 64 bits, and some not texts."""
+        if not self._encoded:
+            return None
+        if self._encoded[0][:1] == b"s":
+            texts = [key[_TEXT_AT:].decode() for key in self._encoded if key[:1] == b"s"]
+            return pa.array(texts, pa.string()) if len(texts) == len(self) else None
+        if set(map(len, self._encoded)) != {_INT_BYTES}:
+            return None
+        data = np.frombuffer(b"".join(self._encoded), np.uint8).reshape(-1, _INT_BYTES)
+        if (data[:, 0] != ord("i")).any():
+            return None
+        words = data[:, 1:].copy().view(">u8").ravel().astype(np.uint64)
+        return pa.array((words ^ np.uint64(_SIGN)).view(np.int64))
+
+
 # --- keys as columns -------------------------------------------------------------------------------
 
 
@@ -313,7 +350,12 @@ class KeyShape:
             texts = [repr(key)[:TEXT_MAX] for key in keys]
             return [pa.array(map(encode_key, keys), pa.binary()), pa.array(texts, pa.string())]
         if not self.is_tuple:
-            return [_to_array(keys, self.columns[0])]
+            (column,) = self.columns
+            if isinstance(keys, EncodedKeys) and column.kind in (int, str):
+                found = keys.column()
+                if found is not None:
+                    return [found.cast(column.type)]
+            return [_to_array(keys, column)]
         lists = zip(*keys, strict=True) if keys else [()] * len(self.columns)
         return [_to_array(list(v), c) for v, c in zip(lists, self.columns, strict=True)]
 

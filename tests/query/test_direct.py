@@ -104,6 +104,8 @@ def test_values_come_from_the_owners_whatever_happens(
                 *(model(ROWS)[user]["sums"] for user in USERS),
                 None,
             ]
+            values = await client.get_many("sums", ["nobody", *USERS], 0)
+            assert values == [0, *(model(ROWS)[user]["sums"] for user in USERS)]
 
     made = queryable_job(lab, **{"state.backend.type": backend})
     assert lab.run(made, script).outcome.status == "FINISHED"

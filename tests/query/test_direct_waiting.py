@@ -31,7 +31,9 @@ TOKEN = "the token of the job"
 
 
 class Subtask:
-    """A subtask whose mails wait until `work`; each value takes 3 ms to read."""
+    """A subtask whose mails wait until `work`, unless it is `at_rest`; each value takes 3 ms to read."""
+
+    at_rest = False
 
     def __init__(self, index: int, clock: ManualClock) -> None:
         self.env = SimpleNamespace(vertex=SimpleNamespace(id=0), index=index, options={})
@@ -53,6 +55,11 @@ class Subtask:
 
     def put_mail(self, mail: Any) -> None:
         self.mails.append(mail)
+
+    def run_at_rest(self, work: Any) -> bool:
+        if self.at_rest:
+            work()
+        return self.at_rest
 
     def work(self) -> None:
         mails, self.mails = self.mails, []
@@ -155,6 +162,29 @@ def test_what_waits_is_read_together_and_a_barrier_waits_for_one_slice() -> None
     asyncio.run(main())
 
 
+def test_a_subtask_that_waits_is_not_woken_up() -> None:
+    """What arrives in one turn of the event loop is read at its end, a slice in each turn."""
+
+    async def main() -> None:
+        worker, ends = Worker(), [End(), End()]
+        clients = [worker.connect(end) for end in ends]
+        subtask = worker.subtasks[0]
+        subtask.at_rest = True
+        for number in range(3):
+            worker.ask(clients[number % 2], number)
+        assert not subtask.calls
+        await turn()
+        assert subtask.calls == [["0.0", "1.0", "2.0"]]
+        assert [len(end.answers) for end in ends] == [1, 1]
+        subtask.at_rest = False  # a record has arrived, and is processed before the next slice
+        await turn()
+        assert [len(end.answers) for end in ends] == [1, 1]
+        subtask.work()
+        assert [len(end.answers) for end in ends] == [2, 1]
+
+    asyncio.run(main())
+
+
 def test_requests_of_several_keys_are_not_divided() -> None:
     async def main() -> None:
         worker, end = Worker(), End()
@@ -251,7 +281,7 @@ def test_who_is_welcome() -> None:
         end = End()
         assert worker.connect(end, ticket, version) is None
         refusals.append(msgspec.msgpack.decode(end.sent[0][1], type=ReadWelcome).refusal)
-    assert refusals == ["wrong ticket", "wrong ticket", "other version version=`9` ours=`1`"]
+    assert refusals == ["wrong ticket", "wrong ticket", "other version version=`9` ours=`2`"]
     first, second = End(), End()
     client = worker.connect(first)
     assert worker.connect(second) is None

@@ -25,11 +25,13 @@ from headgate.operators.queries import (
     parse_key,
     queryable_state,
     to_json,
+    to_json_array,
 )
 from headgate.state.hashing import hash_columns, hash_key
 from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.keys import (
     OPAQUE_KEYS,
+    EncodedKeys,
     KeyShape,
     decode_key,
     encode_key,
@@ -247,3 +249,46 @@ def test_a_value_that_json_does_not_know_is_an_error() -> None:
     for value in (object(), {(1, 2): 3}, QueriedEntries(iter([(0, object())]), is_map=False)):
         with pytest.raises(StateError, match="cannot be written as JSON"):
             to_json(value, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys"),
+    [
+        (pa.int64(), [0, 1, -1, (1 << 63) - 1, -(1 << 63)]),
+        (pa.int32(), [7, -7]),
+        (pa.uint64(), [3, (1 << 64) - 1]),
+        (pa.string(), ["", "a", "\u00e4" * 30, "i1234567"]),
+        (pa.large_string(), ["a", None]),
+        (pa.binary(), [b"a", b"bc"]),
+        (pa.date32(), [date(2026, 1, 31)]),
+    ],
+    ids=str,
+)
+def test_encoded_keys_lie_in_columns_like_the_keys_themselves(type_: Any, keys: list[Any]) -> None:
+    shape = keys_of_columns([pa.field("k", type_)])
+    encoded = EncodedKeys([encode_key(key) for key in keys])
+    assert list(encoded) == keys
+    assert list(encoded[1:]) == keys[1:]
+    (column,) = shape.to_arrays(encoded)
+    assert column.equals(shape.to_arrays(keys)[0])
+    assert shape.to_arrays(EncodedKeys([]))[0].equals(pa.array([], type_))
+
+
+def test_encoded_keys_of_other_types_are_refused() -> None:
+    for type_, keys in ((pa.int64(), [1, "a"]), (pa.string(), ["a", 1]), (pa.int8(), [300])):
+        shape = keys_of_columns([pa.field("k", type_)])
+        with pytest.raises((pa.ArrowException, TypeError, OverflowError)):
+            shape.to_arrays(EncodedKeys([encode_key(key) for key in keys]))
+
+
+def test_values_of_several_keys_are_one_array() -> None:
+    entries = QueriedEntries(iter([("a", 1), ("b", 2)]), is_map=True)
+    none = QueriedEntries(iter([]), is_map=True)
+    values = [1, ABSENT, None, {"n": float("nan")}]
+    for given in (values, iter(values)):
+        assert to_json_array(given, 100) == (b'[1,null,null,{"n":null}]', (1,))
+    found = to_json_array(iter([entries, none, "x"]), 100)
+    assert found == (b'[[{"key":"a","value":1},{"key":"b","value":2}],null,"x"]', (1,))
+    for given in ([1, "x" * 100], iter([1, "x" * 100])):
+        with pytest.raises(TooLarge):
+            to_json_array(given, 100)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.operators.queries import QueriedEntries
@@ -22,6 +23,8 @@ USERS = [f"u{n}" for n in range(60)]
 
 def shown(found: Any) -> Any:
     """Return a value as the models of `test_committed` have it."""
+    if isinstance(found, msgspec.Struct):
+        return msgspec.to_builtins(found)
     if not isinstance(found, QueriedEntries):
         return found
     entries = list(found.entries)
