@@ -52,6 +52,7 @@ FAST_ONE_IN: dict[str, int] = {
     "coordinator/test_regional.py": 4,
     "coordinator/test_slot_sharing_jobs.py": 9,
     "dead_letters/test_process_functions.py": 4,
+    "docs/test_cdc_tutorial.py": 0,
     "docs/test_docs.py::test_the_quick_start_stops_and_resumes": 0,
     "docs/test_readme.py": 0,
     "event_time/test_time_range.py": 4,
