@@ -39,6 +39,8 @@ _LENGTH = struct.Struct(">I")
 _WORD = struct.Struct(">Q")
 _TEXT_AT = 1 + _LENGTH.size
 _INT_BYTES = 1 + _WORD.size
+_COLUMN_FROM = 16
+"""Fewer keys are decoded faster one by one."""
 
 
 def token(key: Any) -> Token:
@@ -207,8 +209,8 @@ class EncodedKeys(Sequence[Any]):
         return decode_key(self._encoded[at])
 
     def column(self) -> pa.Array | None:
-        """Return the keys as one column; None: some are not numbers of 64 bits, and some not texts."""
-        if not self._encoded:
+        """Return the keys as one column; None: they are few, or neither texts nor numbers of 64 bits."""
+        if len(self._encoded) < _COLUMN_FROM:
             return None
         if self._encoded[0][:1] == b"s":
             texts = [key[_TEXT_AT:].decode() for key in self._encoded if key[:1] == b"s"]
