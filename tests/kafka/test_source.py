@@ -543,6 +543,9 @@ class _Message:
     def value(self) -> bytes:
         return b"v"
 
+    def key(self) -> None:
+        return None
+
     def timestamp(self) -> tuple[int, int]:
         return 1, 1
 
