@@ -133,6 +133,9 @@ def test_unreadable_entries_are_named(data):
         joblog.ENTRIES.decode(data, "log/7.json")
 
 
+NEWER = FORMAT_VERSION + 1
+
+
 def sealed(body: bytes, version: int = FORMAT_VERSION) -> bytes:
     """A record with these fields, as a program that knows the envelope would write it."""
     head, rest = b'{"format":%d,"checksum":"' % version, b'",' + body[1:]
@@ -142,14 +145,18 @@ def sealed(body: bytes, version: int = FORMAT_VERSION) -> bytes:
 def test_unknown_fields_are_refused_with_the_format():
     body = msgspec.json.encode(start(1, "a"))
     assert joblog.ENTRIES.decode(sealed(body), "x") == start(1, "a")
-    with pytest.raises(CorruptError, match=r"fields of format 7 name=`x`.*`added_later`"):
+    with pytest.raises(
+        CorruptError, match=rf"fields of format {FORMAT_VERSION} name=`x`.*`added_later`"
+    ):
         joblog.ENTRIES.decode(sealed(body[:-1] + b',"added_later":1}'), "x")
 
 
 def test_missing_fields_are_refused_with_the_format_and_their_path():
     body = msgspec.json.encode(done(1, "a", 3))
     without = body.replace(b'"is_final":false,', b"")
-    with pytest.raises(CorruptError, match=r"fields of format 7 name=`x`.*`is_final` is missing"):
+    with pytest.raises(
+        CorruptError, match=rf"fields of format {FORMAT_VERSION} .*`is_final` is missing"
+    ):
         joblog.ENTRIES.decode(sealed(without), "x")
     inner = body.replace(b',"finished":false', b"")
     with pytest.raises(CorruptError, match=r"`manifest.operators\[0\].subtasks\[0\].finished` is"):
@@ -157,8 +164,11 @@ def test_missing_fields_are_refused_with_the_format_and_their_path():
 
 
 def test_a_newer_format_is_named_also_if_its_fields_are_not_known():
-    with pytest.raises(StateError, match=r"newer format, or damaged name=`x` format=`8` known=`7`"):
-        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', 8), "x")
+    with pytest.raises(
+        StateError,
+        match=f"format=`{NEWER}` known=`{FORMAT_VERSION}`",
+    ):
+        joblog.ENTRIES.decode(sealed(b'{"entry":"Other"}', NEWER), "x")
 
 
 def test_entries_of_the_second_format_lack_the_history_of_runs():
@@ -166,7 +176,9 @@ def test_entries_of_the_second_format_lack_the_history_of_runs():
     history = body.index(b',"history":')
     old = body[:history] + b"}"
     assert joblog.ENTRIES.decode(sealed(old, 2), "x") == done(1, "a", 3)
-    with pytest.raises(CorruptError, match=r"fields of format 7.*`history` is missing"):
+    with pytest.raises(
+        CorruptError, match=rf"fields of format {FORMAT_VERSION}.*`history` is missing"
+    ):
         joblog.ENTRIES.decode(sealed(old), "x")
     with pytest.raises(CorruptError, match="fields of format 2.*`added_later`"):
         joblog.ENTRIES.decode(sealed(old[:-1] + b',"added_later":1}', 2), "x")
@@ -176,7 +188,9 @@ def test_entries_of_the_third_format_lack_the_output_that_is_replaced():
     body = msgspec.json.encode(done(1, "a", 3))
     old = body[: body.index(b',"old_output":')] + b"}"
     assert joblog.ENTRIES.decode(sealed(old, 3), "x") == done(1, "a", 3)
-    with pytest.raises(CorruptError, match=r"fields of format 7.*`old_output` is missing"):
+    with pytest.raises(
+        CorruptError, match=rf"fields of format {FORMAT_VERSION}.*`old_output` is missing"
+    ):
         joblog.ENTRIES.decode(sealed(old), "x")
 
 
@@ -554,5 +568,5 @@ def test_a_damaged_byte_of_a_compressed_entry_is_found():
 @pytest.mark.parametrize("size", [b"1", b"999999", b"9999999999"])
 def test_a_wrong_size_of_a_compressed_entry_is_found_with_a_right_checksum(size):
     fields = pa.compress(msgspec.json.encode(done(1, "a", 3))[1:], codec="zstd", asbytes=True)
-    with pytest.raises(CorruptError, match="fields of format 7 name=`x`"):
+    with pytest.raises(CorruptError, match=f"fields of format {FORMAT_VERSION} name=`x`"):
         joblog.ENTRIES.decode(sealed(b'{"zstd":' + size + b"}\n" + fields), "x")
