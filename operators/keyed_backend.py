@@ -50,7 +50,7 @@ def lies_in_rocksdb(options: Mapping[str, str]) -> bool:
 
 def kept_bytes_max(options: Mapping[str, str]) -> int:
     """Return how many bytes of old values a table in memory keeps, to go back to a checkpoint; 0: none."""
-    if options.get(KEEP_STATE_OPTION, "false") != "true":
+    if options.get(KEEP_STATE_OPTION, "false").strip().lower() != "true":
         return 0
     text = options.get(KEPT_BYTES_MAX_OPTION)
     return KEPT_BYTES_MAX if text is None else parse_size(text, KEPT_BYTES_MAX_OPTION)

@@ -39,8 +39,9 @@ def user_failures() -> tuple[type[BaseException], ...]:
     Code that is called, not awaited, is never cancelled from outside. A bug inside Polars raises a
     panic, which is no `Exception`, and only where Polars is loaded.
     """
-    polars = sys.modules.get("polars.exceptions")
-    return _EXCEPTIONS if polars is None else (*_EXCEPTIONS, polars.PanicException)
+    # Another thread may be in the middle of the import, and the module is there without its names.
+    panic = getattr(sys.modules.get("polars.exceptions"), "PanicException", None)
+    return _EXCEPTIONS if panic is None else (*_EXCEPTIONS, panic)
 
 
 def is_failure(error: BaseException) -> bool:

@@ -145,11 +145,10 @@ class WorkerConnection(FrameConnection):
         over.cancel()
         match answer.outcome:
             case StateOutcome.READ:
-                values = _VALUES.decode(answer.values)
+                values, absent = _VALUES.decode(answer.values), set(answer.absent)
                 for place, (waiter, value) in enumerate(zip(asked, values, strict=True)):
                     if not waiter.done():
-                        found = place not in answer.absent
-                        waiter.set_result(_Read(answer.checkpoint, found, value))
+                        waiter.set_result(_Read(answer.checkpoint, place not in absent, value))
             case StateOutcome.ELSEWHERE:
                 _fail(asked, Moved("the key groups have moved"))
             case StateOutcome.STARTING:

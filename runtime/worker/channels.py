@@ -215,6 +215,8 @@ def receivers_before(
     if edge is None:
         return frozenset()
     now, groups = vertex.parallelism, plan.max_parallelism
+    if before == now:
+        return frozenset((index,))
     return frozenset(
         receiver
         for receiver in range(before)

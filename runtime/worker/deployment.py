@@ -15,10 +15,11 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Set,
 )
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ from ...operators.splits import SourceSplits
 from ...state.chain import StateKey
 from ...state.keygroups import KeyGroupRange, key_group_range
 from ...state.snapshot import (
+    ChannelAddress,
     CommitPermit,
     KeptState,
     OperatorSnapshot,
@@ -59,7 +61,7 @@ from ..exchange.partitioners import KeyGroupSampler
 from ..exchange.settings import exchange_settings
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import SPLIT_SERIES_MAX, SUBTASK_LABELS_MAX, USER_SERIES_MAX
-from ..options.recovery import KEEP_STATE_TIMEOUT
+from ..options.recovery import KEEP_STATE, KEEP_STATE_TIMEOUT
 from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
@@ -162,7 +164,7 @@ class Deployment:
             plan, [peer.worker_id for peer in self._peers], SlotsByGroup(common.slots)
         )
         self._worker = resources
-        self._code = code_digest(common)
+        self._code = code_digest(common) if self._options.get(KEEP_STATE) else ""
         places = {(each.vertex, each.index) for each in assignments}
         self._kept = {place: found for place, found in kept.items() if place in places}
         self._subtask_labels_max = self._options.get(SUBTASK_LABELS_MAX)
@@ -382,13 +384,20 @@ class Deployment:
         handles = [*own, *sent]
         if not handles:
             return []
-        receivers = partial(
-            receivers_before,
-            self._plan,
-            subtask.env.vertex,
-            assignment.index,
-            before=assignment.in_flight_parallelism,
+        # For a given exchange they are the same for all senders.
+        find = cache(
+            partial(
+                receivers_before,
+                self._plan,
+                subtask.env.vertex,
+                assignment.index,
+                before=assignment.in_flight_parallelism,
+            )
         )
+
+        def receivers(channel: ChannelAddress) -> Set[int]:
+            return find(channel.exchange)
+
         runs = await reader.runs_in_flight(handles, receivers, self._pack_lists)
         meter.expect(own, runs)
         data = await reader.load_in_flight(runs)

@@ -20,7 +20,6 @@ import xxhash
 
 from ....errors import StateError, check
 from ....state.snapshot import MANY, ChannelAddress, StateHandle
-from .segments import layout
 
 FORMAT: Final = 1
 """The first element of a list; a newer headgate may write another one."""
@@ -118,18 +117,18 @@ def runs_of(
     needed = np.arange(len(runs))
     if sends and receivers is not None:
         needed = np.flatnonzero(np.isin(runs["other"], sorted(receivers)))
-    starts = layout(runs["size_bytes"].tolist())
+    starts = np.cumsum(runs["size_bytes"]) - runs["size_bytes"]
     return [
         _part(
             pack,
-            starts[number],
+            start,
             size,
             f"{checksum:016x}",
             rows,
             msgspec.structs.replace(channel, **{"receiver" if sends else "sender": other}),
         )
-        for number, (other, rows, size, checksum) in zip(
-            needed.tolist(), runs[needed].tolist(), strict=True
+        for start, (other, rows, size, checksum) in zip(
+            starts[needed].tolist(), runs[needed].tolist(), strict=True
         )
     ]
 
