@@ -1,4 +1,4 @@
-"""What the recovery of 1 of 8 workers costs, with and without state that stays in memory.
+"""Measures the recovery of 1 of 8 workers, with and without state that stays in memory.
 
 `python benchmarks/kept_state.py --keys 1000000`. A job of eight workers, all in this process, counts
 records per key, in the state of a process function. Once it has all its keys a worker is killed, several

@@ -14,7 +14,7 @@ from ..operators.suggestions import suggest
 
 OnLost: TypeAlias = Literal["fail", "skip"]
 ON_LOST: Final[tuple[OnLost, ...]] = ("fail", "skip")
-"""What a source or a sink can do if records are gone that it needs."""
+"""The policies of a source or a sink for records that it needs and that were deleted."""
 
 
 def check_count(name: str, value: object, least: int) -> None:

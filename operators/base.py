@@ -369,8 +369,8 @@ class Operator:
     def forget(self) -> None:
         """Drop everything that the operator refers to. Nothing calls it afterwards.
 
-        Callbacks of its timers, for instance, refer to the operator. Its state would stay in memory
-        until the garbage collector comes by, which is seldom.
+        Callbacks of its timers, for instance, refer to the operator, so its state would stay in memory
+        until the garbage collector runs, which may be much later.
         """
         vars(self).clear()
 

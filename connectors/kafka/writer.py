@@ -71,7 +71,7 @@ class KafkaWriter(SinkWriter):
         self._sent = 0
         """Records handed to the client."""
         self._settled = 0
-        """As many of them, the first ones, are acknowledged, or the failure of one is known."""
+        """The number of the first of them that are acknowledged, unless the failure of one is known."""
         self._barrier = 0
         """The records in front of the last barrier."""
         self._record_bytes = 0.0
@@ -220,7 +220,7 @@ class KafkaWriter(SinkWriter):
         return partial(self._settle, self._sent)
 
     def _settle(self, sent: int) -> list[bytes]:
-        """Wait until so many records are acknowledged. Nothing is left to commit."""
+        """Wait until the first `sent` records are acknowledged. Nothing is left to commit."""
         while self._settled < sent:
             self._check_open()
             handed_over = self._sent

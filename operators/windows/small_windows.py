@@ -28,7 +28,7 @@ SMALL_ROWS = 512
 KEPT_ROWS_MAX = 65_536
 """A table that had more rows than this frees its memory when its last window expires."""
 _DEAD_MIN = 4_096
-"""So many rows of expired windows may stay: to leave the others where they are costs less."""
+"""Up to this many rows of expired windows may stay, as moving the other rows would cost more."""
 _NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
 

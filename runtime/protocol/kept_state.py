@@ -25,7 +25,7 @@ NOT_OPEN: Final = "the changes since the checkpoint are not known"
 
 @dataclass(frozen=True, slots=True)
 class KeptFacts:
-    """What is known of a state that a subtask had when it was cancelled.
+    """The facts about a state that a subtask had when it was cancelled.
 
     Attributes:
         code: a digest of the code and the options of the job.
@@ -43,7 +43,7 @@ class KeptFacts:
 
 @dataclass(frozen=True, slots=True)
 class RestoreFacts:
-    """What a subtask is to restore of a state.
+    """The facts about a state that a subtask has to restore.
 
     Attributes:
         code: as in `KeptFacts`.

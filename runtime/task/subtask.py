@@ -154,8 +154,8 @@ class Subtask:
     def forget(self) -> None:
         """Drop the state of the operators and what refers back to the subtask.
 
-        It has been cancelled. Without this its state would stay in memory until the garbage collector
-        comes by. Other threads may still look at its times.
+        It has been cancelled. Without this call its state would stay in memory until the garbage
+        collector runs. Other threads may still look at its times.
         """
         self.chain.forget()
         self.timers.forget()

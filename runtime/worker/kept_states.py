@@ -87,7 +87,7 @@ class KeptSubtask:
 
 
 class KeptStates:
-    """What waits on one worker."""
+    """The states of cancelled subtasks that wait in one worker."""
 
     def __init__(self) -> None:
         self._subtasks: dict[Place, KeptSubtask] = {}

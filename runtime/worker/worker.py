@@ -425,7 +425,7 @@ class Worker:
     async def _deploy(
         self, message: Deploy, regions: Mapping[int, Sequence[SubtaskAssignment]]
     ) -> None:
-        kept = self._kept.take_all()  # what this attempt does not use is needed no more
+        kept = self._kept.take_all()  # this attempt alone may use it
         try:
             common = DeployCommon.unpacked(message)
             store = await self._store_for(message.storage, common.settings)

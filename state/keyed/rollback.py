@@ -18,7 +18,7 @@ from .cuts import Changes, Cut
 KEEP_STATE_OPTION: Final = "headgate.recovery.keep-state"
 KEPT_BYTES_MAX_OPTION: Final = "headgate.recovery.keep-state.old-values-max"
 KEPT_BYTES_MAX: Final = 256 << 20
-"""How many bytes of old values one state of one subtask keeps, unless the option says otherwise."""
+"""The most bytes of old values that one state of one subtask keeps by default."""
 _ENTRY_BYTES: Final = 150
 """Roughly the memory of a place and of its entry in a log."""
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class KeptCut:
 
     @property
     def nbytes(self) -> int:
-        """See `OldValues`; of the values of a part one is measured."""
+        """See `OldValues`. This is an estimate: one old value of each part is measured."""
         size = 0
         for log in self.cut.undo:
             for held in log.copy().values():

@@ -122,7 +122,7 @@ def test_run_files_that_did_not_change_are_not_uploaded_again(
         manifests.append(await manifest_of(lab, "disk"))
 
     job = job_of(lab, out, 2, RATE)
-    # Else small files share objects, of which pieces are written anew when most of an object is garbage.
+    # Otherwise small files share objects, and their pieces are rewritten once most of an object is garbage.
     job.options["execution.checkpointing.file-merging.enabled"] = "false"
     ran = lab.run(job, script, opener=trouble.open)
     assert ran.outcome.status == "FINISHED", ran.failures

@@ -163,7 +163,7 @@ def test_what_waits_is_read_together_and_a_barrier_waits_for_one_slice() -> None
 
 
 def test_a_subtask_that_waits_is_not_woken_up() -> None:
-    """What arrives in one turn of the event loop is read at its end, a slice in each turn."""
+    """Requests that arrive in one turn of the event loop are read at its end, one slice per turn."""
 
     async def main() -> None:
         worker, ends = Worker(), [End(), End()]
