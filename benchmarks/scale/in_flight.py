@@ -34,7 +34,7 @@ BATCH = ColumnBatch(pa.record_batch({"k": pa.array(range(64)), "n": pa.array(ran
 
 @dataclass(frozen=True)
 class Figures:
-    """What an unaligned checkpoint costs: handles, and bytes of the manifest."""
+    """The cost of an unaligned checkpoint: handles, and bytes of the manifest."""
 
     handles: int
     json_bytes: int
