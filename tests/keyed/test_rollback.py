@@ -9,10 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headgate.operators.keyed_backend import kept_bytes_max
+from headgate.runtime.options.recovery import KEEP_STATE
+from headgate.runtime.options.registry import Options
 from headgate.state.keyed.committed import CommittedTables
 from headgate.state.keyed.cuts import LOOK_EVERY
 from headgate.state.keyed.keys import keys_of_type
 from headgate.state.keyed.memory import MemoryBackend
+from headgate.state.keyed.rollback import KEPT_BYTES_MAX
 from headgate.state.keyed.timers import MemoryTimerTable, timer_layout
 from headgate.state.snapshot import KeptState, RestoredState, TableCut
 
@@ -220,3 +224,9 @@ def test_logs_of_aborted_checkpoints_are_joined(make_spec: Any) -> None:
         while cut is not None:
             cut, length = cut.later, length + 1
         assert length < 8 + len(points.checkpoints)
+
+
+@pytest.mark.parametrize(("text", "kept"), [("true", True), (" True ", True), ("false", False)])
+def test_the_option_is_read_as_other_options_are(text: str, kept: bool) -> None:
+    assert kept_bytes_max({KEEP_STATE.key: text}) == (KEPT_BYTES_MAX if kept else 0)
+    assert Options({KEEP_STATE.key: text}).get(KEEP_STATE) is kept

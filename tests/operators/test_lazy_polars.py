@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+
+from headgate.operators.functions.user_code import is_failure
 
 HANDLED = """
 import ctypes
@@ -37,3 +40,12 @@ def test_ctrl_c_stays_with_a_program_that_handles_it(thread: str) -> None:
     """Else a job that is stopped with Ctrl-C ends at once, if a query of Polars runs just then."""
     done = subprocess.run([sys.executable, "-c", HANDLED, thread], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_is_told_right_while_another_thread_imports_polars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A module that is being imported is there, and has no names yet."""
+    monkeypatch.setitem(sys.modules, "polars.exceptions", ModuleType("polars.exceptions"))
+    assert is_failure(ValueError())
+    assert not is_failure(KeyboardInterrupt())
