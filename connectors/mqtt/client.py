@@ -18,6 +18,7 @@ AWAY_S: Final = 30.0
 """A broker that is away is tried again for this time."""
 PAUSE_S: Final = 0.2
 KEEP_ALIVE_S: Final = 30
+_NO_TOPIC: Final = "headgate/to-which-nobody-subscribes"
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 
 
@@ -190,6 +191,23 @@ class Connection:
             from paho.mqtt.client import error_string
 
             raise ConnectionError(self.reason or error_string(result))
+
+    def settle(self, clock: Clock) -> None:
+        """Wait until the broker has read all that was sent, at most `ANSWER_S_MAX`.
+
+        Brokers read one packet of a connection at a time. One that meets the next connection of the session
+        before the acknowledgements of this one gives their messages again. It answers in order, so that its
+        answer to a last question comes behind them.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        answered: list[Any] = []
+        self.client.on_unsubscribe = lambda *given: answered.append(given)
+        self.client.unsubscribe(_NO_TOPIC)
+        deadline_s = clock.monotonic() + ANSWER_S_MAX
+        while not answered and clock.monotonic() < deadline_s:
+            self.turn(PAUSE_S)
 
     def close(self) -> None:
         """End the connection; the session stays as long as it was made for."""

@@ -119,6 +119,7 @@ class MqttReader(AcknowledgingReader[Any]):
             if connected:
                 # A checkpoint may have been completed just before the end.
                 self._acknowledge_due(connection)
+                self._settle(connection)
         finally:
             connection.close()
 
@@ -160,6 +161,12 @@ class MqttReader(AcknowledgingReader[Any]):
         for reason in self._subscribed:
             if reason.is_failure:
                 raise Refused(f"the subscription is refused: {reason}")
+
+    def _settle(self, connection: Connection) -> None:
+        try:
+            connection.settle(self.context.clock)
+        except OSError as error:
+            _log.debug("acknowledgements may be lost: %s", reason_of(error))
 
     def _receive(self, message: Any) -> None:
         if message.qos:

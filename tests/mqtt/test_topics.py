@@ -149,6 +149,23 @@ def test_messages_are_acknowledged_with_completed_checkpoints(topic: Topic) -> N
     asyncio.run(scenario())
 
 
+def test_a_reader_that_ends_waits_until_its_acknowledgements_are_read(topic: Topic) -> None:
+    """A broker that meets the next connection first gives the messages behind them again."""
+
+    async def scenario() -> None:
+        source = source_of(topic)
+        await subscribed(source)
+        for turn in range(5):
+            numbers = [1_000 * turn + number for number in range(200)]
+            put(topic, *numbers)
+            reading = Reading(source)
+            assert await reading.ids(200) == numbers
+            reading.reader.on_checkpoint_complete(reading.begin_checkpoint())
+            await reading.close()
+
+    asyncio.run(scenario())
+
+
 def test_no_more_come_than_may_be_unacknowledged(topic: Topic) -> None:
     async def scenario() -> None:
         reading = Reading(source_of(topic, max_unacknowledged=2))
