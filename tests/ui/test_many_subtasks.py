@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from playwright.async_api import Page, expect
 
 from headgate.operators.clock import SystemClock
-from headgate.runtime.control.job_client import Subscriber
+from headgate.runtime.control.job_client import PublishedEvent, Subscriber
 from headgate.runtime.options.registry import Options
 from headgate.runtime.rest.server import RestServer
 from headgate.tests.rest.conftest import windows_job
@@ -29,12 +31,7 @@ class Multiplied:
     def view(self, verb: str, **arguments: Any) -> dict[str, Any]:
         found: dict[str, Any] = self._clients.view(verb, **arguments)
         if verb == "status":
-            workers = [
-                {**found["workers"][0], "worker": f"w{number}"}
-                for number in range(PARALLELISM // 4)
-            ]
-            vertices = [{**each, "parallelism": PARALLELISM} for each in found["vertices"]]
-            return {**found, "parallelism": PARALLELISM, "workers": workers, "vertices": vertices}
+            return multiplied(found)
         if verb == "subtasks":
             first = found["subtasks"][0]
             subtasks = [
@@ -47,8 +44,35 @@ class Multiplied:
         return self.view(verb, **arguments)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        unsubscribe: Callable[[], None] = self._clients.subscribe(subscriber)
+        unsubscribe: Callable[[], None] = self._clients.subscribe(MultipliedEvents(subscriber))
         return unsubscribe
+
+
+class MultipliedEvents:
+    """Passes the events of the small job on; those of its progress bring a status as well."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+
+    def put(self, event: PublishedEvent) -> None:
+        if event.kind == "progress":
+            body = multiplied(json.loads(event.body))
+            event = msgspec.structs.replace(event, body=json.dumps(body).encode())
+        self._subscriber.put(event)
+
+    def replayed(self) -> None:
+        self._subscriber.replayed()
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+
+def multiplied(status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status of a small job as that of one with many subtasks."""
+    first = status["workers"][0]
+    workers = [{**first, "worker": f"w{number}"} for number in range(PARALLELISM // 4)]
+    vertices = [{**each, "parallelism": PARALLELISM} for each in status["vertices"]]
+    return {**status, "parallelism": PARALLELISM, "workers": workers, "vertices": vertices}
 
 
 async def elements(page: Page) -> int:
