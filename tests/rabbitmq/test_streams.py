@@ -49,7 +49,7 @@ def stream(server: RabbitServer) -> Iterator[str]:
 
 
 def url_of(server: RabbitServer) -> str:
-    return RabbitStream(server).rabbit_url
+    return RabbitStream(server).direct_url
 
 
 def put(server: RabbitServer, stream: str, *numbers: int) -> None:

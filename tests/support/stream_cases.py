@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import nats
 import pyarrow as pa
@@ -46,22 +46,37 @@ from headgate.tests.support.connector_cases import (
     in_thread,
 )
 
+C = TypeVar("C")
+"""A source or a sink."""
 _numbers = itertools.count()
 
 
-class RedisStream(Proxied):
+class OwnStream(Proxied):
     """A stream of its own for each check, on a server that is killed now and then."""
 
+    scheme: ClassVar[str]
+    """The scheme of the server's addresses."""
     secrets = (PASSWORD,)
 
-    def __init__(self, redis: RedisServer) -> None:
-        self.redis = redis
-        self.server: Server | None = redis
-        self.port = redis.port
+    def __init__(self, running: RedisServer | NatsServer | RabbitServer) -> None:
+        self.server: Server | None = running
+        self.port = running.port
+        self.direct_url = self.url
+        """The address without a proxy."""
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+
+class RedisStream(OwnStream):
+    """Fields in a stream."""
+
+    scheme = "redis"
+
+    def __init__(self, redis: RedisServer) -> None:
+        super().__init__(redis)
+        self.redis = redis
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -91,7 +106,7 @@ class RedisStream(Proxied):
             client.acl_setuser(
                 "ann", enabled=True, passwords=["+right"], keys=["*"], commands=["+@all"]
             )
-        return {"url": self.redis.url.replace("//", "//ann@"), "password": PASSWORD}
+        return {"url": self.direct_url.replace("//", "//ann@"), "password": PASSWORD}
 
 
 class RedisSource(Rows, RedisStream, Adjustable, SourceCase):
@@ -168,7 +183,7 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
             client.set(f"{place}-text", "text")
         return {
             "another type": (
-                redis_sink(f"{place}-text", url=self.redis.url),
+                redis_sink(f"{place}-text", url=self.direct_url),
                 "not that of a stream",
             ),
             "no server": (redis_sink(place, url=f"redis://{NOWHERE}"), NOWHERE),
@@ -176,7 +191,86 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
         }
 
 
-# -- NATS ---------------------------------------------------------------------------------------------
+# -- JSON in NATS and RabbitMQ ------------------------------------------------------------------------
+
+
+class JsonStream(Rows, OwnStream):
+    """JSON in a stream, and its connectors."""
+
+    make_source: ClassVar[Callable[..., Source]]
+    make_sink: ClassVar[Callable[..., Sink]]
+    user: ClassVar[str]
+    """A user with another password than the one that is given."""
+    refused: ClassVar[str]
+    """A part of the message about the wrong password."""
+
+    def publish_values(self, place: str, values: Sequence[bytes]) -> None:
+        """Publish these texts to a stream."""
+        raise NotImplementedError
+
+    def target(self, place: str) -> str:
+        """Return the argument of a sink that writes to a stream."""
+        return place
+
+    def connect_source(self, place: str, **options: Any) -> Source:
+        given = {"url": self.url, "schema": SCHEMA, "batch_rows": 1, "stop": "latest"}
+        return self.make_source(place, **(given | options))
+
+    def connect_sink(self, place: str, **options: Any) -> Sink:
+        return self.make_sink(self.target(place), **({"url": self.url} | options))
+
+    def mistakes_of(self, connect: Callable[..., C], place: str) -> Mapping[str, tuple[C, str]]:
+        """Return what a source and a sink have to refuse."""
+        return {
+            "a stream that does not exist": (connect("no-such"), "no-such"),
+            "no server": (connect(place, url=f"{self.scheme}://{NOWHERE}"), NOWHERE),
+            "a wrong password": (connect(place, user=self.user, password=PASSWORD), self.refused),
+        }
+
+
+class JsonSource(JsonStream, Adjustable, SourceCase):
+    """A source of JSON in a stream."""
+
+    features = frozenset(
+        {
+            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+
+    def put(self, place: str, records: Sequence[Any]) -> None:
+        self.publish_values(place, [json.dumps(record).encode() for record in records])
+
+    def put_bad(self, place: str) -> None:
+        self.publish_values(place, [b"{no JSON}"])
+
+    def source(self, place: str, **options: Any) -> Source:
+        return self.connect_source(place, **options)
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
+        return self.mistakes_of(self.connect_source, place)
+
+
+class JsonSink(JsonStream, SinkCase):
+    """A sink of JSON whose messages have ids, staged or at least once."""
+
+    features = frozenset(
+        {
+            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
+            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
+
+    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
+        return self.connect_sink(place, guarantee=guarantee)
+
+    def visible(self, place: str) -> list[Any]:
+        source = self.connect_source(place, url=self.direct_url)
+        return list(in_thread(lambda: read_all(source)))
+
+    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
+        return self.mistakes_of(self.connect_sink, place)
+
 
 NATS_USERS = """
 accounts {
@@ -187,25 +281,23 @@ no_auth_user: "all"
 """Everybody may do everything, but who names a user must give the password."""
 
 
-class NatsStream(Proxied):
-    """A stream of its own for each check, on a server that is killed now and then."""
+class NatsStream(JsonStream):
+    """A stream whose subjects begin with its name."""
 
-    secrets = (PASSWORD,)
+    scheme = "nats"
+    make_source = staticmethod(nats_source)
+    make_sink = staticmethod(nats_sink)
+    user = "ann"
+    refused = "uthorization"
 
-    def __init__(self, server: NatsServer) -> None:
-        self.nats = server
-        self.server: Server | None = server
-        self.port = server.port
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+    def target(self, place: str) -> str:
+        return f"{place}.a"
 
     def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with JetStream."""
 
         async def run() -> Any:
-            client = await nats.connect(self.nats.url)
+            client = await nats.connect(self.direct_url)
             try:
                 return await work(client.jetstream())
             finally:
@@ -220,6 +312,9 @@ class NatsStream(Proxied):
         yield name
         self.do(lambda stream: stream.delete_stream(name))
 
+    def publish_values(self, place: str, values: Sequence[bytes]) -> None:
+        self.publish(self.target(place), values)
+
     def publish(self, subject: str, values: Sequence[bytes]) -> None:
         async def publish(stream: Any) -> None:
             for value in values:
@@ -227,106 +322,38 @@ class NatsStream(Proxied):
 
         self.do(publish)
 
-    @property
-    def wrong_user(self) -> dict[str, str]:
-        """Credentials that the server refuses."""
-        return {"user": "ann", "password": PASSWORD}
+
+class NatsSource(NatsStream, JsonSource):
+    """The source of NATS."""
 
 
-class NatsSource(Rows, NatsStream, Adjustable, SourceCase):
-    """JSON in a stream."""
-
-    features = frozenset(
-        {
-            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
-        }
-    )
-
-    def put(self, place: str, records: Sequence[Any]) -> None:
-        self.publish(f"{place}.a", [json.dumps(record).encode() for record in records])
-
-    def put_bad(self, place: str) -> None:
-        self.publish(f"{place}.a", [b"{no JSON}"])
-
-    def source(self, place: str, **options: Any) -> Source:
-        given: dict[str, Any] = {
-            "url": self.url,
-            "schema": SCHEMA,
-            "batch_rows": 1,
-            "stop": "latest",
-        }
-        return nats_source(options.pop("stream", place), **(given | options))
-
-    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
-        return {
-            "a stream that does not exist": (self.source(place, stream="none"), "none"),
-            "no server": (self.source(place, url=f"nats://{NOWHERE}"), NOWHERE),
-            "a wrong password": (self.source(place, **self.wrong_user), "uthorization"),
-        }
+class NatsSink(NatsStream, JsonSink):
+    """The sink of NATS."""
 
 
-class NatsSinkCase(Rows, NatsStream, SinkCase):
-    """JSON whose messages have ids, staged or at least once."""
+class RabbitStream(JsonStream):
+    """A stream of a broker."""
 
-    features = frozenset(
-        {
-            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
-            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
-        }
-    )
-
-    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return nats_sink(f"{place}.a", url=self.url, guarantee=guarantee)
-
-    def visible(self, place: str) -> list[Any]:
-        source = nats_source(place, url=self.nats.url, schema=SCHEMA, stop="latest")
-        return list(in_thread(lambda: read_all(source)))
-
-    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
-        url = self.nats.url
-        return {
-            "a subject of no stream": (nats_sink("no.such", url=url), "no.such"),
-            "no server": (nats_sink(f"{place}.a", url=f"nats://{NOWHERE}"), NOWHERE),
-            "a wrong password": (
-                nats_sink(f"{place}.a", url=url, **self.wrong_user),
-                "uthorization",
-            ),
-        }
-
-
-# -- RabbitMQ -----------------------------------------------------------------------------------------
-
-
-class RabbitStream(Proxied):
-    """A stream of its own for each check, on a broker that is killed now and then."""
-
-    secrets = (PASSWORD,)
+    scheme = "rabbitmq-stream"
+    make_source = staticmethod(rabbitmq_source)
+    make_sink = staticmethod(rabbitmq_sink)
+    user = "guest"
+    refused = "password is wrong"
 
     def __init__(self, server: RabbitServer) -> None:
+        super().__init__(server)
         self.rabbit = server
-        self.server: Server | None = server
-        self.port = server.port
-
-    @property
-    def url(self) -> str:
-        return f"rabbitmq-stream://127.0.0.1:{self.port}"
 
     def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Do something with a client of the broker."""
 
         async def run() -> Any:
-            broker = Broker(self.rabbit_url, "guest", "guest")
+            broker = Broker(self.direct_url, "guest", "guest")
             address = ("127.0.0.1", self.rabbit.port, False)
             async with logged_in(broker, address, "headgate-tests") as (client, _):
                 return await work(client)
 
         return in_thread(run)
-
-    @property
-    def rabbit_url(self) -> str:
-        """The address without a proxy."""
-        return f"rabbitmq-stream://127.0.0.1:{self.rabbit.port}"
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -336,9 +363,12 @@ class RabbitStream(Proxied):
         yield name
         self.do(lambda client: client.delete_stream(name))
 
+    def publish_values(self, place: str, values: Sequence[bytes]) -> None:
+        self.publish(place, [wrap(value) for value in values])
+
     def publish(self, stream: str, messages: Sequence[bytes]) -> None:
         """Publish messages in this form; each is a chunk of its own."""
-        sink = rabbitmq_sink(stream, url=self.rabbit_url, format="raw", envelope="none")
+        sink = rabbitmq_sink(stream, url=self.direct_url, format="raw", envelope="none")
         for message in messages:
             publisher = RabbitPublisher(sink.settings)
 
@@ -352,77 +382,18 @@ class RabbitStream(Proxied):
 
             in_thread(publish)
 
-    @property
-    def wrong_user(self) -> dict[str, str]:
-        """Credentials that the broker refuses."""
-        return {"user": "guest", "password": PASSWORD}
+
+class RabbitSource(RabbitStream, JsonSource):
+    """The source of RabbitMQ."""
 
 
-class RabbitSource(Rows, RabbitStream, Adjustable, SourceCase):
-    """JSON in a stream."""
-
-    features = frozenset(
-        {
-            *(Feature.LIVE, Feature.BAD_RECORDS, Feature.LAG),
-            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
-        }
-    )
-
-    def put(self, place: str, records: Sequence[Any]) -> None:
-        self.publish(place, [wrap(json.dumps(record).encode()) for record in records])
-
-    def put_bad(self, place: str) -> None:
-        self.publish(place, [wrap(b"{no JSON}")])
-
-    def source(self, place: str, **options: Any) -> Source:
-        given: dict[str, Any] = {
-            "url": self.url,
-            "schema": SCHEMA,
-            "batch_rows": 1,
-            "stop": "latest",
-        }
-        return rabbitmq_source(options.pop("streams", place), **(given | options))
-
-    def mistakes(self, place: str) -> Mapping[str, tuple[Source, str]]:
-        return {
-            "a stream that does not exist": (self.source(place, streams="none"), "none"),
-            "no broker": (self.source(place, url=f"rabbitmq-stream://{NOWHERE}"), NOWHERE),
-            "a wrong password": (self.source(place, **self.wrong_user), "password is wrong"),
-        }
-
-
-class RabbitSinkCase(Rows, RabbitStream, SinkCase):
-    """JSON whose messages have numbers, staged or at least once."""
-
-    features = frozenset(
-        {
-            *(Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE),
-            *(Feature.SERVER, Feature.CUTS, Feature.MISTAKES, Feature.CONNECTS),
-        }
-    )
-
-    def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
-        return rabbitmq_sink(place, url=self.url, guarantee=guarantee)
-
-    def visible(self, place: str) -> list[Any]:
-        source = rabbitmq_source(place, url=self.rabbit_url, schema=SCHEMA, stop="latest")
-        return list(in_thread(lambda: read_all(source)))
-
-    def mistakes(self, place: str) -> Mapping[str, tuple[Sink, str]]:
-        url = self.rabbit_url
-        return {
-            "a stream that does not exist": (rabbitmq_sink("none", url=url), "none"),
-            "no broker": (rabbitmq_sink(place, url=f"rabbitmq-stream://{NOWHERE}"), NOWHERE),
-            "a wrong password": (
-                rabbitmq_sink(place, url=url, **self.wrong_user),
-                "password is wrong",
-            ),
-        }
+class RabbitSink(RabbitStream, JsonSink):
+    """The sink of RabbitMQ."""
 
 
 RABBITMQ: dict[str, type[Case]] = {
     "rabbitmq_source": RabbitSource,
-    "rabbitmq_sink": RabbitSinkCase,
+    "rabbitmq_sink": RabbitSink,
 }
-NATS: dict[str, type[Case]] = {"nats_source": NatsSource, "nats_sink": NatsSinkCase}
+NATS: dict[str, type[Case]] = {"nats_source": NatsSource, "nats_sink": NatsSink}
 REDIS: dict[str, type[Case]] = {"redis_source": RedisSource, "redis_sink": RedisSinkCase}
