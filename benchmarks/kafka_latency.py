@@ -18,7 +18,6 @@ machine makes longer, so the load is printed. CPU seconds are those of the engin
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import subprocess
 import sys
@@ -27,15 +26,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-from engines import NOT_INSTALLED, FlinkHome, find_flink
+from engines import FlinkHome
 from kafka_topics import PARTITIONS, connector
 from record_latency import (
     KEYS,
-    PERCENTILES,
+    OPENS,
     US,
     LatencySink,
-    in_processes,
+    chosen_flink,
+    latencies,
+    print_head,
     print_row,
+    run_job,
 )
 
 import headgate as hg
@@ -145,19 +147,13 @@ def measure(
                     cpu_s = run_flink(flink, broker, topic, rows, parallelism, directory, results)
                 else:
                     job = make_job(broker, topic, rows, parallelism, directory, results)
-                    if parallelism == 1:
-                        began = time.process_time()
-                        job.run()
-                        cpu_s = time.process_time() - began
-                    else:
-                        cpu_s = asyncio.run(in_processes(job, parallelism, directory))
+                    cpu_s = run_job(job, parallelism, directory)
             finally:
                 Path(directory, ENDED).touch()
             assert producer.wait() == 0
             assert reader.wait() == 0
-        found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
-        found += [np.load(path) for path in Path(directory).glob("latency-*.npy")]
-    return np.concatenate(found), cpu_s / (rows * PARTITIONS) * US
+        found = latencies(directory)
+    return found, cpu_s / (rows * PARTITIONS) * US
 
 
 def run_flink(
@@ -180,10 +176,9 @@ def run_flink(
             check=True,
             stderr=subprocess.PIPE,
         )
-    opens = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")]
     arguments = [broker.bootstrap, topic, PARTITIONS, rows, parallelism, WARM_S, directory]
     arguments += filter(None, [results])
-    command = ["java", *opens, "-cp", f"{classes}:{path}", "KafkaLatency", *map(str, arguments)]
+    command = ["java", *OPENS, "-cp", f"{classes}:{path}", "KafkaLatency", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
         _, status, used = os.wait4(engine.pid, 0)
         engine.returncode = os.waitstatus_to_exitcode(status)
@@ -211,14 +206,8 @@ def main() -> None:
         return
     tune_process()
     with tempfile.TemporaryDirectory(prefix="hg-latency-kafka-") as directory:
-        flink = find_flink(Path(directory)) if given.flink else None
-        if given.flink and flink is None:
-            raise SystemExit(f"Flink is {NOT_INSTALLED}")
-        heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
-        print(
-            f"engine    records/s   p{heads}      max   CPU s per M   load   (ms, medians of "
-            f"{given.rounds}, and the ranges of p50 and p99)"
-        )
+        flink = chosen_flink(directory, given.flink)
+        print_head(given.rounds)
         with running(Path(directory) / "broker") as broker:
             for parallelism in map(int, given.parallelism.split(",")):
                 compare(broker, flink, parallelism, given)

@@ -50,6 +50,8 @@ WARM_S = 2.0
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 US = 1_000_000
 WINDOW_US = US
+OPENS = [f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")]
+"""The arguments of Java that let Flink look into its classes."""
 Record = tuple[int, int, int]
 
 
@@ -211,14 +213,8 @@ def measure(
     """Return the latencies of one run in ms, and the CPU seconds per million records."""
     with tempfile.TemporaryDirectory(prefix="hg-latency-") as directory:
         job = make_job(rate, seconds, parallelism, options, directory, windows)
-        if parallelism == 1:
-            began = time.process_time()
-            job.run()
-            cpu_s = time.process_time() - began
-        else:
-            cpu_s = asyncio.run(in_processes(job, parallelism, directory))
-        found = [np.load(path) for path in Path(directory).glob("latency-*.npy")]
-        return np.concatenate(found), cpu_s / (rate * seconds) * US
+        cpu_s = run_job(job, parallelism, directory)
+        return latencies(directory), cpu_s / (rate * seconds) * US
 
 
 def measure_flink(
@@ -226,16 +222,13 @@ def measure_flink(
 ) -> tuple[np.ndarray, float]:
     """Return the same for one run of the job in Flink."""
     with tempfile.TemporaryDirectory(prefix="hg-latency-") as directory:
-        opens = [
-            f"--add-opens=java.base/java.{part}=ALL-UNNAMED" for part in ("util", "lang", "time")
-        ]
         mode = "windows" if windows else "records"
         arguments = [rate, seconds, parallelism, mode, WARM_S, directory]
         began = children_cpu_seconds()
         subprocess.run(
             [
                 "java",
-                *opens,
+                *OPENS,
                 "-cp",
                 f"{home.jars[0]}:{home.library}",
                 "Latency",
@@ -245,14 +238,29 @@ def measure_flink(
             capture_output=True,
         )
         cpu_s = children_cpu_seconds() - began
-        found = [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
-        return np.concatenate(found), cpu_s / (rate * seconds) * US
+        return latencies(directory), cpu_s / (rate * seconds) * US
 
 
 def children_cpu_seconds() -> float:
     """CPU seconds of the processes that this one has started and that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def run_job(job: hg.Job, parallelism: int, directory: str) -> float:
+    """Run a job, in this process if its parallelism is 1; return the CPU seconds that it used."""
+    if parallelism > 1:
+        return asyncio.run(in_processes(job, parallelism, directory))
+    began = time.process_time()
+    job.run()
+    return time.process_time() - began
+
+
+def latencies(directory: str) -> np.ndarray:
+    """Return the latencies in ms that the sinks of headgate or of Flink have written to files."""
+    found = [np.load(path) for path in Path(directory).glob("latency-*.npy")]
+    found += [np.fromfile(path, ">f8") for path in Path(directory).glob("latency-*.bin")]
+    return np.concatenate(found)
 
 
 async def in_processes(job: hg.Job, parallelism: int, directory: str) -> float:
@@ -286,17 +294,19 @@ def main() -> None:
     tune_process()
     options = dict(each.split("=", 1) for each in given.option)
     with tempfile.TemporaryDirectory(prefix="hg-latency-jar-") as directory:
-        flink = find_flink(Path(directory)) if given.flink else None
-        if given.flink and flink is None:
-            raise SystemExit(f"Flink is {NOT_INSTALLED}")
-        heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
-        print(
-            f"engine    records/s   p{heads}      max   CPU s per M   load   "
-            f"(ms, medians of {given.rounds}, and the range of p50 and p99)"
-        )
+        flink = chosen_flink(directory, given.flink)
+        print_head(given.rounds)
         for parallelism in map(int, given.parallelism.split(",")):
             for rate in map(float, given.rates.split(",")):
                 compare(flink, rate, parallelism, options, given)
+
+
+def chosen_flink(directory: str, wanted: bool) -> FlinkHome | None:
+    """Return where Flink is if it is wanted, or exit because it is not installed."""
+    flink = find_flink(Path(directory)) if wanted else None
+    if wanted and flink is None:
+        raise SystemExit(f"Flink is {NOT_INSTALLED}")
+    return flink
 
 
 def compare(
@@ -318,6 +328,15 @@ def compare(
             )
     for engine, found in runs.items():
         print_row(engine, rate, parallelism, found)
+
+
+def print_head(rounds: int) -> None:
+    """Print the names of the columns of `print_row`."""
+    heads = "".join(f"{f'p{percentile:g}':>9}" for percentile in PERCENTILES)
+    print(
+        f"engine    records/s   p{heads}      max   CPU s per M   load   "
+        f"(ms, medians of {rounds}, and the ranges of p50 and p99)"
+    )
 
 
 def print_row(
