@@ -170,9 +170,18 @@ def read_marks(directory: str) -> Steady:
     The clock starts when the slowest source subtask has read `WARM_SHARE` of its rows and stops when
     the last sink subtask has all its records. Records under way at the start are counted as if they
     had been finished, so the rate errs on the low side.
+
+    Raises:
+        RuntimeError: the job did not run to its end. A signal may have stopped it, which is no error of
+            the job: SIGTERM, as `timeout` sends it, counts as Ctrl-C.
     """
     sources = [json.loads(path.read_text()) for path in Path(directory).glob("source-*.json")]
     sinks = [json.loads(path.read_text()) for path in Path(directory).glob("sink-*.json")]
+    if not sinks or not any(source["marks"] for source in sources):
+        raise RuntimeError(
+            f"the job did not run to its end, so there is nothing to measure sources=`{len(sources)}` "
+            f"sinks=`{len(sinks)}`: it was stopped, by Ctrl-C or `timeout` for instance, or read no record"
+        )
     began = max(_warm_at(source) for source in sources if source["marks"])
     warm = sum(_rows_at(source, began) for source in sources)
     sums: dict[str, float] = {}

@@ -77,5 +77,13 @@ def test_the_clock_covers_what_comes_after_the_warm_up(bench: Any, tmp_path: Pat
     assert steady.ended > steady.began
 
 
+@pytest.mark.parametrize("source", [[], [{"marks": [[0.0, 0, 0.0]], "rows": 10}]])
+def test_a_stopped_job_is_not_measured(bench: Any, tmp_path: Path, source: list[Any]) -> None:
+    for index, body in enumerate(source):
+        (tmp_path / f"source-source-{index}.json").write_text(json.dumps(body))
+    with pytest.raises(RuntimeError, match=f"sources=`{len(source)}` sinks=`0`: it was stopped"):
+        bench.metering.read_marks(str(tmp_path))
+
+
 def test_every_query_has_its_sql(bench: Any) -> None:
     assert DUCK_SQL.keys() == bench.queries.QUERIES.keys()
