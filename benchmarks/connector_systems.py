@@ -414,7 +414,7 @@ SYSTEMS: dict[str, tuple[Start, int]] = {
     "http": (http, 50_000),
     "kafka": (kafka, 500_000),
     "postgres": (postgres, 100_000),
-    "redis": (redis, 30_000),
+    "redis": (redis, 200_000),
     "nats": (nats, 10_000),
     "rabbitmq": (rabbitmq, 200_000),
     "kinesis": (kinesis, 3_000),

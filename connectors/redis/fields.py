@@ -12,10 +12,9 @@ from ...operators.suggestions import suggest
 from ..files.decode import Decoded, Unreadable, decode, reason_of
 from ..formats.format import Format
 from ..formats.text import to_format
+from .packed import PACKED, pack
 
 Fields: TypeAlias = Mapping[bytes, bytes]
-Entry: TypeAlias = list[bytes]
-"""Names and values of the fields in turn."""
 
 
 class FieldsFormat(Format):
@@ -107,46 +106,41 @@ def _from_text(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _to_text(values: pa.Array) -> pa.Array:
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
-        return values
-    return values.cast(pa.string()).cast(pa.binary())
+        return values.cast(PACKED)
+    return values.cast(pa.large_string()).cast(PACKED)
 
 
 def entry_encoder(
     format: Format, field: str, schema: pa.Schema, stream: str
-) -> Callable[[pa.RecordBatch], list[Entry]]:
-    """Return a function that makes an entry of each row."""
+) -> Callable[[pa.RecordBatch], pa.Array]:
+    """Return a function that makes a packed entry of each row."""
     if isinstance(format, FieldsFormat):
         return _encode_fields
     encode, name = format.encoder(schema, stream), field.encode()
 
-    def encode_payloads(batch: pa.RecordBatch) -> list[Entry]:
-        return [[name, _there(value, stream)] for value in encode(batch)]
+    def encode_payloads(batch: pa.RecordBatch) -> pa.Array:
+        packed, _ = pack([name], [_all_there(encode(batch), stream)])
+        return packed
 
     return encode_payloads
 
 
-def _there(value: bytes | None, stream: str) -> bytes:
-    if value is None:
+def _all_there(values: Sequence[bytes | None], stream: str) -> pa.Array:
+    found = pa.array(values, PACKED)
+    if found.null_count:
         raise DataError(
             f"a record has no value, and an entry needs one stream=`{stream}`",
             fix="filter such records out before the sink",
         )
-    return value
+    return found
 
 
-def _encode_fields(batch: pa.RecordBatch) -> list[Entry]:
+def _encode_fields(batch: pa.RecordBatch) -> pa.Array:
     names = [name.encode() for name in batch.schema.names]
-    columns = [_to_text(column).to_pylist() for column in batch.columns]
-    entries = []
-    for row in zip(*columns, strict=True):
-        entry: Entry = []
-        for name, value in zip(names, row, strict=True):
-            if value is not None:
-                entry += (name, value)
-        if not entry:
-            raise DataError(
-                "all columns of a record are null, and an entry needs a field",
-                fix="filter such records out before the sink",
-            )
-        entries.append(entry)
-    return entries
+    packed, fields = pack(names, [_to_text(column) for column in batch.columns])
+    if not fields.all():
+        raise DataError(
+            "all columns of a record are null, and an entry needs a field",
+            fix="filter such records out before the sink",
+        )
+    return packed

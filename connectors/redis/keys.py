@@ -1,18 +1,19 @@
-"""Keys and scripts of the exactly-once sink: staged entries, the index of them, and the markers of writers.
+"""Scripts of the sink, and keys of it exactly once: staged entries, the index of them, markers of writers.
 
-Entries between two barriers are *staged* in a list of chunks. Each chunk is moved to the stream by one
-script, which is atomic: it adds the entries, removes the chunk from the list, and notes both in the
-marker of the writer. So a chunk is added once, also if the script is repeated, and the marker tells a chunk
-that was added from one that was lost. A chunk is small, because the server does nothing else while a
-script runs.
+A script takes the entries of a chunk as one text, as `packed.py` makes it. So a chunk is one request with
+one answer, which costs the client a fraction of a command for each entry.
+
+Exactly once, entries between two barriers are *staged* in a list of chunks. Each chunk is moved to the
+stream by one script, which is atomic: it adds the entries, removes the chunk from the list, and notes both
+in the marker of the writer. So a chunk is added once, also if the script is repeated, and the marker tells
+a chunk that was added from one that was lost. A chunk is small, because the server does nothing else while
+a script runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +21,9 @@ import msgspec
 
 from ...errors import UsageError
 from ...operators.base import OperatorContext
-from .fields import Entry
 
 MARKER_S: Final = 90 * 24 * 3600
 """A marker is forgotten so long after its last change. Nothing is added twice without it."""
-_LENGTH: Final = struct.Struct(">I")
 _TAG: Final = re.compile(r"[^{}]*\{([^}]+)\}")
 
 STAGE: Final = """
@@ -38,7 +37,30 @@ return 1
 """
 """Adds a chunk to staged entries. Returns 0 if those before it are not there."""
 
-MOVE: Final = """
+_ADD: Final = """
+local function add(stream, packed, limit)
+  local at = 1
+  while at <= #packed do
+    local texts, entry = 0, {}
+    texts, at = struct.unpack('>I4', packed, at)
+    for text = 1, texts do entry[text], at = struct.unpack('>I4c0', packed, at) end
+    if limit == '' then
+      redis.call('XADD', stream, '*', unpack(entry))
+    else
+      redis.call('XADD', stream, 'MAXLEN', '~', limit, '*', unpack(entry))
+    end
+  end
+end
+"""
+"""The function of scripts that adds packed entries to a stream."""
+
+ADD: Final = f"""{_ADD}
+add(KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+"""Adds a chunk to the stream."""
+
+MOVE: Final = f"""{_ADD}
 local stream, staged, index, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, chunk, chunks = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local known = redis.call('HMGET', marker, 'number', 'chunks')
@@ -47,17 +69,7 @@ if last < tonumber(ARGV[6]) then return -1 end
 if last > number or (last == number and done > chunk) then return 1 end
 if last < number then done = 0 end
 if done ~= chunk or redis.call('LLEN', staged) ~= chunks - chunk then return 0 end
-local packed, at = redis.call('LINDEX', staged, 0), 1
-while at <= #packed do
-  local texts, entry = 0, {}
-  texts, at = struct.unpack('>I4', packed, at)
-  for text = 1, texts do entry[text], at = struct.unpack('>I4c0', packed, at) end
-  if ARGV[4] == '' then
-    redis.call('XADD', stream, '*', unpack(entry))
-  else
-    redis.call('XADD', stream, 'MAXLEN', '~', ARGV[4], '*', unpack(entry))
-  end
-end
+add(stream, redis.call('LINDEX', staged, 0), ARGV[4])
 redis.call('LPOP', staged)
 redis.call('HSET', marker, 'number', ARGV[1], 'chunks', chunk + 1)
 redis.call('EXPIRE', marker, ARGV[5])
@@ -75,16 +87,6 @@ redis.call('DEL', KEYS[1])
 redis.call('HDEL', KEYS[2], KEYS[1])
 """
 """Deletes staged entries."""
-
-
-def pack(entries: Sequence[Entry]) -> bytes:
-    """Return a chunk as `MOVE` reads it: texts behind their lengths, entries behind their counts."""
-    parts: list[bytes] = []
-    for entry in entries:
-        parts.append(_LENGTH.pack(len(entry)))
-        for text in entry:
-            parts += (_LENGTH.pack(len(text)), text)
-    return b"".join(parts)
 
 
 class Staged(msgspec.Struct):

@@ -10,6 +10,9 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ...errors import InternalError, JobError
 from ...operators.base import OperatorContext
@@ -18,8 +21,9 @@ from ...state.snapshot import CommitPermit
 from ..formats.format import Format
 from ..staging import Chunk, StagedEpoch, StagingWriter
 from .client import Address, connect, is_lost, persistently, reason_of
-from .fields import Entry, entry_encoder
-from .keys import DROP, MARKER_S, MOVE, STAGE, SinkKeys, Staged, pack
+from .fields import entry_encoder
+from .keys import ADD, DROP, MARKER_S, MOVE, STAGE, SinkKeys, Staged
+from .packed import offsets_of
 
 _CHUNK_ENTRIES: Final = 500
 _CHUNK_BYTES: Final = 256 << 10
@@ -51,9 +55,10 @@ class ForgottenCommit(LostEntries):
 
 @dataclass(slots=True)
 class _Chunk(Chunk):
-    """Entries that are sent by one request."""
+    """Packed entries that are sent by one request."""
 
-    entries: list[Entry] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    entries: int = 0
 
 
 class RedisWriter(StagingWriter[_Chunk]):
@@ -63,8 +68,10 @@ class RedisWriter(StagingWriter[_Chunk]):
         super().__init__(exactly_once)
         self._settings = settings
         self._schema: Any = None
-        self._encode: Callable[[Any], list[Entry]] | None = None
+        self._encode: Callable[[Any], pa.Array] | None = None
         self._client: Any = None
+        self._limit = "" if settings.max_length is None else str(settings.max_length)
+        self._add: Any = None
         self._stage: Any = None
         self._move: Any = None
         self._moved = (0, 0.0)
@@ -80,7 +87,7 @@ class RedisWriter(StagingWriter[_Chunk]):
         context = self.context
         name = f"headgate-{context.job_name}-{context.operator_name}"
         client = self._client = connect(self._settings.address, name)
-        self._stage, self._move = client.register_script(STAGE), client.register_script(MOVE)
+        self._add, self._stage, self._move = map(client.register_script, (ADD, STAGE, MOVE))
         if self._exactly_once:
             with self.about():
                 self.drop_dead(key.decode() for key in client.hkeys(self._keys.index))
@@ -115,11 +122,19 @@ class RedisWriter(StagingWriter[_Chunk]):
             self._encode = entry_encoder(
                 settings.format, settings.field, data.schema, settings.stream
             )
-        for entry in self._encode(data):
+        packed = self._encode(data)
+        offsets, texts = offsets_of(packed), packed.buffers()[2]
+        start = 0
+        while start < len(packed):
             chunk = self._open_chunk()
-            chunk.entries.append(entry)
-            chunk.size_bytes += sum(map(len, entry))
-            if len(chunk.entries) >= _CHUNK_ENTRIES or chunk.size_bytes >= _CHUNK_BYTES:
+            stop = _end_of_chunk(chunk, offsets, start)
+            size = int(offsets[stop] - offsets[start])
+            chunk.parts.append(texts.slice(int(offsets[start]), size).to_pybytes())
+            chunk.entries += stop - start
+            chunk.size_bytes += size
+            chunk.epoch.records += stop - start
+            start = stop
+            if chunk.entries >= _CHUNK_ENTRIES or chunk.size_bytes >= _CHUNK_BYTES:
                 self.close_chunk()
                 self.send_in_background()
                 self._wait_for_room()
@@ -129,7 +144,6 @@ class RedisWriter(StagingWriter[_Chunk]):
         if self._chunk is None:
             self._chunk = _Chunk(epoch, epoch.chunks)
             epoch.chunks += 1
-        epoch.records += 1
         return self._chunk
 
     def _wait_for_room(self) -> None:
@@ -149,10 +163,10 @@ class RedisWriter(StagingWriter[_Chunk]):
     # -- threads ------------------------------------------------------------------------------------
 
     def send(self, chunk: _Chunk) -> None:
-        settings, name = self._settings, chunk.epoch.name
+        settings, name, packed = self._settings, chunk.epoch.name, b"".join(chunk.parts)
         if self._exactly_once:
             keys = [name, self._keys.index]
-            if not self._stage(keys=keys, args=[chunk.number, pack(chunk.entries)]):
+            if not self._stage(keys=keys, args=[chunk.number, packed]):
                 raise LostEntries(
                     f"the server has lost entries that it had acknowledged stream=`{settings.stream}` "
                     f"key=`{name}`",
@@ -160,11 +174,7 @@ class RedisWriter(StagingWriter[_Chunk]):
                     "acknowledges (appendonly yes, maxmemory-policy noeviction)",
                 )
             return
-        limit = () if settings.max_length is None else ("MAXLEN", "~", settings.max_length)
-        pipeline = self._client.pipeline(transaction=False)
-        for entry in chunk.entries:
-            pipeline.execute_command("XADD", settings.stream, *limit, "*", *entry)
-        pipeline.execute()
+        self._add(keys=[settings.stream], args=[packed, self._limit])
 
     def persistently(self, work: Callable[[], Any]) -> Any:
         return persistently(work, self.context.clock, lambda: not self._closed)
@@ -199,12 +209,18 @@ class RedisWriter(StagingWriter[_Chunk]):
         """Move a chunk of staged entries to the stream, unless that was done."""
         if self._move is None:
             raise InternalError("the writer was not prepared")
-        limit = "" if self._settings.max_length is None else self._settings.max_length
         clock, (before, at) = self.context.clock, self._moved
         ours = staged.marker == self._marker and clock.monotonic() - at < MARKER_S / 2
         moved = self._move(
             keys=[staged.stream, staged.key, staged.index, staged.marker],
-            args=[staged.number, chunk, staged.chunks, limit, MARKER_S, before if ours else 0],
+            args=[
+                staged.number,
+                chunk,
+                staged.chunks,
+                self._limit,
+                MARKER_S,
+                before if ours else 0,
+            ],
         )
         if moved == -1:
             self._moved = (0, 0.0)
@@ -241,3 +257,15 @@ class RedisWriter(StagingWriter[_Chunk]):
                 fix="check that the server can be reached and has memory left, that the key is that of a "
                 "stream, and the rights of the user (ACL)",
             ) from error
+
+
+def _end_of_chunk(chunk: _Chunk, offsets: npt.NDArray[np.int64], start: int) -> int:
+    """Return up to which row a chunk takes entries, which is at least one.
+
+    Args:
+        chunk: with room for an entry.
+        offsets: where each row begins in the bytes of all rows, and the end.
+        start: the row to begin with.
+    """
+    full = np.searchsorted(offsets, offsets[start] + _CHUNK_BYTES - chunk.size_bytes)
+    return min(len(offsets) - 1, start + _CHUNK_ENTRIES - chunk.entries, int(full))

@@ -312,6 +312,19 @@ def test_a_cluster(cluster: RedisServer) -> None:
         with cluster.client() as client:
             assert ids(client, stream) == list(range(600))
 
+    def add() -> None:
+        writer: Any = redis_sink("early", url=cluster.url, cluster=True, max_length=100).writer()
+        writer.open(make_context())
+        writer.prepare()
+        assert precommitted(writer, *range(600)) == []
+        writer.close()
+
+    in_loop(add)
+    with cluster.client() as client:
+        found = ids(client, "early")
+        assert found == list(range(600))[-len(found) :]
+        assert 100 <= len(found) <= 300
+
 
 def test_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate", tmp_path / "key"
