@@ -15,11 +15,9 @@ from ...errors import PlanError
 from ...operators.base import OperatorContext
 from ...operators.sink import (
     GlobalCommit,
-    Guarantee,
     IfExists,
     IfExistsLike,
     OutputFile,
-    Sink,
     SinkRun,
     SinkWriter,
     stream_columns,
@@ -31,15 +29,13 @@ from ..files.locations import (
     filesystem,
     parse_location,
 )
-from ..tables.commits import commit_parts, mark_of
-from ..tables.compaction import Compaction
+from ..tables.commits import mark_of
 from ..tables.sink import (
     BUFFER,
     ROLL_BYTES,
     TableSettings,
+    TableSink,
     check_column,
-    parts_of,
-    refuse_overwrite,
     table_arguments,
 )
 from ..tables.types import stored_schema
@@ -77,23 +73,17 @@ class DeltaSettings(TableSettings):
         """Return how the library reaches the table, in a job with these options."""
         if not self.remote:
             return {}
-        return object_store_options({**options, **self.storage_options})
+        return object_store_options(self.over(options))
 
 
-class DeltaSink(Sink):
+class DeltaSink(TableSink[DeltaSettings]):
     """One table, to which rows are appended."""
 
-    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
-    guarantee = Guarantee.EXACTLY_ONCE
-    needs_columns = True
-    commits_globally = True
+    format = "Delta"
 
     def __init__(self, settings: DeltaSettings, if_exists: IfExists) -> None:
-        self.settings = settings
-        self.if_exists = if_exists
-        self.place = settings.address
+        super().__init__(settings, settings.address, if_exists)
         self.extras = ("delta", "s3") if settings.remote else ("delta",)
-        self._compaction = Compaction(settings.address)
 
     def bind(self, schema: pa.Schema | None) -> None:
         columns = stored_schema(stream_columns(schema, "rows of a table"), delta_type, "Delta")
@@ -113,20 +103,14 @@ class DeltaSink(Sink):
     def writer(self) -> SinkWriter:
         return DeltaWriter(self.settings)
 
-    def check_output(self, run: SinkRun) -> None:
-        settings = self.settings
-        refuse_overwrite(run, self.if_exists, "Delta", settings.address)
-        self._check_table(run.options)
-
     def check_connection(self, options: Mapping[str, str]) -> str:
         settings = self.settings
-        found = check_directory(settings.address, {**options, **settings.storage_options})
-        if self._check_table(options):
+        found = check_directory(settings.address, settings.over(options))
+        if self.check_table(options):
             return "the table takes the columns"
         return f"the table does not exist yet; {found}"
 
-    def _check_table(self, options: Mapping[str, str]) -> bool:
-        """Check that the table takes the columns of the stream; return False if there is none yet."""
+    def check_table(self, options: Mapping[str, str]) -> bool:
         settings = self.settings
         table = open_table(settings.address, settings.library_options(options))
         if table is not None:
@@ -159,16 +143,12 @@ class DeltaSink(Sink):
         def version() -> DeltaVersion:
             return DeltaVersion(settings.address, options, settings.schema, settings.partition_by)
 
-        parts = parts_of(commit.epochs, Part)
-        commit_parts(version, settings.address, commit.job, commit.sink, parts)
-        files = settings.compact_files
-        if files is not None:
-            self._compaction.run(
-                lambda: compact(settings.address, options, files, settings.roll_bytes)
-            )
-
-    def describe(self) -> str:
-        return f"delta({self.settings.address})"
+        self.commit_files(
+            commit,
+            Part,
+            version,
+            lambda files: compact(settings.address, options, files, settings.roll_bytes),
+        )
 
 
 class DeltaWriter(TableWriter):
@@ -184,7 +164,7 @@ class DeltaWriter(TableWriter):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._options = {**context.options, **self._settings.storage_options}
+        self._options = self._settings.over(context.options)
 
     def prepare(self) -> None:
         settings = self._settings

@@ -15,24 +15,20 @@ import pyarrow.parquet as pq
 from ...errors import UsageError
 from ...operators.sink import (
     GlobalCommit,
-    Guarantee,
     IfExists,
     IfExistsLike,
     OutputFile,
-    Sink,
     SinkRun,
     SinkWriter,
     stream_columns,
 )
 from ..files.sink import tag_of
-from ..tables.commits import commit_parts, mark_of
-from ..tables.compaction import Compaction
+from ..tables.commits import mark_of
 from ..tables.sink import (
     BUFFER,
     ROLL_BYTES,
     TableSettings,
-    parts_of,
-    refuse_overwrite,
+    TableSink,
     table_arguments,
 )
 from ..tables.types import stored_schema
@@ -68,20 +64,14 @@ class IcebergSettings(TableSettings):
     partitions: tuple[Partition, ...] = ()
 
 
-class IcebergSink(Sink):
+class IcebergSink(TableSink[IcebergSettings]):
     """One table, to which rows are appended."""
 
-    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
-    guarantee = Guarantee.EXACTLY_ONCE
-    needs_columns = True
-    commits_globally = True
+    format = "Iceberg"
     extras = ("iceberg",)
 
     def __init__(self, settings: IcebergSettings, if_exists: IfExists) -> None:
-        self.settings = settings
-        self.if_exists = if_exists
-        self.place = settings.table
-        self._compaction = Compaction(settings.table)
+        super().__init__(settings, settings.table, if_exists)
 
     def bind(self, schema: pa.Schema | None) -> None:
         columns = stored_schema(stream_columns(schema, "rows of a table"), iceberg_type, "Iceberg")
@@ -91,22 +81,16 @@ class IcebergSink(Sink):
     def writer(self) -> SinkWriter:
         return IcebergWriter(self.settings)
 
-    def check_output(self, run: SinkRun) -> None:
-        settings = self.settings
-        refuse_overwrite(run, self.if_exists, "Iceberg", settings.table)
-        self._check_table(run.options)
-
     def check_connection(self, options: Mapping[str, str]) -> str:
         settings = self.settings
-        if not settings.catalog.exists({**options, **settings.storage_options}):
+        if not settings.catalog.exists(settings.over(options)):
             return "the catalog does not exist yet"
-        fits = self._check_table(options)
+        fits = self.check_table(options)
         return "the table takes the columns" if fits else "the table does not exist yet"
 
-    def _check_table(self, options: Mapping[str, str]) -> bool:
-        """Check that the table takes the columns of the stream; return False if there is none yet."""
+    def check_table(self, options: Mapping[str, str]) -> bool:
         settings = self.settings
-        with settings.catalog.opened({**options, **settings.storage_options}) as catalog:
+        with settings.catalog.opened(settings.over(options)) as catalog:
             table = load_table(catalog, settings.table)
             if table is not None:
                 check_fits(table, settings.table, settings.schema, settings.partitions)
@@ -115,7 +99,7 @@ class IcebergSink(Sink):
     def list_output(self, run: SinkRun) -> list[OutputFile]:
         """Return the table and its newest snapshot, if an earlier run of this sink has written to it."""
         settings = self.settings
-        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+        with settings.catalog.opened(settings.over(run.options)) as catalog:
             table = load_table(catalog, settings.table)
             if table is None or mark_of(run.job, run.sink, "") not in table.properties:
                 return []
@@ -124,27 +108,23 @@ class IcebergSink(Sink):
     def begin_output(self, run: SinkRun) -> None:
         """Create the table, unless there is one."""
         settings = self.settings
-        with settings.catalog.opened({**run.options, **settings.storage_options}) as catalog:
+        with settings.catalog.opened(settings.over(run.options)) as catalog:
             create_table(catalog, settings.table, settings.schema, settings.partitions)
 
     def commit_globally(self, commit: GlobalCommit) -> None:
         settings = self.settings
-        with settings.catalog.opened({**commit.options, **settings.storage_options}) as catalog:
+        with settings.catalog.opened(settings.over(commit.options)) as catalog:
 
             def version() -> IcebergVersion:
                 return IcebergVersion(catalog, settings.table, settings.schema, settings.partitions)
 
-            parts = parts_of(commit.epochs, Part)
-            commit_parts(version, settings.table, commit.job, commit.sink, parts)
-            files = settings.compact_files
-            if files is not None:
-                prefix = f"part-{tag_of(commit.job, commit.sink)}"
-                self._compaction.run(
-                    lambda: _compact(catalog, settings.table, prefix, files, settings.roll_bytes)
-                )
-
-    def describe(self) -> str:
-        return f"iceberg({self.settings.table})"
+            prefix = f"part-{tag_of(commit.job, commit.sink)}"
+            self.commit_files(
+                commit,
+                Part,
+                version,
+                lambda files: _compact(catalog, settings.table, prefix, files, settings.roll_bytes),
+            )
 
 
 def _compact(*args: Any) -> None:
@@ -188,7 +168,7 @@ class IcebergWriter(TableWriter):
 
     @property
     def _options(self) -> dict[str, str]:
-        return {**self.context.options, **self._settings.storage_options}
+        return self._settings.over(self.context.options)
 
     def stored(self) -> pa.Schema:
         return self._stored

@@ -1,23 +1,33 @@
-"""The arguments and settings that the sinks for all table formats have."""
+"""What the sinks for all table formats have in common: arguments, settings, and commits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from ...errors import InternalError, PlanError, UsageError
-from ...operators.sink import EpochOutput, IfExists, IfExistsLike, SinkRun, parse_if_exists
+from ...operators.sink import (
+    GlobalCommit,
+    Guarantee,
+    IfExists,
+    IfExistsLike,
+    Sink,
+    SinkRun,
+    parse_if_exists,
+)
 from ...operators.sizes import parse_size
 from ..arguments import check_count
 from ..files.locations import check_storage_options
+from .commits import TablePart, TableVersion, commit_parts
+from .compaction import Compaction
 
 ROLL_BYTES: Final = "128mb"
 BUFFER: Final = "64mb"
-P = TypeVar("P")
+P = TypeVar("P", bound=TablePart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +58,69 @@ class TableSettings:
             raise InternalError("the sink is not bound")
         return self.columns
 
+    def over(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of a job with those of the sink over them."""
+        return {**options, **self.storage_options}
 
-def refuse_overwrite(run: SinkRun, own: IfExists, format_: str, table: str) -> None:
-    """Check that a run does not want to replace the rows of a table.
 
-    Raises:
-        UsageError: it does.
-    """
-    if IfExists.OVERWRITE in (run.if_exists, own):
-        raise UsageError(
-            f"rows of {format_} tables are not replaced table=`{table}`",
-            fix='if_exists="append", or delete the rows with another tool first',
-        )
+S = TypeVar("S", bound=TableSettings)
+
+
+class TableSink(Sink, Generic[S]):
+    """A sink that appends to one table: the coordinator commits the files of each checkpoint."""
+
+    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
+    guarantee = Guarantee.EXACTLY_ONCE
+    needs_columns = True
+    commits_globally = True
+    format: ClassVar[str]
+
+    def __init__(self, settings: S, place: str, if_exists: IfExists) -> None:
+        self.settings = settings
+        self.if_exists = if_exists
+        self.place = place
+        self._compaction = Compaction(place)
+
+    def check_table(self, options: Mapping[str, str]) -> bool:
+        """Check that the table takes the columns of the stream; return False if there is none yet."""
+        raise NotImplementedError
+
+    def check_output(self, run: SinkRun) -> None:
+        """Check the table, and that the run does not want to replace its rows."""
+        if IfExists.OVERWRITE in (run.if_exists, self.if_exists):
+            raise UsageError(
+                f"rows of {self.format} tables are not replaced table=`{self.place}`",
+                fix='if_exists="append", or delete the rows with another tool first',
+            )
+        self.check_table(run.options)
+
+    def commit_files(
+        self,
+        commit: GlobalCommit,
+        kind: type[P],
+        version: Callable[[], TableVersion[P]],
+        compact: Callable[[int], None],
+    ) -> None:
+        """Add the files of some checkpoints to the table, and merge small files if that is wanted.
+
+        Args:
+            commit: the checkpoints.
+            kind: the type of their committables.
+            version: returns the newest version of the table.
+            compact: merges this many small files of a partition.
+        """
+        parts = [
+            (epoch.checkpoint_id, msgspec.msgpack.decode(data, type=kind))
+            for epoch in commit.epochs
+            for data in epoch.committables
+        ]
+        commit_parts(version, self.place, commit.job, commit.sink, parts)
+        files = self.settings.compact_files
+        if files is not None:
+            self._compaction.run(lambda: compact(files))
+
+    def describe(self) -> str:
+        return f"{self.format.lower()}({self.place})"
 
 
 def check_column(schema: pa.Schema, name: str) -> pa.Field:
@@ -74,15 +135,6 @@ def check_column(schema: pa.Schema, name: str) -> pa.Field:
             f"no such column partition_by=`{name}`", fix=f"one of: {', '.join(schema.names)}"
         )
     return schema.field(at)
-
-
-def parts_of(epochs: Sequence[EpochOutput], kind: type[P]) -> list[tuple[int, P]]:
-    """Return the committables of some checkpoints, each with the number of its checkpoint."""
-    return [
-        (epoch.checkpoint_id, msgspec.msgpack.decode(data, type=kind))
-        for epoch in epochs
-        for data in epoch.committables
-    ]
 
 
 def table_arguments(
