@@ -1,13 +1,11 @@
 """The deployments of one worker: one attempt of a region each, with its subtasks, gates and channels.
 
-Each is begun and dropped without the others. `SubtaskReporter` turns what the subtasks
-report into messages to the coordinator.
+Each is begun and dropped without the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import (
     Callable,
     Collection,
@@ -20,11 +18,10 @@ from collections.abc import (
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from ...errors import HeadgateError, InternalError
 from ...operators.clock import Clock
 from ...operators.elements import CheckpointOptions
 from ...operators.splits import SourceSplits
@@ -39,22 +36,14 @@ from ...state.snapshot import (
     StateHandle,
 )
 from ..control.messages import (
-    CheckpointDeclined,
     Deploy,
     DeployCommon,
     Deployed,
-    LoopRoundBack,
-    Messages,
     RestoreProgress,
     SplitsOffered,
     Statistics,
-    SubtaskAck,
     SubtaskAssignment,
-    SubtaskFailed,
-    SubtaskFinished,
     SubtaskStatistics,
-    SubtaskTerminated,
-    WatermarkReached,
 )
 from ..exchange.hub import ExchangeHub, WorkerAddress
 from ..exchange.partitioners import KeyGroupSampler
@@ -65,14 +54,13 @@ from ..options.recovery import KEEP_STATE, KEEP_STATE_TIMEOUT
 from ..options.registry import Options
 from ..options.state import ALLOW_PICKLE, UNALIGNED, UNALIGNED_FORCED
 from ..plan import PhysicalPlan
-from ..protocol.failures import FailureKind, as_headgate_error
 from ..slots import Placement, SlotsByGroup
 from ..storage.base import CheckpointStore
 from ..storage.open_store import SharedStores
 from ..task.accounting import Activity, LoopLoad
 from ..task.chain import NodePartition
 from ..task.concurrency import all_of
-from ..task.environment import SnapshotTiming, TaskEnvironment, task_settings
+from ..task.environment import TaskEnvironment, task_settings
 from ..task.input_subtask import InputBatch, InputSubtask
 from ..task.iteration import FeedbackPartition, FeedbackPorts, IterationSubtask
 from ..task.local_files import LocalCopies
@@ -83,7 +71,7 @@ from ..task.subtask import Subtask
 from .channels import ChannelMap, receivers_before, recovered_batches
 from .kept_states import KeptStates, KeptSubtask, Place, code_digest, handles_of, without
 from .local_directories import LocalDirectories
-from .restore_meter import RestoreMeter, bytes_in_files
+from .reports import MessageSender, RestoreMeter, SubtaskReporter, bytes_in_files
 from .subtask_metrics import register_task, statistics_of
 from .watch import StepWatch
 
@@ -642,135 +630,3 @@ async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def failure_of(
-    attempt: int,
-    task_name: str,
-    error: Exception,
-    vertex: int = -1,
-    index: int = -1,
-    region: int = -1,
-) -> SubtaskFailed:
-    """A failure as a message; an error that does not pickle travels as its text."""
-    error = as_headgate_error(error, f"{task_name} failed", task_name)
-    kind = FailureKind.of(error)
-    try:
-        pickled = pickle.dumps(error)
-    except Exception:
-        pickled = pickle.dumps(InternalError(str(error)))
-    return SubtaskFailed(
-        attempt=attempt,
-        vertex=vertex,
-        index=index,
-        task_name=task_name,
-        error=pickled,
-        text=str(error),
-        detail=error.detail,
-        kind=kind.value,
-        region=region,
-    )
-
-
-class MessageSender(Protocol):
-    """Takes messages to the coordinator."""
-
-    def send(self, message: Messages) -> None:
-        """Send a message; never blocks."""
-        ...
-
-    def acked(self, attempt: int, checkpoint_id: int, ack: SubtaskAck) -> None:
-        """Send the acknowledgement of a subtask, perhaps together with others; never blocks."""
-        ...
-
-
-class SubtaskReporter:
-    """Turns the reports of one subtask into messages to the coordinator."""
-
-    def __init__(
-        self,
-        attempt: int,
-        assignment: SubtaskAssignment,
-        task_name: str,
-        sender: MessageSender,
-        copies: LocalCopies | None,
-    ) -> None:
-        self._attempt = attempt
-        self._vertex = assignment.vertex
-        self._index = assignment.index
-        self._task_name = task_name
-        self._sender = sender
-        self._copies = copies
-
-    def acked(
-        self, checkpoint_id: int, snapshots: Sequence[OperatorSnapshot], timing: SnapshotTiming
-    ) -> None:
-        if self._copies is not None:
-            self._copies.acked(checkpoint_id, snapshots)
-        ack = SubtaskAck(
-            vertex=self._vertex,
-            index=self._index,
-            snapshots=tuple(snapshots),
-            finished=timing.finished,
-            sync_ms=timing.sync_ms,
-            async_ms=timing.async_ms,
-            alignment_ms=timing.alignment_ms,
-            start_delay_ms=timing.start_delay_ms,
-            unaligned=timing.unaligned,
-            written_bytes=timing.written_bytes,
-            in_flight_bytes=timing.in_flight_bytes,
-            processed_bytes=timing.processed_bytes,
-            wrote=timing.wrote,
-        )
-        self._sender.acked(self._attempt, checkpoint_id, ack)
-
-    def declined(self, checkpoint_id: int, reason: str, text: str) -> None:
-        self._sender.send(
-            CheckpointDeclined(
-                attempt=self._attempt,
-                checkpoint_id=checkpoint_id,
-                vertex=self._vertex,
-                index=self._index,
-                reason=reason,
-                text=text,
-            )
-        )
-
-    def reached(self, step: str, group: str, watermark: int | None) -> None:
-        """Take note of how far an aligned step is."""
-        self._sender.send(
-            WatermarkReached(
-                attempt=self._attempt,
-                vertex=self._vertex,
-                index=self._index,
-                step=step,
-                group=group,
-                watermark=watermark,
-            )
-        )
-
-    def finished(self) -> None:
-        self._sender.send(
-            SubtaskFinished(attempt=self._attempt, vertex=self._vertex, index=self._index)
-        )
-
-    def loop_round(self, loop: str, number: int, records: int) -> None:
-        self._sender.send(
-            LoopRoundBack(
-                attempt=self._attempt,
-                loop=loop,
-                index=self._index,
-                number=number,
-                records=records,
-            )
-        )
-
-    def terminated(self) -> None:
-        self._sender.send(
-            SubtaskTerminated(attempt=self._attempt, vertex=self._vertex, index=self._index)
-        )
-
-    def failed(self, error: HeadgateError) -> None:
-        self._sender.send(
-            failure_of(self._attempt, self._task_name, error, self._vertex, self._index)
-        )

@@ -81,14 +81,14 @@ from ..task.concurrency import all_of, in_thread, to_the_end
 from ..task.local_files import LocalCopies
 from ..task.segments import SegmentWriter, segment_settings
 from ..task.subtask import Subtask as Task
-from .acknowledgements import GatheredAcks
-from .deployment import Deployment, RunningRegions, WorkerResources, deployed, failure_of
+from .deployment import Deployment, RunningRegions, WorkerResources, deployed
 from .direct_reads import DirectReads
 from .heartbeats import HeartbeatThreads
 from .kept_states import KeptStates
 from .local_directories import Backups, LocalDirectories, local_dirs
 from .profiler import Profiler
 from .queries import StateQueries
+from .reports import GatheredAcks, failure_of
 from .watch import StepWatch
 
 IO_THREADS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.runtime.coordinator.reporting import describe_restart
 from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory, RestoreFigures
-from headgate.runtime.worker.restore_meter import RestoreMeter
+from headgate.runtime.worker.reports import RestoreMeter
 
 
 class Clock:

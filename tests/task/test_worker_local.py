@@ -19,7 +19,7 @@ from headgate.runtime.storage.open_store import SharedStores
 from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorChain, call_and_wait
 from headgate.runtime.task.environment import task_settings
 from headgate.runtime.worker.local_directories import LocalDirectories, local_dirs
-from headgate.runtime.worker.restore_meter import REPORT_S, RestoreMeter
+from headgate.runtime.worker.reports import REPORT_S, RestoreMeter
 
 
 def files_below(path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.runtime.control.messages import CheckpointAcked, SubtaskAck
-from headgate.runtime.worker.acknowledgements import INLINE_BYTES_MAX, GatheredAcks
+from headgate.runtime.worker.reports import INLINE_BYTES_MAX, GatheredAcks
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
 from headgate.testing.loop import VirtualClock, VirtualLoop
 
