@@ -18,6 +18,7 @@ machine makes longer, so the load is printed. CPU seconds are those of the engin
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -86,23 +87,28 @@ def produce(bootstrap: str, topic: str, rate: float, rows: int) -> None:
 
 
 def read_results(bootstrap: str, topic: str, directory: str) -> None:
-    """Take the latencies of results in a topic until the job has ended and all of them are read."""
+    """Take the latencies of results in a topic until the job has ended and all of them are read.
+
+    Values are looked at in the end, and garbage is not collected: both would make the results wait for this
+    process.
+    """
     from confluent_kafka import Consumer, TopicPartition
 
+    gc.disable()
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "latency"})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    found = [np.empty((0, 2), np.int64)]
+    found: list[tuple[int, list[bytes | None]]] = []
     ended = Path(directory, ENDED)
     while True:
         last = ended.exists()
         messages = consumer.consume(10_000, 1.0 if last else 0.002)
-        now_us = time.time_ns() // 1000
-        values = [value for each in messages if (value := each.value())]
-        due = [int(value[value.index(_DUE) + len(_DUE) :].strip(b"}")) for value in values]
-        found.append(np.array([(each, now_us - each) for each in due], np.int64).reshape(-1, 2))
+        found.append((time.time_ns() // 1000, [each.value() for each in messages]))
         if last and not messages:
             break
-    times, waits = np.concatenate(found).T
+    read = [(value, now_us) for now_us, values in found for value in values if value]
+    due = [int(value[value.index(_DUE) + len(_DUE) :].strip(b"}")) for value, _ in read]
+    times = np.array(due, np.int64)
+    waits = np.array([now_us for _, now_us in read], np.int64) - times
     np.save(Path(directory, "latency-0.npy"), waits[times >= times[0] + WARM_S * US] / 1000)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -10,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ...operators.lazy_polars import pl
 from ...operators.suggestions import suggest
 from ..files.decode import (
     CsvDecoder,
@@ -22,8 +20,9 @@ from ..files.decode import (
     line_ends,
     reason_of,
 )
-from ..files.formats import can_encode, check_times
+from ..files.formats import can_encode
 from .format import NO_VALUE, Decode, Encode, Format, Values, check_not_empty
+from .json_encode import encode_json
 
 FormatName: TypeAlias = Literal["json", "csv", "raw"]
 FORMATS: Final = ("json", "csv", "raw")
@@ -80,7 +79,7 @@ class JsonFormat(Format):
                 )
 
     def encoder(self, schema: pa.Schema, topic: str) -> Encode:
-        return _encode_json
+        return encode_json
 
 
 class CsvFormat(Format):
@@ -185,14 +184,6 @@ class _RawDecoder:
                 raise Unreadable(reason_of(error)) from error
 
         return decode(len(payloads), convert)
-
-
-def _encode_json(batch: pa.RecordBatch) -> Values:
-    check_times(batch)
-    frame: Any = pl.from_arrow(batch)
-    lines = io.BytesIO()
-    frame.write_ndjson(lines)
-    return lines.getvalue().split(b"\n")[:-1]  # line breaks in texts are escaped
 
 
 def _listed(schema: pa.Schema) -> str:
