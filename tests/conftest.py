@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import itertools
 import json
 import logging
@@ -25,7 +26,7 @@ from headgate.testing.servers import versitygw
 from headgate.testing.servers.process import HeldPort
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.lab import by_subtask, faults, lab, raising, retained, trouble
-from headgate.tests.tiers import Tiers
+from headgate.tests.tiers import FAST, Tiers, has_none
 
 __all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
 """Fixtures of all folders that are defined in tests/support."""
@@ -34,10 +35,40 @@ __all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
 # such as a socket that nobody closed. If the collector runs within the import of another module, Python
 # 3.11 loses the lock that this import waits for, and it fails with a KeyError of the number of its thread.
 
+TESTS = Path(__file__).parent
 prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headgate")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what `make test` has no test of: each of its processes would import it for nothing."""
+    if config.getoption("markexpr") != FAST or TESTS not in collection_path.parents:
+        return None
+    return has_none(collection_path.relative_to(TESTS).as_posix()) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let the processes of pytest-xdist import the test modules in different orders.
+
+    Where there is no bytecode yet, as in a fresh clone, pytest rewrites the assertions of each module,
+    which takes longer than all else of a collection. If each process begins at another place, it finds
+    most of what it comes to later written by the others.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return
+    paths = sorted(TESTS.glob("*/**/test_*.py"))
+    number = int(worker["workerid"].removeprefix("gw"))
+    first = len(paths) * number // worker["workercount"]
+    for path in (*paths[first:], *paths[:first]):
+        if not pytest_ignore_collect(path, session.config):
+            module = path.relative_to(session.config.rootpath).with_suffix("")
+            # What cannot be imported is reported when it is collected.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(module.parts))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -45,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that are not part of `make test` with `rest`."""
     tiers = Tiers()
     for item in items:
-        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        path = item.path.relative_to(TESTS).as_posix()
         outside = any(item.get_closest_marker(name) for name in ("ray", "chaos"))
         if outside or not tiers.is_fast(path, getattr(item, "originalname", item.name)):
             item.add_marker("rest")

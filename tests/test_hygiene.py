@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate.tests.tiers import FAST_ONE_IN, Tiers, rule_for
+from headgate.tests.tiers import FAST, FAST_ONE_IN, Tiers, has_none, rule_for
 
 ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
@@ -112,6 +112,25 @@ def test_a_tier_deals_one_in_so_many() -> None:
     assert dealt == 2 * [True, *(one_in - 1) * [False]]
     assert tiers.is_fast("protocol/test_valve.py", "test_x")
     assert not tiers.is_fast("chaos/test_x.py", "test_x")
+
+
+@pytest.mark.parametrize(
+    ("path", "none"),
+    [
+        ("chaos", True),
+        ("chaos/test_x.py", True),
+        ("kube", True),
+        ("kube/test_x.py", True),
+        ("protocol", False),
+        ("spark", False),  # since it has
+        ("spark/test_spark_forms.py", False),
+        ("spark/test_x.py", True),
+        ("coordinator/test_global_commit.py", False),  # some functions are left out
+    ],
+)
+def test_make_test_does_not_import_what_it_has_no_test_of(path: str, none: bool) -> None:
+    assert has_none(path) == none
+    assert f'-m "{FAST}"' in (ROOT / "Makefile").read_text(), "the text that conftest.py looks for"
 
 
 @pytest.mark.skipif(not os.environ.get("CI"), reason="only CI has to have them all")

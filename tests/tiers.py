@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+FAST = "not rest and not kube"
+"""The argument of `-m` that selects what `make test` runs."""
+
 FAST_ONE_IN: dict[str, int] = {
     "aggregates": 2,
     "async_io/test_lab.py": 4,
@@ -190,3 +193,12 @@ def rule_for(path: str, function: str) -> str | None:
     folders = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     fitting = [name for name in (*folders, f"{path}::{function}") if name in FAST_ONE_IN]
     return fitting[-1] if fitting else None
+
+
+def has_none(path: str) -> bool:
+    """Return True if `make test` runs no test of a file or folder, for which the table alone decides."""
+    rule = rule_for(path, "")
+    if path.partition("/")[0] == "kube" or (rule is not None and FAST_ONE_IN[rule] == 0):
+        below = (f"{path}/", f"{path}::")
+        return not any(one_in for name, one_in in FAST_ONE_IN.items() if name.startswith(below))
+    return False
