@@ -67,9 +67,11 @@ class Forward:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def ended(self) -> None:
-        """Serve until cancelled."""
-        assert self._server is not None
-        await self._server.serve_forever()
+        """Serve until cancelled.
+
+        `serve_forever` of the server is no help: from Python 3.12 on, its end waits for all clients.
+        """
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Close all connections."""

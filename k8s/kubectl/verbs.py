@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 import time
@@ -18,6 +17,7 @@ from ...errors import JobError, UsageError
 from ...operators.durations import parse_duration
 from ...runtime.cli.checkpoints import print_history, print_one
 from ...runtime.cli.console import CANCELLED, print_table, say
+from ...runtime.cli.foreground import run_until_interrupted
 from ...runtime.cli.listing import print_failures
 from ..ports import REST
 from . import views
@@ -391,7 +391,7 @@ def _run(
             return await ask(cluster)
 
     try:
-        return asyncio.run(run())
+        return run_until_interrupted(run())
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
 

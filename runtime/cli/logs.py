@@ -17,6 +17,7 @@ from ...errors import JobError
 from ..control.job_client import watch
 from ..finding import connect_to_job
 from .console import FAILED, OK, report, say
+from .foreground import run_until_interrupted
 from .progress import attempt_of
 from .top import gone, successor
 
@@ -105,7 +106,9 @@ def follow(name: str, place: Where, wanted: Wanted) -> int:
     """
     connect = partial(connect_to_job, name, place)
     try:
-        outcome = asyncio.run(_follow(connect, _Printer(wanted, partial(print, flush=True))))
+        outcome = run_until_interrupted(
+            _follow(connect, _Printer(wanted, partial(print, flush=True)))
+        )
     except KeyboardInterrupt:
         return OK
     if outcome is None:

@@ -13,6 +13,7 @@ from ..control.job_client import Connect, JobClient, PublishedEvent, watch
 from ..finding import connect_to_job
 from ..options.recovery import COORDINATOR_RETURN_TIMEOUT
 from .console import FAILED, OK, report
+from .foreground import run_until_interrupted
 from .run import make_reporter
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def follow(name: str, place: Where) -> int:
     reporter = make_reporter(name, _LINE_EVERY_S)
     try:
         with reporter:
-            outcome = asyncio.run(_follow(partial(connect_to_job, name, place), reporter))
+            outcome = run_until_interrupted(_follow(partial(connect_to_job, name, place), reporter))
     except KeyboardInterrupt:
         return OK
     if outcome is None:

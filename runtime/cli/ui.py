@@ -25,6 +25,7 @@ from ..rest.replies import HEADERS, json_reply, problem_of_http, refusal
 from ..rest.requests import check_names, check_token
 from ..rest.server import RestListener
 from .console import say
+from .foreground import run_until_interrupted
 from .jobs import find_statuses
 from .listing import find_stored, runs_json
 
@@ -49,7 +50,7 @@ def show(port: int, place: Where) -> None:
         UsageError: the port cannot be opened.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(JobsServer(place, secrets.token_urlsafe(32)), port))
+        run_until_interrupted(_serve(JobsServer(place, secrets.token_urlsafe(32)), port))
 
 
 async def _serve(server: JobsServer, port: int) -> None:

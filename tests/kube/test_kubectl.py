@@ -65,8 +65,10 @@ class Plugin:
         return [str(self.cluster.programs.kubectl), "headgate", *arguments]
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        # A shell lets commands in the background, and so these tests, ignore Ctrl-C; that is inherited.
+        command = ["env", "--default-signal=INT", *self.command(*arguments, "-n", self.namespace)]
         return subprocess.Popen(
-            control_plane.bound_to_us(self.command(*arguments, "-n", self.namespace)),
+            control_plane.bound_to_us(command),
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
