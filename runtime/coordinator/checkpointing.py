@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, final
+
+import msgspec
 
 from ...errors import FencedError, HeadgateError, InternalError
 from ...operators.elements import CheckpointOptions
@@ -66,8 +67,7 @@ _log = logging.getLogger("headgate.checkpoint")
 CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The consequences, for the running job, of the decisions that were just carried out."""
 
     fail: FailJob | None = None

@@ -46,20 +46,17 @@ from .workers import LiveWorker, WorkerPool
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToAdopting:
+class ToAdopting(msgspec.Struct, frozen=True):
     """An earlier coordinator ran the job; perhaps its attempt goes on."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToDeploying:
+class ToDeploying(msgspec.Struct, frozen=True):
     """The next attempt begins."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToRunning:
+class ToRunning(msgspec.Struct, frozen=True):
     """All subtasks are ready; or they are at work already, if `adopted`."""
 
     workers: list[LiveWorker]
@@ -67,8 +64,7 @@ class ToRunning:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToFailing:
+class ToFailing(msgspec.Struct, frozen=True):
     """The attempt is over, for the whole job.
 
     Attributes:
@@ -85,22 +81,19 @@ class ToFailing:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToRescaling:
+class ToRescaling(msgspec.Struct, frozen=True):
     """The job stopped with a checkpoint, to go on at another parallelism."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ToHandingOver:
+class ToHandingOver(msgspec.Struct, frozen=True):
     """The run is left to its next coordinator, as a client commanded."""
 
     command: ClientCommand
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class EndOfJob:
+class EndOfJob(msgspec.Struct, frozen=True):
     """The job is over.
 
     Attributes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final, final
+
+import msgspec
 
 from ...errors import HeadgateError, InternalError, SourceError, StateError
 from ...operators.source import Source, SplitsLeftOutError
@@ -114,8 +115,7 @@ def ledger_start(env: JobEnvironment, vertex: Vertex, begun: Sequence[bytes]) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
+class _Looked(msgspec.Struct, frozen=True):
     """The result of a look.
 
     Attributes:
@@ -124,8 +124,8 @@ class _Looked:
         left_out: why others were left out; empty: none were.
     """
 
-    splits: dict[str, bytes] = field(default_factory=dict)
-    parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: dict[str, bytes] = msgspec.field(default_factory=dict)
+    parents: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     left_out: str = ""
 
 

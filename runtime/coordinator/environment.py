@@ -12,6 +12,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, final
 
+import msgspec
+
 from ...errors import HeadgateError
 from ...operators.clock import Clock
 from ..control.job_client import WARNINGS, EventListener, PublishedEvent
@@ -54,8 +56,7 @@ class ClientCommand:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class FromWorker:
+class FromWorker(msgspec.Struct, frozen=True):
     """A worker sent a message."""
 
     worker_id: str
@@ -63,8 +64,7 @@ class FromWorker:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(msgspec.Struct, frozen=True):
     """A worker died, closed its connection, or stopped answering."""
 
     worker_id: str
@@ -72,8 +72,7 @@ class WorkerLost:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(msgspec.Struct, frozen=True):
     """The log entry of a checkpoint, or the metadata of a savepoint, was written, or could not be."""
 
     checkpoint_id: int
@@ -83,46 +82,40 @@ class PublishResult:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """It is the time at which the checkpoint coordinator wanted to be called."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class DeploymentPrepared:
+class DeploymentPrepared(msgspec.Struct, frozen=True):
     """The workers of an attempt have been told what to deploy, or that failed."""
 
     attempt: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WorkersReady:
+class WorkersReady(msgspec.Struct, frozen=True):
     """The workers for a rescale are available beside the running attempt, or could not be started."""
 
     attempt: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RetryFinal:
+class RetryFinal(msgspec.Struct, frozen=True):
     """The final checkpoint of this attempt failed a moment ago, without harm to the job."""
 
     attempt: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class GraceOver:
+class GraceOver(msgspec.Struct, frozen=True):
     """A coordinator that hands its run over must leave now, with a last checkpoint or without."""
 
     attempt: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The watchdog has found that this attempt makes no progress."""
 
     attempt: int
@@ -130,16 +123,14 @@ class AttemptFailed:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RegionsReady:
+class RegionsReady(msgspec.Struct, frozen=True):
     """The regions that restart in this attempt are deployed, or could not be."""
 
     attempt: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(msgspec.Struct, frozen=True):
     """A connection of these regions broke, and no other failure that explains it came in time."""
 
     failure: Failure

@@ -8,8 +8,11 @@ import logging
 import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any, Final, final
+
+import msgspec
+from msgspec.structs import replace
 
 from ...errors import HeadgateError, InternalError, JobError, OptionError, UserCodeError
 from ..control.messages import SubtaskFailed
@@ -40,8 +43,7 @@ Enricher = Callable[[dict[str, Any]], Mapping[str, str]]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """A failure that ends an attempt, or some regions of it."""
 
     text: str

@@ -12,8 +12,9 @@ Meanwhile no checkpoint is taken, since a checkpoint includes all subtasks; `Run
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final, final
+
+import msgspec
 
 from ...errors import ExchangeError, HeadgateError, InternalError
 from ..control.messages import Cancel, Cancelled, CheckpointAcked, Deployed, Messages, SubtaskFailed
@@ -32,8 +33,7 @@ from .workers import LiveWorker
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RegionsToRestart:
+class RegionsToRestart(msgspec.Struct, frozen=True):
     """A decision: some regions restart.
 
     Attributes:

@@ -15,7 +15,6 @@ the packs of all its senders, and take from each what is theirs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
 import msgspec
@@ -52,8 +51,7 @@ ReadHandle: TypeAlias = Callable[[str, StateHandle], Coroutine[Any, Any, bytes]]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True):
     """The state that an attempt restores.
 
     Attributes:
@@ -437,8 +435,7 @@ def _inline(state: str, items: list[bytes], redistribution: Redistribution) -> S
     )
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightShares:
+class InFlightShares(msgspec.Struct, frozen=True):
     """The in-flight records that each subtask of a vertex reads, in order.
 
     Attributes:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from ...errors import UsageError
 from ...operators.elements import WATERMARK_MIN
@@ -55,7 +57,9 @@ def describe_subtasks(attempt: Attempt, vertex_id: int) -> dict[str, Any]:
         "vertex": vertex.id,
         "name": vertex.name,
         "subtasks": [_subtask(attempt, vertex, index) for index in range(vertex.parallelism)],
-        "hot_key_groups": [asdict(each) for each in _hot_key_groups(attempt, vertex)],
+        "hot_key_groups": [
+            msgspec.structs.asdict(each) for each in _hot_key_groups(attempt, vertex)
+        ],
     }
 
 

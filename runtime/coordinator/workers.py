@@ -68,8 +68,7 @@ _log = logging.getLogger("headgate.coordinator")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a pool of workers.
 
     Attributes:
@@ -88,7 +87,7 @@ class PoolSettings:
     name_prefix: str
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
-    watching: Watching = field(default_factory=Watching)
+    watching: Watching = msgspec.field(default_factory=Watching)
     spares: int = 0
     start_timeout_ms: int = REGISTRATION_TIMEOUT.default
     start_failures_max: float = 10
@@ -256,8 +255,7 @@ class LiveWorker:
             self.pulse.link.send(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(msgspec.Struct, frozen=True):
     """A worker that was started, or asked to connect again, and has not sent Hello yet."""
 
     group: str

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import msgspec
@@ -59,8 +58,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(msgspec.Struct, frozen=True):
     """The verdict to adopt the attempt.
 
     Attributes:
@@ -84,8 +82,7 @@ class Adopted:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The verdict to restart the job; `reason` explains it to a person."""
 
     reason: str

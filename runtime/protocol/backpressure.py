@@ -9,9 +9,10 @@ finding of a cause. `explain` puts a finding into words.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, final
+
+import msgspec
 
 OK_MAX_MS: Final = 100
 """Up to this many ms per second of waiting are no backpressure (levels as in Flink's UI)."""
@@ -91,8 +92,7 @@ def is_hot(share: float, receivers: int, key_groups: int) -> bool:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class HotKeyGroup:
+class HotKeyGroup(msgspec.Struct, frozen=True):
     """A key group that gets far more records than others of its subtask.
 
     Attributes:
@@ -109,8 +109,7 @@ class HotKeyGroup:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class VertexShape:
+class VertexShape(msgspec.Struct, frozen=True):
     """A vertex of the plan."""
 
     id: int
@@ -119,8 +118,7 @@ class VertexShape:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True):
     """An edge of the plan, from vertex to vertex."""
 
     id: int
@@ -129,8 +127,7 @@ class Exchange:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SubtaskLoad:
+class SubtaskLoad(msgspec.Struct, frozen=True):
     """The time use of a subtask, in ms per second, and its recent records.
 
     `records` may be in any unit that is the same for all subtasks of a vertex. `full` is the time
@@ -153,8 +150,7 @@ class SubtaskLoad:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class BackpressuredVertex:
+class BackpressuredVertex(msgspec.Struct, frozen=True):
     """A backpressured vertex."""
 
     vertex: VertexShape
@@ -167,8 +163,7 @@ class BackpressuredVertex:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SlowSubtask:
+class SlowSubtask(msgspec.Struct, frozen=True):
     """A subtask that others wait for.
 
     Attributes:
@@ -203,8 +198,7 @@ class SlowSubtask:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """Backpressured vertices that wait for the same one.
 
     `cause` is None if no vertex downstream is busy; `waiting` are then those where the search

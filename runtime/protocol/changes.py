@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Self
 
@@ -21,8 +20,7 @@ _DIGEST_CHARS: Final = 8
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(msgspec.Struct, frozen=True):
     """The values that a client knows.
 
     Attributes:

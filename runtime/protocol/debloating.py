@@ -8,8 +8,9 @@ use gets its share. The size changes smoothly, and senders are told only of chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
+
+import msgspec
 
 GROWTH_MAX = 2
 """The target is at most this multiple of the present size, so that a short burst does not undo
@@ -21,8 +22,7 @@ ACTIVE_MIN_MS = 0.001
 """Less time than this is a rounding error of zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class DebloatSettings:
+class DebloatSettings(msgspec.Struct, frozen=True):
     """Options of debloating; sizes in bytes."""
 
     size_max: int

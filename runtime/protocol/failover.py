@@ -23,8 +23,9 @@ finished, it reads nothing and sends its end again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NewType, final
+
+import msgspec
 
 from ...errors import check
 from .ids import SubtaskId
@@ -34,8 +35,7 @@ RegionId = NewType("RegionId", int)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SubtaskLink:
+class SubtaskLink(msgspec.Struct, frozen=True):
     """An exchange: every producer sends to every consumer.
 
     Attributes:

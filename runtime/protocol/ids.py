@@ -5,8 +5,9 @@ At run time all are plain ints and strings, so they cost nothing and are seriali
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NewType, final
+
+import msgspec
 
 CheckpointId = NewType("CheckpointId", int)
 """Number of a checkpoint: 1, 2, ...; strictly increasing over the whole life of a job."""
@@ -20,8 +21,7 @@ NO_CHECKPOINT = CheckpointId(0)
 
 
 @final
-@dataclass(frozen=True, slots=True, order=True)
-class SubtaskId:
+class SubtaskId(msgspec.Struct, frozen=True, order=True):
     """One parallel instance of one vertex of the job."""
 
     vertex: int

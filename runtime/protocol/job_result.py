@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -66,8 +65,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
         return error
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobOutcome(msgspec.Struct, frozen=True):
     """The outcome of a job.
 
     Attributes:

@@ -22,10 +22,10 @@ Trimming must never free a slot again. Three rules ensure it:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
 
 import msgspec
+from msgspec.structs import replace
 
 from ...errors import CorruptError, check
 from ...state.sealed import Record, SealedFormat
@@ -61,18 +61,16 @@ class RunHistory(Record, frozen=True, kw_only=True):
 
     def taken_over(self, job: str, now_ms: int, kept: int) -> RunHistory:
         """Return the history of the same run under another coordinator."""
-        return msgspec.structs.replace(
-            self, job=job, began_ms=self.began_ms or now_ms, ends=self._newest(kept)
-        )
+        return replace(self, job=job, began_ms=self.began_ms or now_ms, ends=self._newest(kept))
 
     def ended(self, sequence: int, instead: int = 0) -> RunHistory:
         """Return the history with the end in the entry `sequence` added, replacing that in `instead`."""
         ends = tuple(each for each in self.ends if each != instead)
-        return msgspec.structs.replace(self, ends=(*ends, sequence))
+        return replace(self, ends=(*ends, sequence))
 
     def restarted(self, restarts: int) -> RunHistory:
         """Return the history with restarts of the present coordinator added."""
-        return msgspec.structs.replace(self, restarts=self.restarts + restarts)
+        return replace(self, restarts=self.restarts + restarts)
 
     def _newest(self, kept: int) -> tuple[int, ...]:
         return self.ends[max(0, len(self.ends) - kept) :]
@@ -245,8 +243,7 @@ RECORDS: Final = SealedFormat[GenerationRecord]("generation record", GenerationR
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LoggedCheckpoint:
+class LoggedCheckpoint(msgspec.Struct, frozen=True):
     """A completed checkpoint and the log entry that completed it."""
 
     sequence: int
@@ -260,8 +257,7 @@ class LoggedCheckpoint:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LogView:
+class LogView(msgspec.Struct, frozen=True):
     """The meaning of the entries `head` to `tail`. Immutable; `fold` makes the next view."""
 
     head: int = 1
@@ -446,32 +442,28 @@ def _check_order(view: LogView, entry: LogEntry, sequence: int) -> None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """The slot was free; the entry is in the log. `view` includes it."""
 
     view: LogView
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class AlreadyAppended:
+class AlreadyAppended(msgspec.Struct, frozen=True):
     """An earlier try, whose answer was lost, had succeeded. `view` includes the entry."""
 
     view: LogView
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(msgspec.Struct, frozen=True):
     """A newer coordinator owns the job; ours must stop."""
 
     by: LogEntry
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RetryAfterTail:
+class RetryAfterTail(msgspec.Struct, frozen=True):
     """An older coordinator took the slot before we started: read on, then try after the tail."""
 
     view: LogView
@@ -508,8 +500,7 @@ def decide_append(view: LogView, proposal: LogEntry, existing: LogEntry | None) 
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LogHead:
+class LogHead(msgspec.Struct, frozen=True):
     """The beginning of the log for a reader.
 
     `sequence` 1 with `published` False: it was never trimmed.
@@ -542,8 +533,7 @@ def reader_was_overtaken(view: LogView, head: LogHead) -> bool:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Doomed:
+class Doomed(msgspec.Struct, frozen=True):
     """A log entry below the head, to be deleted after the files of its checkpoint, if it has one."""
 
     sequence: int
@@ -551,8 +541,7 @@ class Doomed:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TrimPlan:
+class TrimPlan(msgspec.Struct, frozen=True):
     """The new head, and the entries to delete (lowest first)."""
 
     head: int

@@ -9,8 +9,9 @@ the files decide. They have checksums, and so name their content. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import StateHandle
@@ -23,8 +24,7 @@ OTHER_FILES: Final = "the checkpoint has other files than the subtask wrote"
 NOT_OPEN: Final = "the changes since the checkpoint are not known"
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFacts:
+class KeptFacts(msgspec.Struct, frozen=True):
     """The facts about a state that a subtask had when it was cancelled.
 
     Attributes:
@@ -41,8 +41,7 @@ class KeptFacts:
     handles: Sequence[StateHandle] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreFacts:
+class RestoreFacts(msgspec.Struct, frozen=True):
     """The facts about a state that a subtask has to restore.
 
     Attributes:

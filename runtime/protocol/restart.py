@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf, log
 from typing import Final, Protocol, TypeAlias, final
+
+import msgspec
 
 from ...api.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from ...errors import check
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """Start attempt number `number` + 1 at `at_ms`, not before."""
 
     at_ms: int
@@ -31,8 +31,7 @@ class Restart:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """The job has failed for good."""
 
     reason: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from ...api.resources import DEFAULT_GROUP, Resources
 from ...operators.sizes import format_size
@@ -26,8 +27,7 @@ MEMORY: Final = "memory"
 """Ray's own names of resources; all others are custom ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRules:
+class NodeRules(msgspec.Struct, frozen=True):
     """A job's requirements on the nodes of its workers.
 
     Attributes:
@@ -37,14 +37,13 @@ class NodeRules:
         patience_ms: how long a worker may wait for room.
     """
 
-    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    resources: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
     slot_resource: str | None = None
     on_head: str = IF_ALONE
     patience_ms: int = 120_000
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
+class ClusterNode(msgspec.Struct, frozen=True):
     """A live node.
 
     Attributes:
@@ -58,12 +57,11 @@ class ClusterNode:
     node_id: str
     is_head: bool = False
     hosts_workers: bool = True
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] = msgspec.field(default_factory=dict)
     free: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """The request to Ray for one worker.
 
     Attributes:
@@ -77,8 +75,7 @@ class Demand:
     group: str = DEFAULT_GROUP
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True):
     """The reason why no node takes a worker, and the remedy."""
 
     text: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headgate.runtime.protocol import kept_state
 from headgate.runtime.protocol.kept_state import KeptFacts, RestoreFacts, reason_to_read

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 import headgate as hg
 from headgate.connectors import collect, numbers

@@ -7,9 +7,10 @@ overtaken records are *channel state*, a part of the checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Protocol, TypeAlias, final
+
+import msgspec
 
 from ....errors import check
 from ....operators.elements import CheckpointBarrier
@@ -21,22 +22,19 @@ ABORTED_IDS_MAX = 128
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class BlockChannel:
+class BlockChannel(msgspec.Struct, frozen=True):
     """Read no more from this channel."""
 
     position: ChannelPosition
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class UnblockAll:
+class UnblockAll(msgspec.Struct, frozen=True):
     """Read from all channels again: what was queued first comes first."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TriggerSnapshot:
+class TriggerSnapshot(msgspec.Struct, frozen=True):
     """Forward the barrier, and snapshot: all barriers are here, or a capture has just been started.
 
     Attributes:
@@ -51,8 +49,7 @@ class TriggerSnapshot:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
+class AbortCheckpoint(msgspec.Struct, frozen=True):
     """Decline the checkpoint: this subtask will not take part in it, or not to its end."""
 
     checkpoint_id: CheckpointId
@@ -60,16 +57,14 @@ class AbortCheckpoint:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ForwardCancel:
+class ForwardCancel(msgspec.Struct, frozen=True):
     """Send a cancel marker to all outputs, which would otherwise wait for our barrier for ever."""
 
     checkpoint_id: CheckpointId
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StartTimer:
+class StartTimer(msgspec.Struct, frozen=True):
     """Call `on_timer` at this time or later; replaces the previous timer.
 
     Timers are never cancelled.
@@ -79,8 +74,7 @@ class StartTimer:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StartCapture:
+class StartCapture(msgspec.Struct, frozen=True):
     """From now on, records that the barriers of this checkpoint overtake are channel state.
 
     For a channel whose barrier is missing, or has just overtaken: the records queued before the
@@ -93,8 +87,7 @@ class StartCapture:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class FinishCapture:
+class FinishCapture(msgspec.Struct, frozen=True):
     """The channel state is complete: no open channel's barrier is missing any more.
 
     Attributes:
@@ -106,8 +99,7 @@ class FinishCapture:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class DropCapture:
+class DropCapture(msgspec.Struct, frozen=True):
     """The checkpoint is aborted after its snapshot: drop its channel state, and the snapshot too."""
 
     checkpoint_id: CheckpointId

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, unique
 from typing import Generic, NewType, TypeAlias, TypeVar, final
 
+import msgspec
+
 from ....errors import check
 from ....operators.elements import CheckpointOptions
 from ..failures import CheckpointFailure
@@ -40,8 +42,7 @@ RequestToken = NewType("RequestToken", str)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StartCheckpoint:
+class StartCheckpoint(msgspec.Struct, frozen=True):
     """Tell all source subtasks to send the barrier of a new checkpoint."""
 
     checkpoint_id: CheckpointId
@@ -50,8 +51,7 @@ class StartCheckpoint:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Publish(Generic[Payload]):
+class Publish(msgspec.Struct, Generic[Payload], frozen=True):
     """All subtasks acknowledged: write the checkpoint's entry, or the metadata of the savepoint.
 
     Then answer `published` or `publish_failed`. Exactly one answer is due, also after the job
@@ -70,16 +70,14 @@ class Publish(Generic[Payload]):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class NotifyComplete:
+class NotifyComplete(msgspec.Struct, frozen=True):
     """Tell all subtasks that the checkpoint is durable: sinks may commit."""
 
     checkpoint_id: CheckpointId
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
+class NotifyAborted(msgspec.Struct, frozen=True):
     """Tell all subtasks (those that still run) that the checkpoint was aborted."""
 
     checkpoint_id: CheckpointId
@@ -87,8 +85,7 @@ class NotifyAborted:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Discard(Generic[Payload]):
+class Discard(msgspec.Struct, Generic[Payload], frozen=True):
     """Delete the files that were written for this checkpoint only: nothing will ever refer to them.
 
     Files that it shares with its base stay. A savepoint shares nothing; its metadata is deleted
@@ -101,8 +98,7 @@ class Discard(Generic[Payload]):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RequestDone:
+class RequestDone(msgspec.Struct, frozen=True):
     """The requested checkpoint is complete.
 
     For a stop with savepoint the id is that of the last checkpoint, taken after the savepoint.
@@ -113,8 +109,7 @@ class RequestDone:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True):
     """The requested checkpoint will not be taken, or failed.
 
     If the job failed while it was being published, a checkpoint may exist all the same; a savepoint
@@ -131,8 +126,7 @@ class RequestFailed:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     """Fail the attempt: it must be restarted from the last completed checkpoint.
 
     This coordinator has already ended the attempt, as if `job_failed` had been called.
@@ -145,8 +139,7 @@ class FailJob:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(msgspec.Struct, frozen=True):
     """Call `tick` at this time; replaces the previous request."""
 
     at_ms: int

@@ -7,7 +7,8 @@ byte strings in base64).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from ....state.sealed import Record
 from ....state.snapshot import OperatorSnapshot, StateHandle, StateInfo
@@ -106,8 +107,7 @@ def files_written_by(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FileProblem:
+class FileProblem(msgspec.Struct, frozen=True):
     """A file that a checkpoint needs and that is wrong; `found_bytes` None: it is missing."""
 
     file: str

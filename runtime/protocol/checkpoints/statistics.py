@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
+import msgspec
+
 from ....operators.durations import format_duration
 
 Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
@@ -21,8 +23,7 @@ MISSING_NAMED: Final = 3
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SubtaskPart:
+class SubtaskPart(msgspec.Struct, frozen=True):
     """One subtask's part of a checkpoint. Times in ms.
 
     Attributes:
