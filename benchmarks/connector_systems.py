@@ -415,7 +415,7 @@ SYSTEMS: dict[str, tuple[Start, int]] = {
     "kafka": (kafka, 500_000),
     "postgres": (postgres, 100_000),
     "redis": (redis, 200_000),
-    "nats": (nats, 10_000),
+    "nats": (nats, 100_000),
     "rabbitmq": (rabbitmq, 200_000),
     "kinesis": (kinesis, 3_000),
     "mqtt": (mqtt, 20_000),

@@ -15,6 +15,7 @@ from ...errors import SourceError, UsageError
 from ..secrets import is_reference, read_secret
 from ..tls import client_context
 from ..unless import unless
+from .frames import Message, MessageSplitter
 
 ANSWER_S_MAX: Final = 5.0
 """The time in which a server has to answer a request."""
@@ -114,17 +115,106 @@ def _options(servers: Servers, name: str) -> dict[str, Any]:
     return made
 
 
+class Inbox:
+    """The messages that come to subjects below one of ours, in the batches in which they come.
+
+    Attributes:
+        subject: the one above.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self._messages: list[Message] = []
+        self._arrived = asyncio.Event()
+        self._replies = 0
+
+    def new_reply(self) -> str:
+        """Return a subject for answers that no other request has."""
+        self._replies += 1
+        return f"{self.subject}.{self._replies}"
+
+    def receive(self, messages: list[Message]) -> None:
+        """Keep messages that have come."""
+        self._messages += messages
+        self._arrived.set()
+
+    async def some(self, within_s: float) -> list[Message]:
+        """Wait for messages, and take those that are there.
+
+        Raises:
+            TimeoutError: none has come for so long.
+        """
+        if not self._messages:
+            self._arrived.clear()
+            async with asyncio.timeout(within_s):
+                await self._arrived.wait()
+        found, self._messages = self._messages, []
+        return found
+
+
+class _Parser:
+    """Stands before the parser of a client, which gets what is not for an inbox."""
+
+    def __init__(self, parser: Any) -> None:
+        self.splitter = MessageSplitter()
+        self._parser = parser
+
+    async def parse(self, received: bytes = b"") -> None:
+        """Take bytes that have arrived."""
+        from nats.errors import ProtocolError
+
+        try:
+            others = self.splitter.feed(received)
+        except ValueError as error:
+            raise ProtocolError from error
+        if others:
+            await self._parser.parse(others)
+
+    def reset(self) -> None:
+        """Forget what has begun to arrive."""
+        self.splitter.reset()
+        self._parser.reset()
+
+
 class Connection:
     """A connection to a server. The client leaves requests unanswered when it is lost.
 
     Attributes:
         jetstream: the client's interface to JetStream.
+        bytes_max: the most bytes that a message may have, with its headers.
     """
 
     def __init__(self, client: Any, lost: asyncio.Event) -> None:
-        """Wrap a client that sets `lost` when its connection is lost."""
+        """Wrap a client, which has no subscription yet and sets `lost` when its connection is lost."""
         self.jetstream = client.jetstream(timeout=ANSWER_S_MAX)
+        self.bytes_max = int(client.max_payload)
+        self._client = client
         self._lost = lost
+        self._answers: Inbox | None = None
+        parser = client._ps
+        begun = bytes(parser.buf)
+        parser.reset()
+        client._ps = _Parser(parser)
+        self._splitter: MessageSplitter = client._ps.splitter
+        self._splitter.feed(begun)
+
+    async def inbox(self) -> Inbox:
+        """Return an inbox that lives as long as the connection."""
+        made = Inbox(self._client.new_inbox())
+        subscription = await self._client.subscribe(f"{made.subject}.>")
+        self._splitter.receivers[b"%d" % subscription._id] = made.receive
+        return made
+
+    async def answers(self) -> Inbox:
+        """Return an inbox for the answers to what is published."""
+        if self._answers is None:
+            self._answers = await self.inbox()
+        return self._answers
+
+    async def send(self, commands: bytes) -> None:
+        """Send commands, as `frames` makes them."""
+        await self._client._send_command(commands)
+        await self._client._flush_pending(force_flush=True)
 
     async def until_lost(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something with the server, and stop as soon as the connection is lost.

@@ -7,9 +7,8 @@ where it stands. Its messages are counted: if one was sent and did not arrive, a
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import bisect
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,24 +20,25 @@ from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
 from ..messages import MessageDecoder
-from .client import AWAY_S, PAUSE_S, cannot_use, connected, failures, is_lost, is_missing, reason_of
+from .client import (
+    AWAY_S,
+    PAUSE_S,
+    Connection,
+    cannot_use,
+    connected,
+    failures,
+    is_lost,
+    reason_of,
+)
+from .consumer import Consumer, InterruptedConsumerError
+from .frames import Message, headers_of, place_of, sequence_of
 from .model import METADATA, REJECTED_SCHEMA, NatsSettings, NatsSplit, decoded
 
 _MESSAGE_BYTES: Final = 500
 """About what a message takes beside its data."""
 _FIRST_COUNT: Final = 64
 """The number of messages that are asked for while nothing is known about their size."""
-_WAIT_S: Final = 0.5
-"""A request waits for messages for this time."""
-_UNUSED_S: Final = 60.0
-"""The server forgets a consumer that was not used for this time; another one is made then."""
-_IDLE_MAX: Final = 10
-"""After this number of requests without the messages that were sent, a consumer is made again."""
 _log = logging.getLogger("headgate.connectors.nats")
-
-
-class _Interrupted(Exception):
-    """Raised if a consumer can no longer be used, and another one should be made."""
 
 
 class NatsReader(LoopedReader[NatsSplit]):
@@ -85,20 +85,20 @@ class NatsReader(LoopedReader[NatsSplit]):
         return Positions(self.context.operator_name, piece.position.name, sequences)
 
     def first_bad(self, piece: Piece[NatsSplit]) -> tuple[str, str, bytes]:
-        message, reason = piece.bad[0]
-        where = f"{piece.position.stream} sequence {message.metadata.sequence.stream}"
-        return f"{where} subject {message.subject}", reason, message.data
+        (sequence, message), reason = piece.bad[0]
+        where = f"{piece.position.stream} sequence {sequence}"
+        return f"{where} subject {message.subject.decode()}", reason, message.data
 
     def rejected(self, piece: Piece[NatsSplit]) -> pa.RecordBatch:
         rows = [
             {
                 "stream": piece.position.stream,
-                "sequence": message.metadata.sequence.stream,
-                "subject": message.subject,
+                "sequence": sequence,
+                "subject": message.subject.decode(),
                 "reason": reason,
                 "data": message.data,
             }
-            for message, reason in piece.bad
+            for (sequence, message), reason in piece.bad
         ]
         return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
@@ -122,8 +122,8 @@ class NatsReader(LoopedReader[NatsSplit]):
         while self._fetched and not self.is_closed():
             try:
                 async with connected(settings.servers, name) as connection:
-                    await connection.until_lost(self._read_all(connection.jetstream))
-            except _Interrupted as error:
+                    await connection.until_lost(self._read_all(connection))
+            except InterruptedConsumerError as error:
                 _log.info("the NATS source asks again: %s", error)
             except failures() as error:
                 if self.is_closed():
@@ -138,8 +138,8 @@ class NatsReader(LoopedReader[NatsSplit]):
     def _worked(self) -> None:
         self._worked_s = self.context.clock.monotonic()
 
-    async def _read_all(self, jetstream: Any) -> None:
-        tasks = [asyncio.create_task(self._read(jetstream, name)) for name in list(self._fetched)]
+    async def _read_all(self, connection: Connection) -> None:
+        tasks = [asyncio.create_task(self._read(connection, name)) for name in list(self._fetched)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -147,15 +147,15 @@ class NatsReader(LoopedReader[NatsSplit]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, jetstream: Any, name: str) -> None:
+    async def _read(self, connection: Connection, name: str) -> None:
         """Read a split until it ends, the reader is closed, or something fails."""
-        at = self._fetched[name]
-        consumer = f"headgate-{secrets.token_hex(8)}"
-        messages, pending = await self._consume(jetstream, at, consumer)
-        received = 0
-        idle = 0
+        at, jetstream = self._fetched[name], connection.jetstream
+        consumer = Consumer(connection, at)
+        await consumer.make()
+        self._worked()
+        self._pending[name] = consumer.pending
         try:
-            if at.stop is not None and not pending:
+            if at.stop is not None and not consumer.pending:
                 await self._check_begin(jetstream, at)
                 self._end(at)
                 return
@@ -163,52 +163,19 @@ class NatsReader(LoopedReader[NatsSplit]):
                 state = (await jetstream.stream_info(at.stream)).state
                 self._worked()
                 self._skip_lost(at, state)
-                try:
-                    found = await messages.fetch(self._count, timeout=_WAIT_S)
-                except TimeoutError:
-                    found = []
+                found = await consumer.fetch(self._count)
                 if found:
-                    received, idle = received + len(found), 0
-                    if found[-1].metadata.sequence.consumer != received:
-                        raise _Interrupted(f"messages of `{name}` did not arrive")
-                    await self._take(jetstream, at, found)
+                    await self._take(jetstream, at, found, consumer.pending)
                 else:
-                    told = await messages.consumer_info()
+                    passed = await consumer.has_passed_all()
                     self._worked()
-                    idle += 1
-                    if told.delivered.consumer_seq != received and idle > _IDLE_MAX:
-                        raise _Interrupted(f"messages of `{name}` did not arrive")
-                    if told.delivered.consumer_seq == received and not told.num_pending:
+                    if passed:
                         # The filter does not match the messages up to here, so the split has passed them.
                         self._catch_up(at, state.last_seq)
                 if name not in self._fetched:
                     return
-        except Exception as error:
-            if is_missing(error) and "consumer" in reason_of(error).lower():
-                raise _Interrupted(f"the server has forgotten the consumer of `{name}`") from error
-            raise
         finally:
-            with contextlib.suppress(Exception):
-                await jetstream.delete_consumer(at.stream, consumer)
-
-    async def _consume(self, jetstream: Any, at: NatsSplit, consumer: str) -> tuple[Any, int]:
-        """Make a consumer that begins at a position; return it, and how many messages it has."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-
-        config = ConsumerConfig(
-            name=consumer,
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=at.after + 1,
-            ack_policy=AckPolicy.NONE,
-            mem_storage=True,
-            inactive_threshold=_UNUSED_S,
-            filter_subject=at.subject or None,
-        )
-        told = await jetstream.add_consumer(at.stream, config=config)
-        self._worked()
-        self._pending[at.name] = told.num_pending
-        bound = await jetstream.pull_subscribe_bind(consumer=consumer, stream=at.stream)
-        return bound, told.num_pending
+            await consumer.delete()
 
     async def _check_begin(self, jetstream: Any, at: NatsSplit) -> None:
         self._skip_lost(at, (await jetstream.stream_info(at.stream)).state)
@@ -246,10 +213,11 @@ class NatsReader(LoopedReader[NatsSplit]):
         with self._shared.changed:
             self._shared.lost += first - after - 1
 
-    async def _take(self, jetstream: Any, at: NatsSplit, found: list[Any]) -> None:
+    async def _take(
+        self, jetstream: Any, at: NatsSplit, found: list[Message], pending: int
+    ) -> None:
         """Hand messages to the mailbox."""
-        metas = [message.metadata for message in found]
-        sequences = [meta.sequence.stream for meta in metas]
+        sequences = list(map(sequence_of, found))
         # Gaps are of other subjects, or of deleted messages; the stream may have been trimmed just now.
         if sequences[-1] - at.after != len(sequences):
             state = (await jetstream.stream_info(at.stream)).state
@@ -259,12 +227,11 @@ class NatsReader(LoopedReader[NatsSplit]):
                     self._lose(at, after, min(sequence, state.first_seq))
                 after = sequence
         stop = at.stop
-        kept = [n for n, sequence in enumerate(sequences) if stop is None or sequence <= stop]
-        pending = metas[-1].num_pending
+        kept = len(found) if stop is None else bisect.bisect_right(sequences, stop)
         ended = stop is not None and (sequences[-1] >= stop or not pending)
         self._pending[at.name] = 0 if ended else pending
         at.after = sequences[-1] if stop is None else min(stop, sequences[-1])
-        self.put(self._piece(at, [found[n] for n in kept], [metas[n] for n in kept], ended))
+        self.put(self._piece(at, found[:kept], sequences[:kept], ended))
         if ended:
             del self._fetched[at.name]
 
@@ -283,7 +250,7 @@ class NatsReader(LoopedReader[NatsSplit]):
             self.put(Piece(msgspec.structs.replace(at)))
 
     def _piece(
-        self, at: NatsSplit, found: list[Any], metas: list[Any], ended: bool
+        self, at: NatsSplit, found: list[Message], sequences: list[int], ended: bool
     ) -> Piece[NatsSplit]:
         """Decode messages of one split."""
         sizes = [_MESSAGE_BYTES + len(message.data) for message in found]
@@ -291,35 +258,29 @@ class NatsReader(LoopedReader[NatsSplit]):
             fitting = self._settings.buffer_bytes // 4 // max(sizes)
             self._count = max(1, min(self._settings.batch_rows, fitting, self._count * 4))
         decoded = self._decoder.decode(
-            list(zip(found, metas, strict=True)),
+            list(zip(sequences, found, strict=True)),
             [message.data for message in found],
-            lambda each: f"{at.stream} sequence {each[1].sequence.stream}",
+            lambda each: f"{at.stream} sequence {each[0]}",
             _METADATA,
         )
         return Piece(
             msgspec.structs.replace(at),
             decoded.batch,
-            [meta.sequence.stream for _, meta in decoded.good],
-            [(message, reason) for (message, _), reason in decoded.bad],
+            [sequence for sequence, _ in decoded.good],
+            decoded.bad,
             sum(sizes) + _MESSAGE_BYTES,
-            int(metas[0].timestamp.timestamp() * 1000) if metas else -1,
+            place_of(found[0]).time_ns // 1_000_000 if found else -1,
             ended,
         )
 
 
-_METADATA: Final[Mapping[str, Callable[[tuple[Any, Any]], Any]]] = {
-    "subject": lambda each: each[0].subject,
-    "sequence": lambda each: each[1].sequence.stream,
-    "timestamp": lambda each: each[1].timestamp,
-    "headers": lambda each: _headers_of(each[0]),
+_METADATA: Final[Mapping[str, Callable[[tuple[int, Message]], Any]]] = {
+    "subject": lambda each: each[1].subject.decode(),
+    "sequence": lambda each: each[0],
+    "timestamp": lambda each: place_of(each[1]).time_ns // 1000,
+    "headers": lambda each: headers_of(each[1]),
 }
-"""The parts of a message, which comes with its metadata in the stream, beside its data."""
-
-
-def _headers_of(message: Any) -> list[dict[str, str]] | None:
-    if not message.headers:
-        return None
-    return [{"name": name, "value": value} for name, value in message.headers.items()]
+"""The parts of a message, which comes with its number in the stream, beside its data."""
 
 
 def _cannot_read(settings: NatsSettings, error: BaseException) -> SourceError:

@@ -7,12 +7,12 @@ checkpoints, and the ids are fixed with them: see `functions/write_ahead.py`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import DataError, JobError, SourceError, StorageError, UsageError
@@ -35,10 +35,16 @@ from ..functions.write_ahead import BUFFER
 from ..messages import check_message_columns
 from ..publishing import Client, ConnectedPublisher, RowEncoder, publishing_writer
 from . import client as nats_client
-from .client import Connection, Servers, cannot_use, connected, failures
+from .client import ANSWER_S_MAX, Connection, Inbox, Servers, cannot_use, connected, failures
+from .frames import Message, header, publication, status_of
 
 WRITABLE: Final = ("subject", "id")
 ID_HEADER: Final = "Nats-Msg-Id"
+_LINE_ENDS: Final = str.maketrans("\r\n", "  ")
+"""A header cannot have line ends, so spaces stand for them in ids."""
+_SEND_BYTES: Final = 1 << 20
+"""Commands are sent when they have this size."""
+_FOREIGN: Final = Exception("another program has answered")
 _BOUNDS: Final = CallBounds(rows=500, within_ms=1_000, max_in_flight=1)
 """All messages of a call are sent before an answer is waited for. One call at a time keeps the order."""
 
@@ -141,7 +147,7 @@ class NatsPublisher(ConnectedPublisher[Connection]):
     async def publish(self, data: pa.RecordBatch, key: str) -> None:
         """Publish records; `key` and their numbers are the ids of messages, unless a column has ids."""
         messages = self._messages_of(data, key)
-        await self.insist(lambda connection: _publish_all(connection.jetstream, messages))
+        await self.insist(lambda connection: _publish_all(connection, messages))
 
     def _messages_of(self, data: pa.RecordBatch, key: str) -> list[tuple[str, bytes, str]]:
         """Return subject, data and id of each record."""
@@ -163,7 +169,7 @@ class NatsPublisher(ConnectedPublisher[Connection]):
                 f"a record has no {kind} that NATS takes column=`{column}`",
                 fix="correct such records before the sink, or filter them out",
             )
-        return found
+        return [text.strip().translate(_LINE_ENDS) for text in found]
 
     def unusable(self, error: BaseException) -> JobError:
         return cannot_use(self._settings.servers, error)
@@ -182,18 +188,80 @@ class NatsPublisher(ConnectedPublisher[Connection]):
         )
 
 
-async def _publish_all(jetstream: Any, messages: list[tuple[str, bytes, str]]) -> None:
+async def _publish_all(connection: Connection, messages: list[tuple[str, bytes, str]]) -> None:
     """Publish messages; raise if one of them was not acknowledged, after all answers have come."""
-    answers = await asyncio.gather(
-        *(
-            jetstream.publish(subject, value, headers={ID_HEADER: id_})
-            for subject, value, id_ in messages
-        ),
-        return_exceptions=True,
-    )
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
+    from nats.errors import MaxPayloadError
+
+    answers = await connection.answers()
+    reply = answers.new_reply()
+    commands, size = [], 0
+    for number, (subject, data, id_) in enumerate(messages):
+        headers = header(ID_HEADER, id_)
+        if len(headers) + len(data) > connection.bytes_max:
+            raise MaxPayloadError
+        commands.append(publication(subject, f"{reply}.{number}", headers, data))
+        size += len(commands[-1])
+        if size >= _SEND_BYTES:
+            await connection.send(b"".join(commands))
+            commands, size = [], 0
+    await connection.send(b"".join(commands))
+    await _wait_for_all(answers, f"{reply}.".encode(), len(messages))
+
+
+async def _wait_for_all(answers: Inbox, prefix: bytes, count: int) -> None:
+    """Wait for the answers to messages; raise the first failure among them.
+
+    Args:
+        answers: where they come.
+        prefix: the subject of an answer is this and the number of the message.
+        count: of the messages.
+    """
+    unanswered, failure = set(range(count)), None
+    while unanswered:
+        try:
+            arrived = await answers.some(ANSWER_S_MAX)
+        except TimeoutError:
+            raise failure or TimeoutError("a stream has not answered") from None
+        for each in arrived:
+            if each.subject.startswith(prefix):
+                told = None if _is_stored(each) else _told(each)
+                if told is _FOREIGN:
+                    continue
+                failure = failure or told
+                unanswered.discard(int(each.subject[len(prefix) :]))
+    if failure is not None:
+        raise failure
+
+
+def _is_stored(answer: Message) -> bool:
+    """Return True if a stream has stored the message, by the look of its answer."""
+    return answer.data.startswith(b'{"stream":') and b'"error"' not in answer.data
+
+
+class _Answer(msgspec.Struct):
+    """What a stream answers."""
+
+    error: dict[str, Any] | None = None
+    stream: str = ""
+
+
+def _told(answer: Message) -> Exception | None:
+    """Return the failure in an answer; None: there is none; `_FOREIGN`: it is not that of a stream."""
+    from nats.js.errors import APIError, NoStreamResponseError
+
+    if status_of(answer) is not None:
+        unavailable: Exception = NoStreamResponseError()
+        return unavailable
+    try:
+        told = msgspec.json.decode(answer.data, type=_Answer)
+        if told.error is not None:
+            APIError.from_error(told.error)
+    except msgspec.MsgspecError:
+        return _FOREIGN
+    except APIError as error:
+        refused: Exception = error
+        return refused
+    return None if told.stream else _FOREIGN
 
 
 def nats_sink(

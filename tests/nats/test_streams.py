@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import nats
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -269,6 +270,44 @@ def test_ids_and_subjects_of_columns(server: NatsServer, stream: str) -> None:
     assert read_ids(source_of(server, stream, subjects=f"{stream}.1")) == list(range(1, 1_200, 2))
     with pytest.raises(JobError, match="no subject"):
         write(sink, pa.RecordBatch.from_pylist([{"id": 1, "key": "k", "to": "a b"}]))
+
+
+def test_an_id_cannot_add_headers(server: NatsServer, stream: str) -> None:
+    sink = nats_sink(f"{stream}.a", url=server.url, metadata={"id": "key"})
+    write(sink, pa.RecordBatch.from_pylist([{"id": 1, "key": "a\r\nNats-Rollup: all\r\n\r\n"}]))
+    (row,) = asyncio.run(read_all(source_of(server, stream, metadata={"headers": "headers"})))
+    assert row["headers"] == [{"name": "Nats-Msg-Id", "value": "a  Nats-Rollup: all"}]
+
+
+def test_an_answer_of_another_program_is_none_of_a_stream(server: NatsServer, stream: str) -> None:
+    """A service that subscribes to the subject answers as well, and may be the first."""
+
+    async def publish() -> None:
+        async def answer(message: Any) -> None:
+            for text in (b"got it", b'{"stream":""}', b"[]"):
+                await message.respond(text)
+
+        client = await nats.connect(server.url)
+        await client.subscribe(f"{stream}.a", cb=answer)
+        await client.flush()
+        data = pa.RecordBatch.from_pylist([{"id": n} for n in range(100)])
+        await asyncio.to_thread(write, nats_sink(f"{stream}.a", url=server.url), data)
+        await client.close()
+
+    asyncio.run(publish())
+    assert read_ids(source_of(server, stream)) == list(range(100))
+
+
+def test_a_refusal_of_one_message_fails_the_attempt(server: NatsServer, stream: str) -> None:
+    async def limit(js: Any) -> None:
+        await js.update_stream(name=stream, subjects=[f"{stream}.>"], max_msg_size=60)
+
+    NatsStream(server).do(limit)
+    sink = nats_sink(f"{stream}.a", url=server.url, metadata={"id": "key"})
+    rows = [{"id": n, "key": f"k{n}" * (30 if n == 1 else 1)} for n in range(3)]
+    with pytest.raises(JobError, match="exceeds maximum allowed"):
+        write(sink, pa.RecordBatch.from_pylist(rows))
+    assert read_ids(source_of(server, stream)) == [0, 2]
 
 
 def test_a_message_that_is_too_large_fails_the_attempt(server: NatsServer, stream: str) -> None:
