@@ -41,6 +41,7 @@ So the rules for a row or a window of key group g are:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,6 +156,12 @@ class TimeProgress:
     def open(self, context: OperatorContext) -> None:
         """Take the key groups of the subtask."""
         self._own, self._max_parallelism = context.key_groups, context.max_parallelism
+
+    def copied(self) -> TimeProgress:
+        """Return the progress as it is now, which does not change with this one."""
+        found = copy(self)
+        found.bounds = list(self.bounds)
+        return found
 
     # --- questions -----------------------------------------------------------------------------
 

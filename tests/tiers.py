@@ -102,6 +102,7 @@ FAST_ONE_IN: dict[str, int] = {
     "protocol/test_alternating_exhaustive.py": 6,
     "protocol/test_checkpoints_exhaustive.py": 5,
     "query/test_committed.py": 12,
+    "query/test_committed_windows.py": 30,
     "query/test_jobs.py::test_committed_answers_are_those_of_one_checkpoint": 3,
     "query/test_jobs.py::test_live_answers_are_the_state": 4,
     "query/test_more_windows.py": 4,

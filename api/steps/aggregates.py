@@ -205,10 +205,11 @@ def add_window_aggregate(
     plan = _plan(output, aggregates, origin, _window_fields(window))
     read_as = _queryable_windows(output, queryable, window, plan, origin)
     factory: OperatorFactory
+    committed = any(one.committed for one in read_as)
     if isinstance(window, SessionWindow):
-        factory, columns = session_aggregate(window, plan, name)
+        factory, columns = session_aggregate(window, plan, name, committed=committed)
     else:
-        factory = window_aggregate(window, plan, name)
+        factory = window_aggregate(window, plan, name, committed=committed)
         columns = plan.columns_read
     result = output.add(
         Node(
@@ -251,14 +252,7 @@ def _queryable_windows(
             fix="leave queryable= out; tumbling, sliding, cumulative and session windows have it, "
             "behind key_by",
         )
-    read_as = _queryable(output, queryable, "window", origin, None)
-    if any(one.committed for one in read_as):
-        raise PlanError(
-            "the state of windows can be read live only, and not as of checkpoints",
-            where=str(origin),
-            fix=f'write queryable="{read_as[0].name}"',
-        )
-    return read_as
+    return _queryable(output, queryable, "window", origin, None)
 
 
 def check_windowed(output: NodeOutput, window: object, origin: Origin) -> None:
@@ -303,25 +297,26 @@ def _knows_bounds(window: object) -> bool:
     return not isinstance(window, CountWindow | GlobalWindow)
 
 
-def window_aggregate(window: Window, plan: AggregatePlan, step: str) -> OperatorFactory:
-    """Return the factory of the operator for these windows."""
+def window_aggregate(
+    window: Window, plan: AggregatePlan, step: str, *, committed: bool = False
+) -> OperatorFactory:
+    """Return the factory of the operator for these windows, read as of checkpoints if `committed`."""
     if isinstance(window, CountWindow):
         return partial(CountAggregate, window, plan, step)
     if isinstance(window, GlobalWindow):
         return partial(GlobalAggregate, window, plan, step)
+    windows = WindowFactory(window, plan, step, committed)
     if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
-        return partial(_clocked, window, plan, step)
-    return WindowFactory(window, plan, step)
+        return partial(_clocked, window, windows)
+    return windows
 
 
-def _clocked(
-    window: TumblingWindow | SlidingWindow, plan: AggregatePlan, step: str
-) -> ClockedWindows:
-    return ClockedWindows(window, WindowFactory(window, plan, step)(), step)
+def _clocked(window: TumblingWindow | SlidingWindow, windows: WindowFactory) -> ClockedWindows:
+    return ClockedWindows(window, windows(), windows.step)
 
 
 def session_aggregate(
-    window: SessionWindow, plan: AggregatePlan, step: str
+    window: SessionWindow, plan: AggregatePlan, step: str, *, committed: bool = False
 ) -> tuple[OperatorFactory, frozenset[str]]:
     """Return the operator's factory, and the columns that it reads.
 
@@ -329,7 +324,8 @@ def session_aggregate(
         PlanError: the gap does not fit the columns.
     """
     gap = bound_gap(window, plan.schema, step, plan.where)
-    factory = partial(SessionAggregate, gap, window.allowed_lateness_ms, plan, step)
+    lateness_ms = window.allowed_lateness_ms
+    factory = partial(SessionAggregate, gap, lateness_ms, plan, step, committed=committed)
     return factory, plan.columns_read | gap.reads
 
 

@@ -528,6 +528,16 @@ class AggregatePlan:
         state = [field for spec in self.kept for field in spec.new().state_fields()]
         return pa.schema([key_group, *self.key_fields, *self.added, *state])
 
+    def state_table(self, columns: Sequence[pa.Array]) -> pa.Table:
+        """Return the state columns of some rows as a table."""
+        return pa.Table.from_arrays(list(columns), names=self.state_names)
+
+    @cached_property
+    def state_names(self) -> list[str]:
+        """The names of the state columns of the aggregates."""
+        names: list[str] = self.state_schema.names
+        return names[1 + len(self.keys) + len(self.added) :]
+
     @cached_property
     def described_state_schema(self) -> pa.Schema:
         """Return `state_schema` with metadata that names the aggregates of its columns."""

@@ -28,10 +28,11 @@ from .partials import are_partial, partial_values
 
 Rows = slice | Index
 
-Keeper = Callable[[BatchKeys, Index, Index], None]
+Keeper = Callable[[BatchKeys | None, Index, Index], None]
 """Looks at rows before they are added.
 
-It takes their keys, the slot of each row, and the slots, ascending, of keys that have no state yet.
+It takes the keys of the batch, the slot of each row, and the slots, ascending, of keys that have no
+state yet. Without keys the rows are one, in the one slot.
 """
 
 Loader = Callable[[list[pa.Array]], tuple[Index, pa.Table] | None]
@@ -106,9 +107,11 @@ class KeyedGroup:
         if which is not None:
             values = {name: column.pick(which) for name, column in values.items()}
         if rows.keys is None:
+            if keeper is not None:
+                keeper(None, np.zeros(1, np.intp), np.arange(self.state.size, 1))
             self.state.add_all(values, rows.size if which is None else row_count(which))
             return None
-        slots, fresh = self._slots_of(rows.keys, which)
+        slots, fresh = self.slots_and_new(rows.keys, which)
         if keeper is not None:
             keeper(rows.keys, slots, fresh)
         self.state.add(slots, values, self.keys.size)
@@ -116,9 +119,9 @@ class KeyedGroup:
 
     def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
         """Return the slot of each key; the state of new keys is loaded, if it is stored elsewhere."""
-        return self._slots_of(keys, which)[0]
+        return self.slots_and_new(keys, which)[0]
 
-    def _slots_of(self, keys: BatchKeys, which: Rows | None) -> tuple[Index, Index]:
+    def slots_and_new(self, keys: BatchKeys, which: Rows | None = None) -> tuple[Index, Index]:
         """Return the slot of each key, and the slots of keys that have no state yet."""
         before = self.keys.size
         slots, new = self.keys.lookup_new(keys, which)

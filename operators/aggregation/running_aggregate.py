@@ -7,27 +7,23 @@ result of each key is always emitted.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...state.hashing import Hashes
 from ...state.keyed.base import ABSENT
 from ...state.keyed.keys import KeyShape, keys_of_columns
 from ...state.queryable import CommittedPoints, KeyScan, NotKept
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyHasher
-from ...state.slots.table import SlotTable
 from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
-from ...state.values import NOW, Array, Index, Values
+from ...state.values import NOW, Index, Values
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch, Timestamps
 from ..queries import old_values_max
@@ -42,124 +38,11 @@ from .aggregate_tables import (
 from .aggregates import AggregatePlan
 from .expiring_group import ExpiringGroup, generation_ms, living_rows
 from .keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from .old_rows import OldRows
 from .spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 
 _RUNNING: Final = "running"
 _CLEANUP_MS_MIN: Final = 1_000
-_OLD_ENTRY_BYTES: Final = 48
-"""Roughly the memory of an entry of `_OldRows` beside its results."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OldRow:
-    """The old results of one key (None: it had none), and when it was last used (ms), if it expires."""
-
-    results: list[pa.Array] | None
-    used: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _OldPiece:
-    """The old results of consecutive entries of `_OldRows`.
-
-    Attributes:
-        first: the number of the first entry.
-        places: for each entry the row of its results, -1: the key had none.
-        results: one column per aggregate.
-        used: when the keys of the rows were last used (ms), if they expire.
-    """
-
-    first: int
-    places: Index
-    results: list[pa.Array]
-    used: Array | None
-
-
-_ReadOld: TypeAlias = Callable[[Index], tuple[Index, list[pa.Array], Array | None]]
-
-
-class _OldRows:
-    """The results of keys before they changed; see `CommittedPoints`."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._index = SlotTable()
-        self._pieces: list[_OldPiece] = []
-
-    def keep(self, hashes: Hashes, checks: Hashes | None, read: _ReadOld) -> bool:
-        """Keep the results of those keys that have no entry yet; return True if there are such keys.
-
-        Args:
-            hashes: the first lane of the identity of each row's key.
-            checks: the second one.
-            read: takes the rows of new keys, and returns which of them have results, those, and when
-                they were last used.
-        """
-        before = self._index.size
-        rows = self._index.lookup(hashes, checks)[1]
-        if not len(rows):
-            return False
-        found, results, used = read(rows)
-        places = np.full(len(rows), -1, np.intp)
-        places[found] = np.arange(len(found))
-        self._pieces.append(_OldPiece(before, places, results, used))
-        self.nbytes += len(rows) * _OLD_ENTRY_BYTES + sum(column.nbytes for column in results)
-        return True
-
-    def find_many(
-        self, hashes: Hashes, checks: Hashes | None
-    ) -> Iterator[tuple[Index, list[pa.Array] | None]]:
-        """Yield the places of keys that have entries, and their results; None: they had none."""
-        numbers = self._index.find(hashes, checks).astype(np.intp)
-        known = np.flatnonzero(numbers >= 0)
-        firsts = np.array([piece.first for piece in self._pieces], np.intp)
-        pieces = np.searchsorted(firsts, numbers[known], side="right") - 1
-        for number in sorted(set(pieces.tolist())):
-            piece, at = self._pieces[number], known[pieces == number]
-            rows = piece.places[numbers[at] - piece.first]
-            had = rows >= 0
-            if had.any():
-                taken = pa.array(rows[had])
-                yield at[had], [column.take(taken) for column in piece.results]
-            if not had.all():
-                yield at[~had], None
-
-    def find(self, hashes: Hashes, checks: Hashes | None) -> _OldRow | None:
-        """Return the entry of one key; None: there is none."""
-        number = int(self._index.find(hashes, checks)[0])
-        if number < 0:
-            return None
-        piece = self._pieces[bisect_right(self._pieces, number, key=lambda one: one.first) - 1]
-        place = int(piece.places[number - piece.first])
-        if place < 0:
-            return _OldRow(None)
-        used = 0 if piece.used is None else int(piece.used[place])
-        return _OldRow([column.slice(place, 1) for column in piece.results], used)
-
-    def absorb(self, later: _OldRows) -> None:
-        """See `OldValues`."""
-        if not later._pieces:
-            return
-        columns = zip(*(piece.results for piece in later._pieces), strict=True)
-        joined = [pa.concat_arrays(list(column)) for column in columns]
-        used = None
-        if later._pieces[0].used is not None:
-            used = np.concatenate([piece.used for piece in later._pieces if piece.used is not None])
-        starts = np.cumsum([0, *(len(piece.results[0]) for piece in later._pieces)])
-        places = np.concatenate(
-            [
-                np.where(piece.places < 0, -1, piece.places + start)
-                for piece, start in zip(later._pieces, starts, strict=False)
-            ]
-        )
-
-        def read(rows: Index) -> tuple[Index, list[pa.Array], Array | None]:
-            found = np.flatnonzero(places[rows] >= 0)
-            at = places[rows[found]]
-            taken = [column.take(pa.array(at)) for column in joined]
-            return found, taken, None if used is None else used[at]
-
-        self.keep(*later._index.lanes(), read)
 
 
 class RunningAggregate(SpillingOperator):
@@ -169,7 +52,7 @@ class RunningAggregate(SpillingOperator):
         assert not plan.added
         self._plan, self._step = plan, step
         self._committed = committed
-        self._points: CommittedPoints[_OldRows] | None = None
+        self._points: CommittedPoints[OldRows] | None = None
         self._cuts = 0
         # The number of the cut since which a slot of `_in_memory` has an old value; 0: of none.
         self._kept_since = SlotArray(np.uint32)
@@ -186,7 +69,7 @@ class RunningAggregate(SpillingOperator):
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         expires = self._plan.ttl_ms is not None
         if self._committed:
-            self._points = CommittedPoints(_OldRows, old_values_max(context.options))
+            self._points = CommittedPoints(OldRows, old_values_max(context.options))
         self._hasher = KeyHasher(types, identity_seed(context.job_name), dense=not expires)
         self._in_memory = KeyedGroup(self._plan, self._hasher, self._epoch)
         if lies_on_disk(self._plan, context):
@@ -259,9 +142,10 @@ class RunningAggregate(SpillingOperator):
         np.maximum.at(latest, slots, times)
         return latest.take(touched)
 
-    def _keep(self, keys: BatchKeys, slots: Index, fresh: Index) -> None:
+    def _keep(self, keys: BatchKeys | None, slots: Index, fresh: Index) -> None:
         """Keep the results of keys that change for the first time since the newest cut; see `Keeper`."""
         points = self._points
+        assert keys is not None
         assert points is not None
         assert points.newest is not None
         group, count = self._group, len(self._plan.aggregates)
@@ -277,12 +161,14 @@ class RunningAggregate(SpillingOperator):
             taken = [column.take(pa.array(rows)) for column in keys.columns]
             keys = BatchKeys(self._hasher, taken)
 
-        def read(rows: Index) -> tuple[Index, list[pa.Array], Array | None]:
+        def read(rows: Index) -> tuple[Index, list[pa.Array]]:
             at = slots[rows]
-            places = np.flatnonzero(~np.isin(at, fresh, assume_unique=True))
-            at = at[places]
+            owners = np.flatnonzero(~np.isin(at, fresh, assume_unique=True))
+            at = at[owners]
             results = group.state.results(at)[:count]
-            return places, results, group.state.last_numbers().take(at) if expires else None
+            if expires:
+                results.append(pa.array(group.state.last_numbers().take(at)))
+            return owners, results
 
         if points.newest.keep(*keys.lanes(None), read):
             points.grew()
@@ -334,16 +220,12 @@ class RunningAggregate(SpillingOperator):
         hashes, checks = self._hasher.identify(columns)
         rest = np.arange(len(values))
         for old in self._points.since(checkpoint_id):
-            changed = np.zeros(len(rest), np.bool_)
-            for at, results in old.find_many(
-                hashes[rest], None if checks is None else checks[rest]
-            ):
-                changed[at] = True
-                if results is not None:
-                    rows = self._rows(results)
-                    for place, row in zip(rest[at].tolist(), rows, strict=True):
-                        values[place] = row
-            rest = rest[~changed]
+            known, found = old.find(hashes[rest], None if checks is None else checks[rest])
+            for at, results in found:
+                rows = self._rows(results)
+                for place, row in zip(rest[at].tolist(), rows, strict=True):
+                    values[place] = row
+            rest = np.delete(rest, known)
         return rest
 
     def _rows(self, results: Sequence[pa.Array]) -> list[Any]:
@@ -395,11 +277,12 @@ class RunningAggregate(SpillingOperator):
             raise NotKept
         hashes, checks = self._hasher.identify(columns)
         for old in self._points.since(checkpoint_id):
-            row = old.find(hashes, checks)
-            if row is not None:
-                if row.results and used_after is not None and row.used <= used_after:
-                    return None
-                return row.results
+            known, found = old.find(hashes, checks)
+            for _, results in found:
+                used = 0 if used_after is None else results[-1][0].as_py()
+                return None if used_after is not None and used <= used_after else results
+            if known.size:
+                return None
         return self._results_of(columns, used_after)
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...state.queryable import KeyScan
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.snapshot import CommitPermit, RestoredState, StateInfo, StateSnapshot
 from ..aggregation.keyed_aggregate import columns_of
 from ..base import Operator, OperatorContext, Output
 from ..drops import DropKind
@@ -119,6 +119,12 @@ class ClockedWindows(Operator):
 
     def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
         return self._windows.scan(state, checkpoint_id)
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        self._windows.on_checkpoint_complete(permit)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._windows.on_checkpoint_aborted(checkpoint_id)
 
     # --- state ---------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ class WindowFactory:
     window: TimeWindow
     plan: AggregatePlan
     step: str
+    committed: bool = False
 
     def __call__(self) -> TumblingAggregate | PaneAggregate:
         if isinstance(self.window, TumblingWindow) and self.window.plain:
-            return TumblingAggregate(self.window, self.plan, self.step)
-        return PaneAggregate(self.window, self.plan, self.step)
+            return TumblingAggregate(self.window, self.plan, self.step, committed=self.committed)
+        return PaneAggregate(self.window, self.plan, self.step, committed=self.committed)
 
     @property
     def takes_partials(self) -> bool:

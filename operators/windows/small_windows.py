@@ -58,8 +58,16 @@ class SmallWindows:
         else:
             self._group.clear()
 
-    def add(self, rows: KeyedRows, parts: Sequence[tuple[int, Rows]]) -> tuple[Index, Index]:
-        """Add rows of some windows; return which rows, and their slots."""
+    def add(
+        self,
+        rows: KeyedRows,
+        parts: Sequence[tuple[int, Rows]],
+        keep: Callable[[KeyedGroup, Index, Index], None] | None = None,
+    ) -> tuple[Index, Index]:
+        """Add rows of some windows; return which rows, and their slots.
+
+        `keep` is called before, with the group, these slots, and those that have no state yet.
+        """
         starts = np.full(rows.size, _NO_WINDOW)
         for start, which in parts:
             starts[which] = start
@@ -70,9 +78,14 @@ class SmallWindows:
             starts = starts[index]
             columns = [taken_keys(column, index) for column in columns]
             values = {name: column.pick(index) for name, column in values.items()}
-        state = self._group.state
-        slots = self._add(starts, columns, lambda at, size: state.add(at, values, size))
-        return index, slots
+        group = self._group
+
+        def update(slots: Index, size: int) -> None:
+            if keep is not None:
+                keep(group, slots, np.arange(group.state.size, size))
+            group.state.add(slots, values, size)
+
+        return index, self._add(starts, columns, update)
 
     def _add(
         self, starts: _Starts, columns: list[pa.Array], update: Callable[[Index, int], None]
@@ -188,9 +201,8 @@ class SmallWindows:
 
     def _rows(self, slots: Index) -> tuple[list[pa.Array], pa.Table]:
         """Return keys and state of these slots."""
-        keys, names = self._group.keys.take(slots)[1:], self._plan.state_schema.names
-        names = names[1 + len(keys) + len(self._plan.added) :]
-        return keys, pa.Table.from_arrays(self._group.state.columns(slots), names=names)
+        state = self._plan.state_table(self._group.state.columns(slots))
+        return self._group.keys.take(slots)[1:], state
 
     # --- snapshots -----------------------------------------------------------------------------
 

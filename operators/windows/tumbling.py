@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
-from ...state.slots.key_index import BatchKeys
+from ...state.slots.key_index import BatchKeys, plain_column
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,
@@ -45,8 +45,9 @@ from ..aggregation.keyed_aggregate import (
 )
 from ..aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ..base import OperatorContext
-from ..elements import Batch
+from ..elements import WATERMARK_MIN, Batch
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
+from .committed import CommittedWindows
 from .kinds import TumblingWindow
 from .small_windows import SMALL_ROWS, SmallWindows
 from .spilling_windows import SpillingWindows
@@ -68,8 +69,16 @@ def _expired_at(window: TumblingWindow, watermark: int) -> int:
 class TumblingAggregate(WindowedAggregate):
     """Tumbling-window aggregates over columns, per key or without keys."""
 
-    def __init__(self, window: TumblingWindow, plan: AggregatePlan, step: str = "window") -> None:
-        super().__init__(plan, step, _PROGRESS, partial(_expired_at, window))
+    def __init__(
+        self,
+        window: TumblingWindow,
+        plan: AggregatePlan,
+        step: str = "window",
+        *,
+        committed: bool = False,
+    ) -> None:
+        expired_at = partial(_expired_at, window)
+        super().__init__(plan, step, _PROGRESS, expired_at, committed=committed)
         self._window = window
         self._groups: dict[int, KeyedGroup] = {}  # by window start
         self._spare: list[KeyedGroup] = []
@@ -126,7 +135,8 @@ class TumblingAggregate(WindowedAggregate):
     def _add_few(
         self, rows: KeyedRows, parts: list[tuple[int, Rows]], groups: Index | None
     ) -> None:
-        index, slots = self._small.add(rows, parts)
+        kept = self._old is not None and self._old.keeps
+        index, slots = self._small.add(rows, parts, self._keep if kept else None)
         if self._window.due_at(parts[0][0]) > self.latest:
             return  # none has fired yet: `parts` begins with the earliest
         if groups is not None:
@@ -141,7 +151,12 @@ class TumblingAggregate(WindowedAggregate):
         self, start: int, rows: KeyedRows, which: Rows | None, groups: Index | None
     ) -> None:
         group = self._group(start)
-        slots = group.add(rows, which)
+
+        def keeper(_: BatchKeys | None, slots: Index, fresh: Index) -> None:
+            self._keep(group, slots, fresh, start)
+
+        kept = self._old is not None and self._old.keeps
+        slots = group.add(rows, which, keeper if kept else None)
         if self._window.due_at(start) > self.latest:
             return
         index = np.arange(rows.size)
@@ -152,6 +167,37 @@ class TumblingAggregate(WindowedAggregate):
             assert slots is not None  # a stream without keys has one key group, its own
             index, slots = index[due], slots[due]
         self._fire_again(start, group, rows, index, slots)
+
+    def _keep(
+        self, group: KeyedGroup, slots: Index, fresh: Index, start: int | None = None
+    ) -> None:
+        """Keep the results of those slots of a group that are about to change.
+
+        Args:
+            group: of one window, or of all small ones.
+            slots: of the rows that are added.
+            fresh: those that have no state yet.
+            start: of the window; None: it is the first column of the keys.
+        """
+        assert self._old is not None
+        if start is None or self._spilling is None:
+            held = group.state.first_changes(slots, max(1, group.keys.size))
+        else:
+            held = np.setdiff1d(slots, fresh)
+        changed = np.concatenate([held, fresh])
+        if not changed.size:
+            return
+        keys = group.keys.take(changed)
+        if start is None:
+            starts = plain_column(keys.pop(0)).to_numpy()
+        else:
+            starts = np.full(len(changed), start)
+
+        def read(places: Index) -> tuple[Index, list[pa.Array]]:
+            owners = np.flatnonzero(places < len(held))
+            return owners, group.state.results(changed[places[owners]])
+
+        self._old.keep(keys, starts, read)
 
     def _group(self, start: int) -> KeyedGroup:
         """Return the group to which rows of a large window are added."""
@@ -195,9 +241,18 @@ class TumblingAggregate(WindowedAggregate):
 
     def _drop_expired(self, watermark: int) -> None:
         last = self._window.last_expired(watermark)
+        if self._old is not None and self._old.keeps:
+            self._keep_expired(self._old, last)
         for start in [start for start in self._large if start <= last]:
             self._drop(start)
         self._small.drop(last)
+
+    def _keep_expired(self, old: CommittedWindows, last: int) -> None:
+        """Keep the results of windows that are about to be dropped."""
+        parts = [fired for start in self._large if start <= last for fired in self._results(start)]
+        small = self._small.fire(WATERMARK_MIN, last)
+        for fired in parts if small is None else [*parts, small]:
+            old.keep_all(self._keys_of([fired]), fired.starts, fired.values)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:
         """Yield results of the windows with a table of their own, between those of the small ones."""
@@ -255,6 +310,16 @@ class TumblingAggregate(WindowedAggregate):
             if places.size:
                 yield self._fired(start, len(places), places, group.state.results(slots[places]))
 
+    def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
+        assert self._old is not None
+        kept = self._old.find(columns, len(columns[0]), checkpoint_id)
+        for places, (starts, *values) in kept.rows:
+            begins = starts.to_numpy()
+            yield Fired(begins, begins + self._window.size_ms, places, values)
+        for fired in self._windows_of(columns):
+            assert not isinstance(fired.keys, list)
+            yield fired.take(np.flatnonzero(~kept.is_kept(fired.keys, fired.starts)))
+
     def _found_on_disk(
         self, spilling: SpillingWindows, start: int, columns: list[pa.Array]
     ) -> Iterator[Fired]:
@@ -282,6 +347,7 @@ class TumblingAggregate(WindowedAggregate):
         The watermark is kept per key group so that each subtask finds it after a rescale: what was
         late before stays late.
         """
+        self._note_cut(checkpoint_id)
         epoch = self._epoch.cut()
         parts = [
             CutPart(group.cut(epoch), self._edges(start))
@@ -317,6 +383,7 @@ class TumblingAggregate(WindowedAggregate):
         self._restore_rows(state.tables.get(_WINDOWS), state.states.get(_WINDOWS))
         if self._spilling is not None:
             self._spilling.settle(self._small)
+        self._note_restored()
 
     def _restore_files(self, state: RestoredState) -> pa.Table | None:
         """Restore windows from files; return the rows of the small ones."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ...state.queryable import KeyScan, NotKept
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.slots.table import SlotTable
+from ...state.snapshot import CommitPermit
 from ...state.values import Index
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
@@ -41,6 +43,7 @@ from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..spilling_space import SpillingOperator
 from ..time_progress import ExpiredAt, KeyGroupTable, TimeProgress
+from .committed import CommittedWindows
 from .kinds import WINDOW_FIELDS
 from .late import LateOutput
 
@@ -70,6 +73,17 @@ class Fired:
     ) -> Fired:
         """Return `size` results of one window."""
         return cls(np.full(size, start, np.int64), np.full(size, end, np.int64), keys, values)
+
+    @classmethod
+    def together(cls, parts: Sequence[Fired]) -> Fired:
+        """Return results that have slots or places of keys, one behind the other."""
+        keys = [part.keys for part in parts if not isinstance(part.keys, list)]
+        return cls(
+            np.concatenate([part.starts for part in parts]),
+            np.concatenate([part.ends for part in parts]),
+            np.concatenate(keys),
+            _joined([part.values for part in parts]),
+        )
 
     @classmethod
     def by_end(cls, parts: Sequence[Fired]) -> Fired:
@@ -113,13 +127,24 @@ class WindowedAggregate(SpillingOperator):
         progress: the table of the progress of event time.
         expired_at: returns the expiry bound at a watermark; by default, rows at the bound or before
             are late. See `TimeProgress`.
+        committed: clients read the windows also as of checkpoints.
     """
 
+    _cells = True
+    """Windows have fixed bounds; see `CommittedWindows`."""
+
     def __init__(
-        self, plan: AggregatePlan, step: str, progress: KeyGroupTable, expired_at: ExpiredAt
+        self,
+        plan: AggregatePlan,
+        step: str,
+        progress: KeyGroupTable,
+        expired_at: ExpiredAt,
+        *,
+        committed: bool = False,
     ) -> None:
         assert plan.added == WINDOW_FIELDS
-        self._plan, self._step = plan, step
+        self._plan, self._step, self._committed = plan, step, committed
+        self._old: CommittedWindows | None = None
         self._progress = TimeProgress(progress, expired_at)
 
     def open(self, context: OperatorContext) -> None:
@@ -127,6 +152,8 @@ class WindowedAggregate(SpillingOperator):
         self._epoch = TableEpoch()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
+        if self._committed:
+            self._old = CommittedWindows(self._plan, context, cells=self._cells)
         self._late_output = LateOutput(context, self.output)
         self._progress.open(context)
 
@@ -227,29 +254,68 @@ class WindowedAggregate(SpillingOperator):
         """
         raise NotImplementedError
 
+    def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
+        """Yield the results that windows of some keys had at a checkpoint; see `_windows_of`.
+
+        Raises:
+            NotKept: they are not known.
+        """
+        raise NotImplementedError
+
     def query(self, state: str, key: Any, checkpoint_id: int = 0) -> Any:
         """Return the windows of a key, as rows with their bounds; the earliest first."""
         (value,) = self.query_many(state, [key], checkpoint_id)
         return value
 
     def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Sequence[Any]:
-        if checkpoint_id:
-            raise NotKept
+        if not keys:
+            return []
         columns = keys_of_columns(self._plan.key_fields).to_arrays(keys)
         names = [*(field.name for field in WINDOW_FIELDS), *self._plan.aggregates]
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
-        for found in self._windows_of(columns):
+        for found in self._results_for(columns, checkpoint_id):
             values = found.values[: len(self._plan.aggregates)]
             lists = [column.to_pylist() for column in [*_edges(found.starts, found.ends), *values]]
             for place, row in zip(found.keys, zip(*lists, strict=True), strict=True):
                 rows[place].append(dict(zip(names, row, strict=True)))
         return [sorted(each, key=lambda row: row[names[0]]) or ABSENT for each in rows]
 
-    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
-        if checkpoint_id:
+    def _results_for(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
+        if not checkpoint_id:
+            return self._windows_of(columns)
+        if self._old is None:
             raise NotKept
+        return self._windows_as_of(columns, checkpoint_id)
+
+    def scan(self, state: str, checkpoint_id: int = 0) -> KeyScan:
         ending = ExitStack()
-        return KeyScan(self._each_once(self._keys_now(ending)), ending.close)
+        if not checkpoint_id:
+            return KeyScan(self._each_once(self._keys_now(ending)), ending.close)
+        if self._old is None:
+            raise NotKept
+        self._old.points.hold(checkpoint_id)
+        ending.callback(self._old.points.release, checkpoint_id)
+        # What is dropped from now on had been there at the start of the scan.
+        found = chain(self._old.keys_since(checkpoint_id), self._keys_now(ending))
+        return KeyScan(self._each_once(found), ending.close)
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        if self._old is not None:
+            self._old.points.completed(permit.checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if self._old is not None:
+            self._old.points.aborted(checkpoint_id)
+
+    def _note_cut(self, checkpoint_id: int) -> None:
+        """Note that a snapshot is taken of the windows as they are now."""
+        if self._old is not None:
+            self._old.cut(checkpoint_id, self._progress)
+
+    def _note_restored(self) -> None:
+        """Note that the windows as they are now were restored."""
+        if self._old is not None:
+            self._old.restored(self.context.restored_checkpoint, self._progress)
 
     def _each_once(self, pieces: Iterator[list[pa.Array]]) -> Iterator[list[Any]]:
         """Yield the keys in some columns, without those that have come before."""

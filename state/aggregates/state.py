@@ -356,6 +356,13 @@ class AggregateState:
             columns += accumulator.columns(values)
         return columns
 
+    def first_changes(self, slots: Index, size: int) -> Index:
+        """Return the slots that change for the first time since the last cut, each once.
+
+        It is called before `add` with the same arguments. New slots are not among them.
+        """
+        return self._changed.first_changes(slots, size, self.size)
+
     def epochs_of(self, slots: Index) -> Array:
         """Return the epochs of the last changes of these slots."""
         return self._changed.epochs_of(slots)

@@ -148,6 +148,14 @@ class ChangedSlots:
                     self._keep(np.arange(size) if isinstance(which, slice) else slots)
         self._epochs.data[which] = self.table.current
 
+    def first_changes(self, slots: Index, size: int, known: int) -> Index:
+        """Return the slots that `touch` would mark for the first time since the last cut, each once.
+
+        Slots from `known` on are new, and not among them.
+        """
+        slots = np.arange(known) if size * MARK_ALL_FACTOR <= len(slots) else slots[slots < known]
+        return np.unique(slots[self._epochs.data.take(slots) < self.table.current])
+
     def mark(self, slots: Index, size: int, epochs: Any) -> None:
         """Set the epochs of slots that are new."""
         self._epochs.reserve(size)

@@ -175,8 +175,6 @@ def test_the_windows_of_a_key(steps: Steps, kind: str) -> None:
     [
         (hg.count_window(3), "agg", "these windows cannot be queried"),
         (hg.global_window(), "agg", "these windows cannot be queried"),
-        (hg.session("1m"), hg.Queryable("agg", committed=True), "read live only"),
-        (hg.tumbling("1m"), hg.Queryable("agg", committed=True), "read live only"),
         (hg.tumbling("1m"), "a b", "cannot be the name"),
         (hg.tumbling("1m"), hg.count(), "no result can be called so"),
     ],

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import StateError
-from ....state.slots.epochs import RESTORED_EPOCH
-from ....state.slots.key_index import BatchKeys, plain_column
+from ....state.slots.epochs import RESTORED_EPOCH, TableEpoch
+from ....state.slots.key_index import BatchKeys, KeyIndex, plain_column
 from ....state.snapshot import KEY_GROUP_COLUMN, RestoredState, StateInfo, StateSnapshot
 from ....state.values import Array, Index
 from ...aggregation.aggregate_tables import (
@@ -34,7 +34,8 @@ from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows
 from ...aggregation.spilling_group import lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
+from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress, clamped
+from ..committed import CommittedWindows
 from ..kinds import PaneWindow
 from ..late import last_windows
 from ..windowed_aggregate import Fired, WindowedAggregate
@@ -73,10 +74,17 @@ def _expired_at(grid: Grid, lateness_ms: int, watermark: int) -> int:
 class PaneAggregate(WindowedAggregate):
     """Aggregates over windows of panes, per key or without keys."""
 
-    def __init__(self, window: PaneWindow, plan: AggregatePlan, step: str = "window") -> None:
+    def __init__(
+        self,
+        window: PaneWindow,
+        plan: AggregatePlan,
+        step: str = "window",
+        *,
+        committed: bool = False,
+    ) -> None:
         self._window, self._grid = window, window.grid()
         expired_at = partial(_expired_at, self._grid, window.allowed_lateness_ms)
-        super().__init__(plan, step, _PROGRESS, expired_at)
+        super().__init__(plan, step, _PROGRESS, expired_at, committed=committed)
         self._disk: SpillingPanes | None = None
 
     def open(self, context: OperatorContext) -> None:
@@ -106,10 +114,10 @@ class PaneAggregate(WindowedAggregate):
     def _renew_totals(self, _: Index | None = None) -> None:
         self._totals = self._new_totals(self._table.between)
 
-    def _new_totals(self, between: Between) -> Totals:
+    def _new_totals(self, between: Between, table: PaneTable | None = None) -> Totals:
         exact = all(has_running_totals(spec) for spec in self._plan.specs)
         kind = RunningTotals if exact else TwoStacks
-        return kind(self._plan, between, self._table.state)
+        return kind(self._plan, between, (table or self._table).state)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -130,6 +138,8 @@ class PaneAggregate(WindowedAggregate):
         table, totals = self._table, self._totals
         known = table.state.size
         cells = table.place(rows, parts)
+        if self._old is not None and self._old.keeps:
+            self._keep(self._old, *table.first_changes(cells))
         behind = parts[0][0] <= max(totals.last, self._last_pane_due(self.latest))
         if not behind:
             table.add(rows, cells)
@@ -145,6 +155,18 @@ class PaneAggregate(WindowedAggregate):
         self._fire_again(touched)
         self._note_changed(cells, rows.size)
 
+    def _keep(self, old: CommittedWindows, held: Index, fresh: Index) -> None:
+        """Keep cells of panes in memory that are about to change, and that new ones did not exist."""
+        table, cells = self._table, np.concatenate([held, fresh])
+
+        def read(places: Index) -> tuple[Index, list[pa.Array]]:
+            owners = np.flatnonzero(places < len(held))
+            return owners, table.state.columns(cells[places[owners]])
+
+        if cells.size:
+            keys = table.keys.take(table.cell_keys.data[cells])
+            old.keep(keys, table.cell_panes.data[cells], read)
+
     def _note_changed(self, cells: Index, rows: int) -> None:
         """Note what changed, if there are early results; may emit them."""
         if self._window.early:
@@ -154,7 +176,7 @@ class PaneAggregate(WindowedAggregate):
     def _add_spilling(
         self, spilling: SpillingPanes, rows: KeyedRows, times: Index, earliest: int
     ) -> None:
-        cells = spilling.add(rows, self._grid.panes_of(times))
+        cells = spilling.add(rows, self._grid.panes_of(times), self._old)
         if self._grid.pane_of(earliest) <= self._last_pane_due(self.latest):
             self._fire_again(np.unique(cells))
         self._note_changed(cells, rows.size)
@@ -173,11 +195,22 @@ class PaneAggregate(WindowedAggregate):
 
     def _drop_expired(self, watermark: int) -> None:
         kept_from = _kept_from(self._grid, self._window.allowed_lateness_ms, watermark)
+        if self._old is not None and self._old.keeps:
+            self._keep_expired(self._old, kept_from)
         if self._spilling is not None:
             self._spilling.drop(kept_from)
             return
         self._table.drop(kept_from)
         self._table.sealed(self._last_pane_due(watermark))
+
+    def _keep_expired(self, old: CommittedWindows, kept_from: int) -> None:
+        """Keep the cells of panes that are about to be dropped."""
+        if self._spilling is not None:
+            for keys, panes, state in self._spilling.cells_before(kept_from):
+                old.keep_all(keys, panes, state)
+            return
+        for pane in self._table.between(NO_PANE, kept_from - 1):
+            self._keep(old, pane.members()[1], np.zeros(0, np.intp))
 
     def _first_to_fire(self, before: int) -> int:
         return WATERMARK_MIN if before == WATERMARK_MIN else self._grid.ended(before + 1) + 1
@@ -254,24 +287,62 @@ class PaneAggregate(WindowedAggregate):
 
     def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
         groups, spilling = self._progress.groups_of(lambda: columns), self._spilling
-        if groups is None and spilling is None:
-            yield from self._in_memory(columns, self._first_open(None))
+        if spilling is None:
+            yield from self._in_table(self._table, columns, self._progress)
             return
         for place in range(len(columns[0])):
             one = [column.slice(place, 1) for column in columns]
-            low = self._first_open(None if groups is None else groups[place : place + 1])
-            found = self._on_disk(spilling, one, low) if spilling else self._in_memory(one, low)
-            for fired in found:
+            low = self._first_open(
+                self._progress, None if groups is None else groups[place : place + 1]
+            )
+            for fired in self._on_disk(spilling, one, low):
                 yield replace(fired, keys=np.full(len(fired), place))
 
-    def _in_memory(self, columns: list[pa.Array], low: int) -> Iterator[Fired]:
+    def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
+        old = self._old
+        assert old is not None
+        # A table of the cells that these keys had.
+        index = KeyIndex(self._hasher)
+        index.lookup(BatchKeys(self._hasher, columns))
+        keys, table = index.keys(), PaneTable(self._plan, self._hasher, TableEpoch())
+        kept = old.find(keys, index.size, checkpoint_id)
+        parts = [
+            (places, panes.to_numpy(), self._plan.state_table(state))
+            for places, (panes, *state) in kept.rows
+        ]
+        for places, panes, state in (self._spilling or self._table).cells_of(keys):
+            others = np.flatnonzero(~kept.is_kept(places, panes))
+            parts.append((places[others], panes[others], state.take(pa.array(others))))
+        if not any(len(places) for places, _, _ in parts):
+            return
+        at = pa.array(np.concatenate([places for places, _, _ in parts]))
+        panes = np.concatenate([panes for _, panes, _ in parts])
+        cells = pa.concat_tables([state for _, _, state in parts])
+        table.load([key.take(at) for key in keys], panes, cells, RESTORED_EPOCH)
+        yield from self._in_table(table, columns, old.progress_at(checkpoint_id))
+
+    def _in_table(
+        self, table: PaneTable, columns: list[pa.Array], progress: TimeProgress
+    ) -> Iterator[Fired]:
+        """Yield the windows of some keys that have not expired, as `_windows_of` does."""
+        groups = progress.groups_of(lambda: columns)
+        if groups is None:
+            yield from self._open_in(table, columns, self._first_open(progress, None))
+            return
+        for place in range(len(columns[0])):
+            one = [column.slice(place, 1) for column in columns]
+            low = self._first_open(progress, groups[place : place + 1])
+            for fired in self._open_in(table, one, low):
+                yield replace(fired, keys=np.full(len(fired), place))
+
+    def _open_in(self, table: PaneTable, columns: list[pa.Array], low: int) -> Iterator[Fired]:
         """Yield the windows of some keys from `low` on; their keys are places, as in `_windows_of`."""
-        slots = self._table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        slots = table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
         keys = np.unique(slots[slots >= 0])
-        held = [pane.find(keys)[1] for pane in self._table.between(WATERMARK_MIN, WATERMARK_MAX)]
+        held = [pane.find(keys)[1] for pane in table.between(WATERMARK_MIN, WATERMARK_MAX)]
         if not keys.size or not held:
             return
-        for fired in self._results_of(np.concatenate(held), low, None):
+        for fired in self._results_of(np.concatenate(held), low, None, table):
             assert not isinstance(fired.keys, list)
             rows = {slot: row for row, slot in enumerate(fired.keys.tolist())}
             places = np.array([at for at, slot in enumerate(slots.tolist()) if slot in rows])
@@ -294,10 +365,10 @@ class PaneAggregate(WindowedAggregate):
         ending.callback(close)
         return pieces
 
-    def _first_open(self, groups: Index | None) -> int:
+    def _first_open(self, progress: TimeProgress, groups: Index | None) -> int:
         """Return the first window that has not expired for a key, which has this key group."""
-        now = int(np.max(self._progress.now(groups)))
-        expired = int(np.max(self._progress.expired(groups)))
+        now = int(np.max(progress.now(groups)))
+        expired = int(np.max(progress.expired(groups)))
         return self._last_expired(now, expired) + 1 if now > WATERMARK_MIN else WATERMARK_MIN
 
     def _last_expired(self, watermark: int, expired: int) -> int:
@@ -320,15 +391,20 @@ class PaneAggregate(WindowedAggregate):
             found = self._results_on_disk(self._spilling, keys, panes, first, None)
             self._emit(map(self._not_fired, found))
 
-    def _results_of(self, cells: Index, low: int, high: int | None) -> Iterator[Fired]:
-        """Yield results of windows `low` to `high`, for the keys that these cells of the window have."""
-        table, grid = self._table, self._grid
+    def _results_of(
+        self, cells: Index, low: int, high: int | None, table: PaneTable | None = None
+    ) -> Iterator[Fired]:
+        """Yield results of windows `low` to `high`, for the keys that these cells of the window have.
+
+        The cells are of `table`, by default of the one to which rows are added.
+        """
+        table, grid = table or self._table, self._grid
         panes = table.cell_panes.data[cells]
         windows = windows_with(grid, np.unique(panes).tolist(), low, high)
         if not windows:
             return
         keys, which = np.unique(table.cell_keys.data[cells], return_inverse=True)
-        totals = self._new_totals(_some_keys(table, keys))
+        totals = self._new_totals(_some_keys(table, keys), table)
         for window in windows:
             first, last = grid.panes_in(window)
             totals.move(first, last, len(keys))
@@ -341,6 +417,7 @@ class PaneAggregate(WindowedAggregate):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `panes` (one row per key and pane) and `watermark` (per key group)."""
+        self._note_cut(checkpoint_id)
         progress = {_PROGRESS.name: self._progress.cut(self._window.identity)}
         if self._spilling is not None:
             return StateSnapshot(
@@ -403,6 +480,7 @@ class PaneAggregate(WindowedAggregate):
         rows = state.tables.get(_PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(rows, state.states.get(_PANES))
+        self._note_restored()
 
     def _further_panes(self) -> Index | None:
         """Return the last expired pane by key group; None while there is no need to tell them apart."""

@@ -29,6 +29,7 @@ from ...aggregation.keyed_aggregate import KeyedRows
 from ...aggregation.spilling_group import AggregateSpace, SpillingGroup
 from ...base import OperatorContext
 from ...spilling_space import RESTORE_ROWS, ExpiryBound
+from ..committed import CommittedWindows
 from .early import ChangedRows
 from .grid import Grid, Numbers, windows_with
 from .table import PaneTable, state_table
@@ -101,14 +102,30 @@ class SpillingPanes:
             columns = [*table.keys.take(table.cell_keys.data[changed]), panes]
             self.changed.add(*self._space.identify(columns))
 
-    def add(self, rows: KeyedRows, panes: Numbers) -> Index:
-        """Add rows to these panes. Return their cells, which are valid until `settle`."""
+    def add(self, rows: KeyedRows, panes: Numbers, old: CommittedWindows | None) -> Index:
+        """Add rows to these panes. Return their cells, which are valid until `settle`.
+
+        `old` keeps cells before they change.
+        """
         group = self._cells.group
         keys = BatchKeys(self._space.hasher, [*rows.key_columns, pa.array(panes)])
-        cells = group.slots_of(keys)
+        cells, fresh = group.slots_and_new(keys)
+        if old is not None and old.keeps:
+            self._keep(old, np.setdiff1d(cells, fresh), fresh)
         group.state.add(cells, rows.values, group.keys.size)
         self._note(np.unique(panes).tolist())
         return cells
+
+    def _keep(self, old: CommittedWindows, held: Index, fresh: Index) -> None:
+        """Keep cells that are about to change, and that new ones did not exist."""
+        group, cells = self._cells.group, np.concatenate([held, fresh])
+        *keys, panes = group.keys.take(cells)
+
+        def read(places: Index) -> tuple[Index, list[pa.Array]]:
+            owners = np.flatnonzero(places < len(held))
+            return owners, group.state.columns(cells[places[owners]])
+
+        old.keep(keys, plain_column(panes).to_numpy(), read)
 
     def _note(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -158,6 +175,34 @@ class SpillingPanes:
 
         No rows may be added meanwhile.
         """
+        for rows in self._rows_between(first, last):
+            columns = self._space.keys_of(rows)
+            slots = self._space.key_index(columns)[1]
+            firsts, values = self._merged(rows, slots)
+            indices = pa.array(firsts)
+            yield [column.take(indices) for column in columns], values
+
+    def cells_before(self, kept: int) -> Iterator[tuple[list[pa.Array], Numbers, list[pa.Array]]]:
+        """Yield the cells of panes before number `kept`: keys, panes, and state columns.
+
+        No rows may be added meanwhile.
+        """
+        if not self._numbers or self._numbers[0] >= kept:
+            return
+        for rows in self._rows_between(self._numbers[0], kept - 1):
+            panes = plain_column(rows.column(self._pane)).to_numpy()
+            names = self._plan.state_names
+            yield self._space.keys_of(rows), panes, [plain_column(rows[name]) for name in names]
+
+    def cells_of(self, columns: list[pa.Array]) -> Iterator[tuple[Index, Numbers, pa.Table]]:
+        """Yield the cells of different keys, as `PaneTable.cells_of` does."""
+        for pane in self._numbers:
+            places, rows = self._cells_of(columns, pane)
+            if len(places):
+                yield places, np.full(len(places), pane), rows.select(self._plan.state_names)
+
+    def _rows_between(self, first: int, last: int) -> Iterator[pa.Table]:
+        """Yield the rows of the panes `first` to `last`; all rows of a hash are in one piece."""
 
         def wanted(records: Records) -> npt.NDArray[np.bool_]:
             panes = self._panes_of(records)
@@ -169,12 +214,7 @@ class SpillingPanes:
             panes = plain_column(group.keys.keys()[-1]).to_numpy()
             held = np.flatnonzero((panes >= first) & (panes <= last))
             hashes = self._cells.table.delta.lanes()[0][held]
-        for rows in self._cells.table.scan(held, hashes, wanted):
-            columns = self._space.keys_of(rows)
-            slots = self._space.key_index(columns)[1]
-            firsts, values = self._merged(rows, slots)
-            indices = pa.array(firsts)
-            yield [column.take(indices) for column in columns], values
+        return self._cells.table.scan(held, hashes, wanted)
 
     def _merged(self, rows: pa.Table, slots: Index) -> tuple[Index, list[pa.Array]]:
         """Return a row of each slot, and the result of merging all its rows in the order of panes."""

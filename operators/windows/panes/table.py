@@ -166,6 +166,27 @@ class PaneTable:
             cells[which] = self._cells_of(number, slots[which])
         return cells
 
+    def first_changes(self, cells: Index) -> tuple[Index, Index]:
+        """Return those of these cells of rows that change for the first time since the last cut.
+
+        Those that have no state yet are apart, as second. Call it between `place` and `add`.
+        """
+        held = self.state.first_changes(cells, self._cells)
+        return held, np.arange(self.state.size, self._cells)
+
+    def cells_of(self, columns: list[pa.Array]) -> Iterator[tuple[Index, Numbers, pa.Table]]:
+        """Yield the cells of different keys, in parts: the places of their keys, panes, and states."""
+        places, slots = np.zeros(1, np.intp), np.zeros(1, np.intp)
+        if columns:
+            found = self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+            places = np.flatnonzero(found >= 0)
+            slots = found[places]
+        for number in self._numbers:
+            at, cells = self._panes[number].find(slots)
+            if len(at):
+                panes = np.full(len(at), number)
+                yield places[at], panes, state_table(self._plan, self.state, cells)
+
     def add(self, rows: KeyedRows, cells: Index) -> None:
         """Add rows to their cells."""
         self.state.add(cells, rows.values, self._cells)
@@ -343,5 +364,4 @@ def parts_of(grid: Grid, times: Timestamps, earliest: int) -> list[Part]:
 
 def state_table(plan: AggregatePlan, state: AggregateState, cells: Index) -> pa.Table:
     """Return the state columns of these cells."""
-    skipped = 1 + len(plan.keys) + len(plan.added)
-    return pa.Table.from_arrays(state.columns(cells), names=plan.state_schema.names[skipped:])
+    return plan.state_table(state.columns(cells))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ....state.aggregates.accumulators import Mask
 from ....state.hashing import Hashes, distinct
 from ....state.runs.layout import RowLayout
-from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column
+from ....state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_column, taken_keys
 from ....state.snapshot import (
     KEY_GROUP_COLUMN,
     FilesCut,
@@ -74,12 +74,22 @@ class SessionAggregate(WindowedAggregate):
         lateness_ms: the allowed lateness.
         plan: keys and aggregates.
         step: its name, for errors.
+        committed: clients read the sessions also as of checkpoints.
     """
 
+    _cells = False
+
     def __init__(
-        self, gap: FixedGap | ColumnGap, lateness_ms: int, plan: AggregatePlan, step: str
+        self,
+        gap: FixedGap | ColumnGap,
+        lateness_ms: int,
+        plan: AggregatePlan,
+        step: str,
+        *,
+        committed: bool = False,
     ) -> None:
-        super().__init__(plan, step, _PROGRESS, partial(_expired_at, lateness_ms))
+        expired_at = partial(_expired_at, lateness_ms)
+        super().__init__(plan, step, _PROGRESS, expired_at, committed=committed)
         self._gap, self._lateness_ms = gap, lateness_ms
         self._disk: SpillingSessions | None = None
 
@@ -90,6 +100,8 @@ class SessionAggregate(WindowedAggregate):
             self._disk = SpillingSessions(
                 self._plan, context, _SESSIONS, self._new_table, self._watch
             )
+            if self._committed:
+                self._disk.find_expiring(self._lateness_ms)
 
     def _new_table(self, hasher: KeyHasher, limit: int) -> SessionTable:
         width = _WIDTH_MS
@@ -134,6 +146,7 @@ class SessionAggregate(WindowedAggregate):
     ) -> None:
         if self._spilling is not None:
             self._spilling.fetch(rows.keys)
+        self._keep(rows.key_columns)
         table, progress = self._table, self._progress
         key_slots = table.key_slots(rows.keys, rows.size)
         ends = times + self._gap.of(columns_of(batch, self._step))
@@ -150,6 +163,23 @@ class SessionAggregate(WindowedAggregate):
             again = np.flatnonzero(last <= progress.now(self._groups_of(touched)))
             self._emit(self._results(touched[again[np.argsort(last[again], kind="stable")]]))
         self._settle()
+
+    def _keep(self, columns: list[pa.Array]) -> None:
+        """Keep the sessions of these keys, which are about to change."""
+        old = self._old
+        if old is None or not old.keeps:
+            return
+
+        def read(places: Index) -> tuple[Index, list[pa.Array]]:
+            taken = [taken_keys(column, places) for column in columns]
+            found = Fired.together(list(self._windows_of(taken)))
+            owners = found.keys
+            assert not isinstance(owners, list)
+            order = np.argsort(owners, kind="stable")
+            found = found.take(order)
+            return owners[order], [pa.array(found.starts), pa.array(found.ends), *found.values]
+
+        old.keep(columns, None, read)
 
     def _groups_of(self, slots: Index) -> Index | None:
         """Return the key groups of these sessions; see `TimeProgress.groups_of`."""
@@ -171,7 +201,16 @@ class SessionAggregate(WindowedAggregate):
 
     def _due(self, before: int, watermark: int) -> Iterator[Fired]:
         expired = self._progress.bounds[0]
-        slots = self._table.advance(before, watermark, self._lateness_ms, expired)
+        if self._spilling is not None and self._old is not None:
+            for keys in self._spilling.expiring(before, watermark):
+                self._keep(keys)
+        slots = self._table.advance(
+            before,
+            watermark,
+            self._lateness_ms,
+            expired,
+            None if self._old is None else lambda slots: self._keep(self._key_columns(slots)),
+        )
         if self._spilling is None:
             return self._results(slots)
         return self._with_results_on_disk(slots, self._spilling.due(before, watermark))
@@ -212,6 +251,15 @@ class SessionAggregate(WindowedAggregate):
             return
         yield _of_keys(self._in_memory, BatchKeys(self._hasher, columns))
 
+    def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
+        assert self._old is not None
+        kept = self._old.find(columns, len(columns[0]), checkpoint_id)
+        for places, (starts, ends, *values) in kept.rows:
+            yield Fired(starts.to_numpy(), ends.to_numpy(), places, values)
+        for fired in self._windows_of(columns):
+            assert not isinstance(fired.keys, list)
+            yield fired.take(np.flatnonzero(~kept.kept[0, fired.keys]))
+
     def _keys_now(self, ending: ExitStack) -> Iterator[list[pa.Array]]:
         if self._spilling is None:
             return self._in_memory.keys.cut().pieces()
@@ -223,6 +271,7 @@ class SessionAggregate(WindowedAggregate):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `sessions` (one row per open session) and `watermark` (one per key group)."""
+        self._note_cut(checkpoint_id)
         progress = {_PROGRESS.name: self._progress.cut()}
         if self._spilling is not None:
             return StateSnapshot(tables=progress, files={_SESSIONS: self._spilling.snapshot()})
@@ -264,6 +313,7 @@ class SessionAggregate(WindowedAggregate):
         table = state.tables.get(_SESSIONS)
         if table is not None and table.num_rows:
             self._load(table, state.states.get(_SESSIONS))
+        self._note_restored()
 
     def _load(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -359,6 +409,29 @@ class SpillingSessions(SpillingCells[SessionTable]):
             lambda records: RowLayout.numbers(records, _END.name) - 1,
             space.share,
         )
+        self._expiring: DueRows | None = None
+        self._lateness_ms = 0
+
+    def find_expiring(self, lateness_ms: int) -> None:
+        """Let `expiring` find sessions, which expire so long after they fire."""
+        self._lateness_ms = lateness_ms
+        self._expiring = DueRows(
+            self._table,
+            lambda records: RowLayout.numbers(records, _END.name) - 1 + lateness_ms,
+            self._space.share,
+        )
+
+    def expiring(self, before: int, watermark: int) -> Iterator[list[pa.Array]]:
+        """Yield the keys of sessions on disk that expire between two watermarks.
+
+        No rows may be added meanwhile.
+        """
+        assert self._expiring is not None
+        for portion in self._expiring.due(before, watermark):
+            asked = distinct(portion[1])
+            rows = self._stored(asked[self._table.delta.find(asked, None) < 0])
+            if rows is not None and rows.num_rows:
+                yield self._space.keys_of(rows)
 
     def expire(self, limit: int, further: Index | None = None) -> None:
         """Drop the sessions that end at `limit` or before; see `ExpiryBound.move`."""
@@ -419,7 +492,10 @@ class SpillingSessions(SpillingCells[SessionTable]):
         sessions = delta.cells
         slots = sessions.open()
         hashes = sessions.keys.lanes()[0][sessions.key_of.data[slots]]
-        self._due.add(sessions.ends.data[slots] - 1, hashes)
+        ends = sessions.ends.data[slots]
+        self._due.add(ends - 1, hashes)
+        if self._expiring is not None:
+            self._expiring.add(ends - 1 + self._lateness_ms, hashes)
 
     # --- results -------------------------------------------------------------------------------
 
@@ -496,6 +572,8 @@ class SpillingSessions(SpillingCells[SessionTable]):
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
         super().restore_files(restored)
         self._due.forget()
+        if self._expiring is not None:
+            self._expiring.forget()
 
 
 def _of_keys(table: SessionTable, keys: BatchKeys) -> Fired:

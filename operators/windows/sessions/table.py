@@ -8,7 +8,7 @@ records can reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -145,9 +145,7 @@ class SessionTable:
 
     def state_table(self, slots: Index) -> pa.Table:
         """Return the state columns of these sessions."""
-        skipped = 1 + len(self._plan.keys) + len(self._plan.added)
-        names = self._plan.state_schema.names[skipped:]
-        return pa.Table.from_arrays(self.state.columns(slots), names=names)
+        return self._plan.state_table(self.state.columns(slots))
 
     # --- records -------------------------------------------------------------------------------
 
@@ -317,8 +315,15 @@ class SessionTable:
         last = self.ends.data[slots] - 1
         self._deadlines.add(slots, np.where(last > watermark, last, last + lateness_ms))
 
-    def advance(self, before: int, watermark: int, lateness_ms: int, limit: int) -> Index:
-        """Expire the sessions that end at `limit` or before.
+    def advance(
+        self,
+        before: int,
+        watermark: int,
+        lateness_ms: int,
+        limit: int,
+        keep: Callable[[Index], None] | None = None,
+    ) -> Index:
+        """Expire the sessions that end at `limit` or before; `keep` is called with them before.
 
         Return those that fire between the two watermarks, in order of their ends; their state stays
         until the table is compacted.
@@ -329,6 +334,8 @@ class SessionTable:
         due = (ends - 1 > before) & (ends - 1 <= watermark)
         fired: Index = slots[due][np.argsort(ends[due], kind="stable")]
         kept = slots[ends > limit]
+        if keep is not None and len(kept) < len(slots):
+            keep(slots[ends <= limit])
         self._alive -= len(slots) - len(kept)
         self.limit = limit
         self.watch(kept, watermark, lateness_ms)
