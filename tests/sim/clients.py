@@ -16,15 +16,15 @@ from headgate.runtime.query import AsyncQueryClient
 from headgate.runtime.rest.client import RestClient
 from headgate.runtime.rest.state_answers import RowsAnswer
 
-from .counting import (
+from .outside import KEYS
+from .reading import (
+    Reads,
     check_committed,
     check_followed,
     check_live,
-    check_queried,
     check_scanned,
     live_counts,
 )
-from .outside import KEYS
 
 if TYPE_CHECKING:
     from .run import Leader, Simulation
@@ -38,11 +38,11 @@ ANSWER_S = 20.0
 """A client waits for this time."""
 
 
-def begin(sim: Simulation) -> list[asyncio.Task[None]]:
-    """Begin all clients that read state. They go on until they are cancelled."""
-    readers = [_read(sim, random.Random(f"{sim.seed} {each}")) for each in range(READERS)]
-    follower = _follow(sim, random.Random(f"{sim.seed} follows"))
-    direct = DirectClient(sim)
+def begin(sim: Simulation, reads: Reads) -> list[asyncio.Task[None]]:
+    """Begin all clients that read a state. They go on until they are cancelled."""
+    readers = [_read(sim, reads, random.Random(f"{sim.seed} {each}")) for each in range(READERS)]
+    follower = _follow(sim, reads, random.Random(f"{sim.seed} follows"))
+    direct = DirectClient(sim, reads)
     callers = [direct.read(random.Random(f"{sim.seed} direct {each}")) for each in range(CALLERS)]
     named = [("reader", each) for each in readers] + [("follower", follower)]
     named += [("direct reader", each) for each in callers]
@@ -71,7 +71,7 @@ async def ask(leader: Leader, verb: str, given: Mapping[str, Any], answer_s: flo
 async def _asked(sim: Simulation, verb: str, seen: str, **given: Any) -> Any | None:
     """Return what the newest coordinator answers; None: it refuses. Count it as `seen`."""
     try:
-        answer = await ask(sim.leader, verb, {"state": "count", **given}, ANSWER_S)
+        answer = await ask(sim.leader, verb, given, ANSWER_S)
     except (HeadgateError, TimeoutError) as error:
         refused(sim, seen, error)
         return None
@@ -89,59 +89,59 @@ def refused(sim: Simulation, seen: str, error: Exception) -> None:
 # -- at the coordinators ------------------------------------------------------------------------------
 
 
-async def _read(sim: Simulation, rng: random.Random) -> None:
-    """Read counts, as they are or as of a checkpoint, as long as there is a job."""
+async def _read(sim: Simulation, reads: Reads, rng: random.Random) -> None:
+    """Read values, as they are or as of a checkpoint, as long as there is a job."""
     while True:
         await asyncio.sleep(rng.expovariate(1 / 0.05))
         level = rng.choice(("live", "committed"))
         if rng.random() < 0.3:
-            await _scan(sim, rng, level)
+            await _scan(sim, reads, rng, level)
             continue
         keys = rng.sample(range(KEYS), rng.choice((1, 1, 4)))
-        least = [len(sim.world.by_key.get(key, ())) for key in keys]
-        texts = [str(key) for key in keys]
-        answer = await _asked(sim, "rows", f"query {level}", keys=texts, level=level)
+        before = [reads.visible(sim.world, key) for key in keys]
+        given = {"state": reads.state, "keys": [str(key) for key in keys], "level": level}
+        answer = await _asked(sim, "rows", f"query {level}", **given)
         if answer is None:
             continue
-        for key, fewest, row in zip(keys, least, answer["rows"], strict=True):
-            count = row["value"] or 0
-            if level == "live":
-                check_queried(sim.world, key, fewest, count)
-            else:
-                check_committed(sim.world, answer["checkpoint"], key, fewest, count)
+        for key, visible, row in zip(keys, before, answer["rows"], strict=True):
+            value = reads.value(row["value"])
+            if level != "live":
+                check_committed(sim.world, reads, answer["checkpoint"], key, value)
+            reads.check(sim.world, key, visible, value)
 
 
-async def _follow(sim: Simulation, rng: random.Random) -> None:
-    """Follow counts as of checkpoints, at one coordinator after the other."""
+async def _follow(sim: Simulation, reads: Reads, rng: random.Random) -> None:
+    """Follow values as of checkpoints, at one coordinator after the other."""
     keys = rng.sample(range(KEYS), rng.choice((1, 3)))
-    texts, known = [str(key) for key in keys], dict[int, int]()
+    given, known = {"state": reads.state, "keys": [str(key) for key in keys]}, dict[int, Any]()
     told = position = ""
     while True:
         await asyncio.sleep(rng.expovariate(1 / 0.1))
         if rng.random() < 0.2:
             position = told  # the connection is another one: it goes on behind the last event
-        answer = await _asked(sim, "changes", "changes", keys=texts, after=position)
+        answer = await _asked(sim, "changes", "changes", **given, after=position)
         if answer is not None:
-            check_followed(sim.world, keys, known, answer)
+            check_followed(sim.world, reads, keys, known, answer)
             position = answer["id"]
             told = position if answer["rows"] else told
 
 
-async def _scan(sim: Simulation, rng: random.Random, level: str) -> None:
-    """Read all counts, a page at a time."""
-    least = {key: len(sim.world.by_key.get(key, ())) for key in range(KEYS)}
+async def _scan(sim: Simulation, reads: Reads, rng: random.Random, level: str) -> None:
+    """Read the values of all keys, a page at a time."""
+    before = {key: reads.visible(sim.world, key) for key in range(KEYS)}
     pages: list[dict[str, Any]] = []
     more: dict[str, Any] = {"level": level}
     while "next" not in more or more["next"] is not None:
         limit = rng.choice((1, 3, 100))
-        page = await _asked(sim, "scan", f"page {level}", limit=limit, **more)
+        given = {"state": reads.state, "limit": limit, **more}
+        page = await _asked(sim, "scan", f"page {level}", **given)
         if page is None:
             return
         pages.append(page)
         more = {"next": page["next"]}
         await asyncio.sleep(rng.choice((0, 0, 0.05, 0.5)))
     sim.watch.seen[f"scan {level} done"] += 1
-    check_scanned(sim.world, level, least, pages)
+    check_scanned(sim.world, reads, level, before, pages)
 
 
 # -- at the workers -----------------------------------------------------------------------------------
@@ -177,13 +177,13 @@ class _RestStandIn(RestClient):
 
 
 class DirectClient:
-    """A client that reads counts where they are, for callers that go on at the same time.
+    """A client that reads values where they are, for callers that go on at the same time.
 
     It finds a coordinator only when the one that it knows is gone, as real clients do.
     """
 
-    def __init__(self, sim: Simulation) -> None:
-        self._sim = sim
+    def __init__(self, sim: Simulation, reads: Reads) -> None:
+        self._sim, self._reads = sim, reads
         self._client = AsyncQueryClient(self._connect, 10.0)
         self._newest = 0
         """The newest checkpoint that it was told of."""
@@ -198,7 +198,7 @@ class DirectClient:
         return _RestStandIn(leader)
 
     async def read(self, rng: random.Random) -> None:
-        """Read counts until cancelled."""
+        """Read values until cancelled."""
         try:
             while True:
                 await asyncio.sleep(rng.expovariate(1 / 0.05))
@@ -210,10 +210,10 @@ class DirectClient:
             await self._client.close()
 
     async def _read(self, keys: list[int], *, committed: bool) -> None:
-        sim, newest, attempt = self._sim, self._newest, self._attempt
+        sim, reads, newest, attempt = self._sim, self._reads, self._newest, self._attempt
         level = "committed" if committed else "live"
         before, over = live_counts(sim.world), set(sim.world.closed)
-        asking = self._client.query_many("count", keys, level="committed" if committed else "live")
+        asking = self._client.query_many(reads.state, keys, level=level)
         try:
             answer = await asking
         except (HeadgateError, TimeoutError) as error:
@@ -222,15 +222,15 @@ class DirectClient:
         sim.watch.seen[f"direct {level} done"] += 1
         self._check_order(answer, newest, attempt)
         for row in answer.rows:
-            count = row.value or 0
+            value = reads.value(row.value)
             if (row.attempt, row.subtask) in over:
                 sim.world.violated(
                     f"subtask {row.subtask} of attempt {row.attempt} has answered after its end"
                 )
-            if answer.checkpoint is None:
-                check_live(sim.world, row.attempt, row.key, before, count)
-            else:
-                check_committed(sim.world, answer.checkpoint, row.key, 0, count)
+            if answer.checkpoint is not None:
+                check_committed(sim.world, reads, answer.checkpoint, row.key, value)
+            elif reads.live:
+                check_live(sim.world, row.attempt, row.key, before, value)
 
     def _check_order(self, answer: RowsAnswer, newest: int, attempt: int) -> None:
         """Check that no answer is of before one that the client had when it asked."""

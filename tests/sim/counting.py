@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 import headgate as hg
 from headgate.operators.base import OperatorContext
-from headgate.operators.process.operator import ProcessOperator
-from headgate.state.hashing import hash_key, key_group_of
-from headgate.state.snapshot import StateSnapshot
 
 from .outside import KEYS, SPLITS, WORLDS, GrowingNumbers, Ledger, Numbers, World
 
@@ -51,34 +48,6 @@ class CountedForClients(Counted):
 
     def close(self) -> None:
         self._world.closed.add(self._place)
-
-
-_open: Final = ProcessOperator.open
-_snapshot: Final = ProcessOperator.snapshot
-
-
-def noted_open(operator: ProcessOperator, context: OperatorContext) -> None:
-    """Open an operator, and note in the world which checkpoint its attempt begins with."""
-    WORLDS["sim"].restored[context.attempt] = context.restored_checkpoint
-    _open(operator, context)
-
-
-def noted_snapshot(operator: ProcessOperator, checkpoint_id: int) -> StateSnapshot:
-    """Take a snapshot, and note in the world what counts there are at this moment."""
-    function, context = operator._function, operator.context
-    if isinstance(function, CountedForClients):
-        cuts = WORLDS["sim"].cuts
-        restored, cut = (
-            cuts.get(context.restored_checkpoint, {}),
-            cuts.setdefault(checkpoint_id, {}),
-        )
-        for key in range(KEYS):
-            if key_group_of(hash_key(key), context.max_parallelism) not in context.key_groups:
-                continue
-            count = function.counted.get(key, restored.get(key, (0, 0))[1])
-            # An attempt that is over may come late to a number that the next one uses again.
-            cut[key] = max(cut.get(key, (0, 0)), (context.attempt, count))
-    return _snapshot(operator, checkpoint_id)
 
 
 class CountedAgain(hg.KeyedProcess[int, tuple[int, int, int], tuple[int, int, int, int]]):
@@ -143,104 +112,6 @@ def queried(job: hg.Job, token: str) -> Any:
     """The same count, which clients read."""
     numbers = job.read(Numbers(token), name="numbers").map(Trouble(token), name="trouble")
     return numbers.key_with(key_of).process(CountedForClients(), name="count")
-
-
-def check_queried(world: World, key: int, least: int, count: int) -> None:
-    """Check a count that was read: no visible record is missing in it, and it has none that is not there.
-
-    Args:
-        world: of the job.
-        key: whose count it is.
-        least: the number of records of the key that were visible when the client asked.
-        count: the answer.
-    """
-    most = len(range(key, world.rows, KEYS))
-    if not least <= count <= most:
-        world.violated(f"a client has read {count} of key {key}, and it must be {least} to {most}")
-
-
-def live_counts(world: World) -> dict[int, dict[int, int]]:
-    """Return the counts of each attempt by key, as they are now."""
-    return {attempt: dict(counts) for attempt, counts in world.live.items()}
-
-
-def check_live(
-    world: World, attempt: int, key: int, before: Mapping[int, Mapping[int, int]], count: int
-) -> None:
-    """Check a count that was read where it is: it is one that this attempt had meanwhile.
-
-    Args:
-        world: of the job.
-        attempt: the attempt that the answer names.
-        key: whose count it is.
-        before: the counts of all attempts when the client asked.
-        count: the answer.
-    """
-    _, restored = world.cuts.get(world.restored[attempt], {}).get(key, (0, 0))
-    least = before.get(attempt, {}).get(key, restored)
-    most = world.live.get(attempt, {}).get(key, restored)
-    if not least <= count <= most:
-        world.violated(
-            f"a client has read {count} of key {key} in attempt {attempt}, and it must be {least} to {most}"
-        )
-
-
-def check_committed(world: World, checkpoint_id: int, key: int, least: int, count: int) -> None:
-    """Check a count that was read as of a checkpoint; see `check_queried`."""
-    if checkpoint_id not in world.completed:
-        world.violated(f"a client has read checkpoint {checkpoint_id}, which is not complete")
-    _, wanted = world.cuts.get(checkpoint_id, {}).get(key, (0, 0))
-    if count != wanted:
-        world.violated(
-            f"a client has read {count} of key {key} as of checkpoint {checkpoint_id}, wanted {wanted}"
-        )
-    if count < least:
-        world.violated(f"checkpoint {checkpoint_id} is older than {least} visible of key {key}")
-
-
-def check_followed(
-    world: World, keys: list[int], known: dict[int, int], answer: dict[str, Any]
-) -> None:
-    """Check what a client that follows counts is told: each change once, and nothing is left out.
-
-    Args:
-        world: of the job.
-        keys: what it follows.
-        known: the counts that it has been told; those of this answer are added.
-        answer: what it gets, possibly without a change.
-    """
-    checkpoint = answer["checkpoint"]
-    for row in answer["rows"]:
-        key, count = row["key"], row["value"] or 0
-        if known.get(key) == count:
-            world.violated(f"a client is told twice of {count} of key {key}, now at {checkpoint}")
-        known[key] = count
-    for key in keys:
-        if key not in known:
-            world.violated(f"a client that follows key {key} is not told of it")
-        check_committed(world, checkpoint, key, 0, known.get(key, 0))
-
-
-def check_scanned(
-    world: World, level: str, least: dict[int, int], pages: list[dict[str, Any]]
-) -> None:
-    """Check the pages of a scan: each key is there once, with the count that a query of it may have.
-
-    `least` has the numbers of visible records when the scan began.
-    """
-    counts: dict[int, int] = {}
-    for row in (row for page in pages for row in page["rows"]):
-        if row["key"] in counts:
-            world.violated(f"a scan has key {row['key']} twice")
-        counts[row["key"]] = row["value"]
-    checkpoints = {page["checkpoint"] for page in pages}
-    if len(checkpoints) > 1:
-        world.violated(f"a scan is of the checkpoints {checkpoints}")
-    for key, fewest in least.items():
-        if level == "live":
-            check_queried(world, key, fewest, counts.get(key, 0))
-        else:
-            check_committed(world, pages[0]["checkpoint"], key, fewest, counts.get(key, 0))
 
 
 def growing(job: hg.Job, token: str) -> Any:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -87,8 +88,8 @@ class World:
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
-    cuts: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    """By checkpoint and key, of jobs that clients query: the attempt that took the snapshot, and the count
+    cuts: dict[int, dict[int, tuple[int, Any]]] = field(default_factory=dict)
+    """By checkpoint and key, of jobs that clients query: the attempt that took the snapshot, and the value
     in it."""
     live: dict[int, dict[int, int]] = field(default_factory=dict)
     """By attempt and key, of such jobs: the count at this moment, of keys that the attempt has seen."""

@@ -37,11 +37,11 @@ from . import clients, nemesis
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
-from .counting import noted_open, noted_snapshot
 from .invariants import STAND_INS
 from .loop import SimLoop
 from .outside import WORLDS, World
 from .process import Process
+from .reading import noted_open, noted_snapshot, noted_windows
 from .store import Storage
 from .watch import Watch
 from .workloads import COMMON, KINDS, draw_job, make_job, spread_over_groups, workload
@@ -218,6 +218,7 @@ class Simulation:
             ("headgate.runtime.worker.worker.open_store_at", self.storage.open_at),
             ("headgate.operators.process.operator.ProcessOperator.open", noted_open),
             ("headgate.operators.process.operator.ProcessOperator.snapshot", noted_snapshot),
+            ("headgate.operators.windows.tumbling.TumblingAggregate.snapshot", noted_windows),
         ]
 
     @property
@@ -271,7 +272,8 @@ class Simulation:
     async def _main(self) -> None:
         supervising = self.loop.create_task(self._supervise(), name="supervisor")
         storm = self.loop.create_task(nemesis.storm(self, self.plan), name="storm")
-        reading = clients.begin(self) if self._workload.queried else []
+        reads = self._workload.queried
+        reading = clients.begin(self, reads) if reads is not None else []
         await asyncio.wait({supervising}, timeout=self.plan.storm_s)
         storm.cancel()
         await asyncio.wait({storm})

@@ -15,16 +15,21 @@ from .outside import KEYS, Numbers, World, time_of
 WINDOW_MS = 1000
 
 
-def windows(job: hg.Job, token: str) -> Any:
+def windows(job: hg.Job, token: str, queryable: str | hg.Queryable = "") -> Any:
     """Tumbling windows. Watermarks are early: what comes behind them makes a window fire again."""
     return (
         job.read(Numbers(token, columns=True), name="numbers")
         .event_time("at", max_out_of_order="50ms", name="time")
         .key_by("key")
         .window(hg.tumbling(f"{WINDOW_MS}ms", allowed_lateness="1s"))
-        .agg(numbers=hg.count(), total=hg.sum("number"), name="windows")
+        .agg(numbers=hg.count(), total=hg.sum("number"), name="windows", queryable=queryable)
         .select("key", "window_start", "numbers", "total")
     )
+
+
+def queried_windows(job: hg.Job, token: str) -> Any:
+    """The same windows, which clients read."""
+    return windows(job, token, hg.Queryable("windows", committed=True))
 
 
 def check_windows(world: World, record: tuple[Any, ...]) -> None:

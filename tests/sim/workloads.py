@@ -14,6 +14,7 @@ from headgate.runtime.plan import beside_source
 
 from . import counting, timed
 from .outside import GlobalLedger, Ledger, World
+from .reading import COUNTS, WINDOWS, Reads
 
 STORAGE = "memory://sim"
 
@@ -38,7 +39,7 @@ class Workload:
         flushes: only the end of the data brings out the last results.
         endless: its source never ends.
         sink: makes the sink of the last stream.
-        queried: clients read the count of a key while the job runs.
+        queried: what clients read while the job runs; None: nothing.
         keeps: there are several workers, and those that live keep their state in memory.
     """
 
@@ -49,7 +50,7 @@ class Workload:
     flushes: bool = False
     endless: bool = False
     sink: type[Ledger] = Ledger
-    queried: bool = False
+    queried: Reads | None = None
     keeps: bool = False
 
 
@@ -75,7 +76,14 @@ MORE_KINDS = {
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
     "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
-    "queried": Workload(counting.queried, counting.check_count, conserves=True, queried=True),
+    "queried": Workload(counting.queried, counting.check_count, conserves=True, queried=COUNTS),
+    "queried windows": Workload(
+        timed.queried_windows,
+        timed.check_windows,
+        timed.missing_windows,
+        flushes=True,
+        queried=WINDOWS,
+    ),
 }
 """Only run by name: what a seed draws from KINDS stays as it is."""
 
