@@ -96,6 +96,10 @@ def operator(
             "empty: all namespaces; without the option: none."
         ),
     ] = None,
+    poll_seconds: Annotated[
+        int,
+        typer.Option(min=1, help="Time between two looks at a job at rest, for its status."),
+    ] = 15,
     leader_elect: Annotated[
         bool, typer.Option("--leader-elect", help="Act only while holding the Lease.")
     ] = False,
@@ -108,7 +112,7 @@ def operator(
     try:
         code = asyncio.run(_operator(
             host, health_port, metrics_port, default_image, watch_namespaces, metrics_from,
-            lease_name if leader_elect else "",
+            poll_seconds, lease_name if leader_elect else "",
         ))  # fmt: skip
     except HeadgateError as error:
         raise _failed(error) from None
@@ -280,6 +284,7 @@ async def _operator(
     default_image: str,
     watch_namespaces: str,
     metrics_from: str | None,
+    poll_seconds: int,
     lease: str,
 ) -> int:
     with extra_of("the operator"):
@@ -289,6 +294,7 @@ async def _operator(
         default_image=default_image,
         operator_namespace=namespace,
         metrics_from=None if metrics_from is None else _labels(metrics_from),
+        poll_ms=1_000 * poll_seconds,
     )
     return await run(
         Options(

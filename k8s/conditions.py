@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .actions import Requeue
-from .context import POLL_MS, Context
+from .context import Context
 from .spec import Problem
 from .status import RESTING, Phase, Run, Transition, Verb, set_condition, short
 
@@ -111,7 +111,7 @@ def _late(context: Context) -> str:
     if not deadline:
         return ""
     if since_ms < deadline:
-        context.act(Requeue(min(POLL_MS, deadline - since_ms)))
+        context.act(Requeue(min(context.settings.poll_ms, deadline - since_ms)))
         return ""
     waits = context.waits_for or "the job does not run yet"
     trouble = context.pod_trouble()

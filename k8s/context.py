@@ -33,10 +33,6 @@ from .status import (
     since_1970_ms,
 )
 
-POLL_MS: Final = 15_000
-"""The time between two looks at a job at rest, which does not notify the operator."""
-POLL_CHANGING_MS: Final = 2_000
-"""The same while a change is expected."""
 POD_MAKERS: Final = ("StatefulSet", "Deployment", "RayCluster")
 
 
@@ -156,10 +152,10 @@ class Context:
     ) -> None:
         self.act(EmitEvent(type_, reason, short(message)))
 
-    def wait(self, message: str, after_ms: int = POLL_CHANGING_MS) -> None:
-        """Note that nothing can be done until something else happens."""
+    def wait(self, message: str, after_ms: int | None = None) -> None:
+        """Note that nothing can be done until something else happens; look again soon by default."""
         self.waits_for = message
-        self.act(Requeue(after_ms))
+        self.act(Requeue(self.settings.poll_changing_ms if after_ms is None else after_ms))
 
     def since_ms(self, time: str) -> int:
         """Return the milliseconds from `time` until now."""

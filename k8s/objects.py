@@ -32,6 +32,8 @@ WORKER: Final = "worker"
 TOKEN_KEY: Final = "auth_token"
 """Key of the token in its Secret; KubeRay asks for this name."""
 MANIFEST_KEY: Final = "job.yaml"
+POLL_CHANGING_MS: Final = 2_000
+"""The longest time between two looks at a job while a change is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Settings:
         operator_namespace: the namespace of the operator's pods, which may use the REST API of jobs.
         operator_labels: the labels of these pods.
         metrics_from: labels of the namespaces that may read metrics; None: no other namespace may.
+        poll_ms: the time between two looks at a job at rest, which does not notify the operator.
     """
 
     default_image: str = "headgate"
@@ -51,6 +54,12 @@ class Settings:
         default_factory=lambda: {"app.kubernetes.io/name": "headgate-operator"}
     )
     metrics_from: dict[str, str] | None = None
+    poll_ms: int = 15_000
+
+    @property
+    def poll_changing_ms(self) -> int:
+        """The time between two looks at a job while a change is expected."""
+        return min(POLL_CHANGING_MS, self.poll_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from .actions import Action, AddFinalizer, CallJob, Object, Observed, Requeue, SetStatus
 from .conditions import deadline_ms, report_conditions
-from .context import POLL_CHANGING_MS, POLL_MS, Context, copied, run_number, worker_selector
+from .context import Context, copied, run_number, worker_selector
 from .lost_pods import let_go_of_lost
 from .modes import workers_of
 from .objects import GROUP, REVISION, ROLE, WORKER, Settings, head_name
@@ -95,7 +95,7 @@ def reconcile(
     _observe(context)
     paused = resource["metadata"].get("annotations", {}).get(PAUSED) == "true"
     if paused:
-        context.wait(f"nothing is done while the annotation {PAUSED} is true", POLL_MS)
+        context.wait(f"nothing is done while the annotation {PAUSED} is true", settings.poll_ms)
     else:
         _decide(context, problems)
     report_conditions(context, problems, paused=paused)
@@ -111,7 +111,7 @@ def _result(context: Context, before: StreamJobStatus) -> Result:
     pauses = [each.after_ms for each in context.actions if isinstance(each, Requeue)]
     if actions or context.status != before:
         actions.insert(0, SetStatus(context.status))
-    actions.append(Requeue(min(pauses, default=POLL_MS)))
+    actions.append(Requeue(min(pauses, default=context.settings.poll_ms)))
     lasts_ms = deadline_ms(context)
     deadline = since_1970_ms(context.status.phase_since) + lasts_ms if lasts_ms else 0
     return Result(tuple(actions), context.status, deadline)
@@ -211,7 +211,7 @@ def _decide(context: Context, problems: list[Problem]) -> None:
     if status.transition is not None:
         advance(context)
     elif problems:
-        context.wait("the spec is wrong", POLL_MS)
+        context.wait("the spec is wrong", context.settings.poll_ms)
     elif context.run is None:
         _decide_start(context)
     else:
@@ -401,7 +401,7 @@ def _keep_course(context: Context) -> None:
     if context.healthy and context.job is not None:
         keep_savepoints(context, run)
         drop_old_manifests(context)
-    context.wait(context.waits_for, POLL_MS if context.healthy else POLL_CHANGING_MS)
+    context.wait(context.waits_for, context.settings.poll_ms if context.healthy else None)
 
 
 def _decide_rescale(context: Context, run: Run) -> None:

@@ -22,7 +22,6 @@ from .actions import (
     Requeue,
     SetStatus,
 )
-from .context import POLL_CHANGING_MS, POLL_MS
 from .objects import Settings, owned_by
 from .pods import runtime_of, savepoint_cleaning_job
 from .snapshot_spec import Snapshot, parse_snapshot
@@ -132,7 +131,7 @@ class _Work:
         if left > 0:
             self._wait(status.message, left)
         elif self.view.job is None:
-            self._wait(f"there is no StreamJob {spec.job_ref.name}", POLL_MS)
+            self._wait(f"there is no StreamJob {spec.job_ref.name}", self.settings.poll_ms)
         elif report is None or report.state != RUNNING:
             state = "does not answer" if report is None else f"is {report.state}"
             self._wait(f"the job {state}")
@@ -231,7 +230,7 @@ class _Work:
             self._event("NotDeleted", f"no image is known to delete {status.path} with", "Warning")
             self.actions.append(RemoveFinalizer(FINALIZER))
         elif user := self._user():
-            self._wait(f"the job {user} may still begin with {status.path}", POLL_MS)
+            self._wait(f"the job {user} may still begin with {status.path}", self.settings.poll_ms)
         elif cleaning is None or not owned_by(cleaning, str(self._metadata["uid"])):
             self.actions.append(Create(self._cleaning(spec.job_ref.name, status.path)))
             self._wait(f"{status.path} has to be deleted")
@@ -244,7 +243,7 @@ class _Work:
             self._wait(
                 f"Job {name} could not delete {status.path}: delete that Job to try again, or set "
                 f"deletionPolicy: Retain",
-                POLL_MS,
+                self.settings.poll_ms,
             )
         else:
             self._wait(f"{status.path} is being deleted")
@@ -291,9 +290,10 @@ class _Work:
         self._event(phase, message, "Normal" if well else "Warning")
         self.actions.append(Requeue(0))
 
-    def _wait(self, message: str, after_ms: int = POLL_CHANGING_MS) -> None:
+    def _wait(self, message: str, after_ms: int | None = None) -> None:
         self.status.message = short(message)
-        self.actions.append(Requeue(after_ms))
+        soon_ms = self.settings.poll_changing_ms
+        self.actions.append(Requeue(soon_ms if after_ms is None else after_ms))
 
     def _event(self, reason: str, message: str, type_: Any = "Normal") -> None:
         self.actions.append(EmitEvent(type_, reason, short(message)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -151,6 +152,23 @@ def test_at_rest_nothing_is_done() -> None:
     result = reconcile(world.job, _status(world), before, world.cluster.now_ms, Settings())
     assert result.actions == (now,)
     assert status == StreamJobStatus()
+
+
+@pytest.mark.parametrize(
+    ("poll_ms", "rest_ms", "change_ms"), [(60_000, 60_000, 2_000), (1_000, 1_000, 1_000)]
+)
+def test_jobs_are_polled_as_often_as_the_operator_was_told(
+    poll_ms: int, rest_ms: int, change_ms: int
+) -> None:
+    world = World().stable()
+    world.step()
+    world.operator.look()
+    seen, now_ms, settings = world.operator.view, world.cluster.now_ms, Settings(poll_ms=poll_ms)
+    result = reconcile(world.job, _status(world), seen, now_ms, settings)
+    assert result.actions[-1] == act.Requeue(rest_ms)
+    seen = replace(seen, job=None)  # it does not answer
+    result = reconcile(world.job, _status(world), seen, now_ms, settings)
+    assert result.actions[-1] == act.Requeue(change_ms)
 
 
 def _status(world: World) -> StreamJobStatus:

@@ -15,6 +15,7 @@ import yaml
 
 import headgate
 from headgate.tests.kube.charts import CHART, headgate_command
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
 Object = dict[str, Any]
@@ -23,6 +24,8 @@ OPERATOR = "deployment/streams-headgate"
 STEP_S_MAX = 600
 """The longest wait for one step of a test, such as the start of a job."""
 LOOK_S = 0.3
+POLLED = "operator.pollSeconds=1"
+"""The setting of releases whose jobs run: tests wait for what the status says of them."""
 PACED = "headgate.tests.kube.paced"
 
 
@@ -30,6 +33,7 @@ PACED = "headgate.tests.kube.paced"
 def released(cluster: Cluster, namespace: str, *more: str) -> Iterator[str]:
     """Install an operator for a namespace, possibly with more settings; the definitions exist."""
     settings = f"crds.install=false,image.repository=headgate,watchNamespaces={{{namespace}}}"
+    settings += f",{POLLED}"
     wait = ("--wait", "--timeout", "10m")
     values = ("--set", ",".join((settings, *more)))
     cluster.helm("install", "streams", str(CHART), "-n", namespace, *values, *wait)
@@ -199,7 +203,7 @@ def in_one_process(job: Object, directory: Path) -> pa.Table:
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(plain))
     ran = headgate_command("run", "--cluster", "in-process", str(path))
-    assert ran.returncode == 0, ran.stderr
+    ended_with(ran, 0)
     return rows(directory / "delays")
 
 

@@ -19,9 +19,10 @@ import pytest
 from headgate.k8s import ports
 from headgate.tests.kube.charts import CHART, headgate_command
 from headgate.tests.kube.pods import config_map, secret
-from headgate.tests.kube.stream_jobs import explain, remove
+from headgate.tests.kube.stream_jobs import POLLED, explain, remove
 from headgate.tests.kube.test_install import WAIT, definitions
 from headgate.tests.kube.test_listening import asked, listening, scanner, sockets
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 
 Object = dict[str, Any]
@@ -132,6 +133,7 @@ class Running:
 def running(cluster: Cluster, definitions: str) -> Iterator[Running]:
     with cluster.namespace("given-away") as namespace:
         settings = f"crds.install=false,image.repository=headgate,watchNamespaces={{{namespace}}}"
+        settings += f",{POLLED}"
         cluster.helm("install", "streams", str(CHART), "-n", namespace, "--set", settings, *WAIT)
         cluster.apply(
             CLAIM,
@@ -226,7 +228,7 @@ def test_planted_secrets_are_nowhere_but_in_their_secrets(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PASSWORD", PLANTED["PASSWORD"])
     explained = headgate_command("explain", str(manifest))
-    assert explained.returncode == 0, explained.stderr
+    ended_with(explained, 0)
     running.said["headgate explain"] = (explained.stdout + explained.stderr).encode()
 
     found = [
