@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import headgate
+from headgate.tests.support.commands import ended_with
 
 ROOT = Path(headgate.__file__).resolve().parent
 ROOMS = ("state", "operators", "api", "connectors", "runtime", "k8s", "spark", "testing")
@@ -53,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
-    assert built.returncode == 0, built.stderr
+    ended_with(built, 0)
     (made,) = target.glob("*.whl")
     return made
 
@@ -91,7 +92,7 @@ def test_what_is_installed_imports_and_is_light(wheel: Path, tmp_path: Path) -> 
         capture_output=True,
         text=True,
     )
-    assert ran.returncode == 0, ran.stderr
+    ended_with(ran, 0)
     file, version, loaded, public = json.loads(ran.stdout)
     assert Path(file) == tmp_path / "headgate" / "__init__.py"
     assert version == headgate.__version__

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headgate.tests.support.commands import ended_with
+
 pytestmark = [pytest.mark.ray]
 
 SIBLING = """
@@ -81,7 +83,7 @@ def test_a_script_and_its_sibling(tmp_path: Path) -> None:
         text=True,
         timeout=900,
     )
-    assert ended.returncode == 0, ended.stderr
+    ended_with(ended, 0)
     assert ended.stdout.split()[-1] == "FINISHED"
     assert "(raylet)" not in ended.stderr
     rows = ds.dataset(tmp_path / "out", format="json").to_table().to_pylist()

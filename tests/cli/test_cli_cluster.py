@@ -12,6 +12,7 @@ import pytest
 from headgate.errors import UsageError
 from headgate.runtime.cluster import connect
 from headgate.testing.servers.process import HeldPort
+from headgate.tests.support.commands import ended_with
 
 NOTHING = """\
 apiVersion: headgate.io/v1alpha1
@@ -60,7 +61,7 @@ def test_nothing_listens_at_the_address(cli, form: str) -> None:
     with HeldPort() as port:  # it does not listen, and nobody else does there
         address = form.format(port)
         ended = cli("run", cli.write("nothing.yaml", NOTHING), "--cluster", address)
-    assert ended.returncode == 1
+    ended_with(ended, 1)
     assert f"no Ray cluster listens there address=`{address}`" in ended.stderr
     assert "ray start --head" in ended.stderr
 
@@ -69,7 +70,7 @@ def test_what_listens_there_does_not_answer(cli, silent: Silent) -> None:
     address = f"localhost:{silent.port}"
     options = ("-D", "headgate.cluster.connect-timeout=500ms")
     ended = cli("run", cli.write("nothing.yaml", NOTHING), "--cluster", address, *options)
-    assert ended.returncode == 1
+    ended_with(ended, 1)
     assert f"did not answer within 500ms address=`{address}`" in ended.stderr
     assert "headgate.cluster.connect-timeout gives it more time" in ended.stderr
 

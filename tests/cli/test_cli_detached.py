@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from headgate.tests.support.commands import ended_with
+
 COUNTING = """\
 apiVersion: headgate.io/v1alpha1
 kind: StreamJob
@@ -77,7 +79,7 @@ def ended(cli: Any, run: str = "from-outside") -> dict[str, Any]:
         text=True,
         timeout=700,
     )
-    assert done.returncode == 0, done.stderr
+    ended_with(done, 0)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -92,7 +94,7 @@ def test_a_job_outlives_the_kill_of_its_submitter(counting: Any) -> None:
         text=True,
         timeout=700,
     )
-    assert submitter.returncode == -signal.SIGKILL, submitter.stderr
+    ended_with(submitter, -signal.SIGKILL)
     outcome = ended(counting)
     assert (outcome["status"], outcome["run"]) == ("FINISHED", "from-outside")
     assert rows(counting) == list(range(12000))
@@ -109,25 +111,25 @@ def test_another_start_with_the_same_run_id_is_no_second_run(counting: Any) -> N
     assert (job["status"], job["run"]) == ("RUNNING", "a")
 
     second = counting(*run)
-    assert second.returncode == 0
+    ended_with(second, 0)
     assert "goes on already" in second.stderr
     other = counting("run", "counting.yaml", "--cluster", "in-process", "--detach", "--run-id", "b")
-    assert other.returncode == 2
+    ended_with(other, 2)
     assert "the job runs already: process" in other.stderr
 
-    assert counting("checkpoint", "counting", "--storage", "checkpoints").returncode == 0
+    ended_with(counting("checkpoint", "counting", "--storage", "checkpoints"), 0)
     os.kill(job["pid"], signal.SIGKILL)
     third = counting(*run)
-    assert third.returncode == 0
+    ended_with(third, 0)
     assert "has begun" in third.stderr
-    assert counting("stop", "counting").returncode == 0
+    ended_with(counting("stop", "counting"), 0)
     assert ended(counting, "a")["status"] == "SUSPENDED"
     found = rows(counting)
     assert found == list(range(len(found))), "nothing is lost, nothing is there twice"
     assert len(found) > 0
     assert "job counting is SUSPENDED" in log.read_text()
     fourth = counting(*run)
-    assert fourth.returncode == 0
+    ended_with(fourth, 0)
     assert "run a of job counting has ended: SUSPENDED" in fourth.stderr
     (only,) = json.loads(
         counting("history", "counting", "--storage", "checkpoints", "--json").stdout
@@ -137,11 +139,11 @@ def test_another_start_with_the_same_run_id_is_no_second_run(counting: Any) -> N
 
 def test_verbs_find_the_job_by_its_storage_with_the_right_to_read_the_token(counting: Any) -> None:
     begun = counting("run", "counting.yaml", "--cluster", "in-process", "--detach")
-    assert begun.returncode == 0, begun.stderr
+    ended_with(begun, 0)
     here = counting.environment["HEADGATE_RUN_DIR"]
     counting.environment["HEADGATE_RUN_DIR"] = str(counting.directory / "elsewhere")
     storage = ("--storage", "checkpoints")
-    assert counting("checkpoint", "counting").returncode == 1
+    ended_with(counting("checkpoint", "counting"), 1)
     taken = counting("checkpoint", "counting", *storage)
     assert taken.stdout.startswith("job counting: checkpoint"), taken.stderr
 
@@ -149,22 +151,22 @@ def test_verbs_find_the_job_by_its_storage_with_the_right_to_read_the_token(coun
     assert stat.S_IMODE(token.stat().st_mode) == 0o600, "strangers do not read it"
     hidden = token.rename(counting.directory / "hidden")
     refused = counting("stop", "counting", *storage)
-    assert refused.returncode == 2
+    ended_with(refused, 2)
     assert "the token of the job's coordinator cannot be read here" in refused.stderr
     secret = counting.write("secret", json.loads(hidden.read_text())["token"])
     stopped = counting("stop", "counting", *storage, "--token-file", secret)
     assert stopped.stdout.startswith("job counting stopped with checkpoint"), stopped.stderr
-    assert counting("stop", "counting", *storage).returncode == 1
+    ended_with(counting("stop", "counting", *storage), 1)
     counting.environment["HEADGATE_RUN_DIR"] = here
 
 
 def test_a_job_that_cannot_begin_is_refused_by_the_command_that_submits_it(counting: Any) -> None:
     (counting.directory / "checkpoints").write_text("no directory")
     refused = counting("run", "counting.yaml", "--cluster", "in-process", "--detach")
-    assert refused.returncode == 1
+    ended_with(refused, 1)
     assert "cannot use a checkpoint path" in refused.stderr
     assert counting("list").stdout == "no job runs on this machine\n"
-    assert counting("run", "counting.yaml", "--log-file", "x").returncode == 2
+    ended_with(counting("run", "counting.yaml", "--log-file", "x"), 2)
 
 
 def test_ctrl_c_of_a_script_stops_its_job_with_a_final_checkpoint(cli: Any) -> None:
@@ -264,7 +266,7 @@ def test_a_job_on_a_cluster_outlives_its_driver_and_is_found_there(counting: Any
     assert (again.returncode, again.stdout) == (0, "a\n"), again.stderr
     assert "goes on already" in again.stderr
     other = counting(*run, "--detach", "--run-id", "b")
-    assert other.returncode == 1
+    ended_with(other, 1)
     assert "a job of this name runs on the cluster already" in other.stderr
     assert json.loads(counting("list", *place, "--json").stdout)[0]["workers"] == job["workers"]
 
@@ -283,7 +285,7 @@ def test_a_job_on_a_cluster_outlives_its_driver_and_is_found_there(counting: Any
 
     begun = counting(*run, "--detach", "--run-id", "c")
     assert "has begun" in begun.stderr
-    assert counting("cancel", "counting", *place).returncode == 0
+    ended_with(counting("cancel", "counting", *place), 0)
     ray.process.stdin.close()
     ray.end()
 

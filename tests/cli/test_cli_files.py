@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.tests.support.commands import ended_with
+
 SCRIPT = """\
 import headgate as hg
 from helper import WANTED
@@ -41,7 +43,7 @@ spec:
 def test_a_manifest_with_ten_mistakes_prints_ten_located_errors(cli) -> None:
     name = cli.write("bad.yaml", MISTAKES)
     checked = cli("validate", name)
-    assert checked.returncode == 2
+    ended_with(checked, 2)
     assert checked.stdout == ""
     *errors, last = checked.stderr.split("error: ")[1:]
     errors.append(last)
@@ -50,7 +52,7 @@ def test_a_manifest_with_ten_mistakes_prints_ten_located_errors(cli) -> None:
     assert checked.stderr.endswith(f"bad.yaml: {len(errors)} mistakes\n")
 
     run = cli("run", name, "--cluster", "in-process")
-    assert run.returncode == 2
+    ended_with(run, 2)
     assert run.stderr.count("  at bad.yaml:") == len(errors)
     assert not (cli.directory / "checkpoints").exists()
     assert not (cli.directory / "run").exists()
@@ -97,9 +99,9 @@ def test_scripts(cli, change: tuple[str, str], message: str | None) -> None:
     cli.write("helper.py", "WANTED = 3\n")
     checked = cli("validate", cli.write("script.py", SCRIPT.replace(*change)))
     if message is None:
-        assert checked.returncode == 0
+        ended_with(checked, 0)
         return
-    assert checked.returncode == 2
+    ended_with(checked, 2)
     assert message in checked.stderr
     assert f"  at {'' if 'more than' in message else cli.directory}" in checked.stderr
     assert "Traceback" not in checked.stderr
@@ -107,7 +109,7 @@ def test_scripts(cli, change: tuple[str, str], message: str | None) -> None:
 
 def test_files_that_are_no_jobs(cli) -> None:
     empty = cli("run", cli.write("nothing.py", "x = 1\n"))
-    assert empty.returncode == 2
+    ended_with(empty, 2)
     assert "the script defines no job" in empty.stderr
     assert "job = hg.Job(...)" in empty.stderr
     assert "no such file" in cli("run", "missing.yaml").stderr
@@ -125,7 +127,7 @@ def test_files_that_are_no_jobs(cli) -> None:
 )
 def test_bad_settings_are_refused(cli, ticker: str, setting: str, message: str) -> None:
     done = cli("run", ticker, "--cluster", "in-process", "-D", setting)
-    assert done.returncode == 2
+    ended_with(done, 2)
     assert message in done.stderr
     assert not (cli.directory / "run").exists()
 
@@ -139,13 +141,13 @@ def test_settings_win_over_the_file(cli, ticker: str) -> None:
     assert "checkpoints: every 7s" in explained
     assert "64 key groups" in explained
     twice = cli("explain", ticker, "-p", "2", "-D", "parallelism.default=3")
-    assert twice.returncode == 2
+    ended_with(twice, 2)
     assert "parallelism is set twice" in twice.stderr
 
 
 def test_an_unknown_cluster(cli, ticker: str) -> None:
     done = cli("run", ticker, "--cluster", "moon")
-    assert done.returncode == 2
+    ended_with(done, 2)
     assert "unknown cluster cluster=`moon`" in done.stderr
 
 
@@ -153,7 +155,7 @@ def test_options_and_version(cli) -> None:
     assert "execution.checkpointing.interval\n    duration, default unset" in cli("options").stdout
     assert "| `heartbeat.timeout` |" in cli("options", "--markdown").stdout
     assert cli("--version").stdout.startswith("headgate 0.")
-    assert cli("fly").returncode == 2
+    ended_with(cli("fly"), 2)
 
 
 def test_a_script_that_ends_the_process_is_named_with_its_line(cli) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 
+from headgate.tests.support.commands import ended_with
+
 IN_PROCESS = ("--cluster", "in-process")
 
 
@@ -14,7 +16,7 @@ def test_history_and_list_need_the_storage_alone(cli, ticker: str) -> None:
     run.wait_for("RUNNING")
     (alive,) = json.loads(cli("list", "--storage", "checkpoints", "--json").stdout)
     assert (alive["status"], alive["pid"], alive["ended_ms"]) == ("RUNNING", run.process.pid, None)
-    assert cli("stop", "ticker").returncode == 0
+    ended_with(cli("stop", "ticker"), 0)
     run.end()
 
     second = cli.start("run", ticker, *IN_PROCESS)
@@ -23,7 +25,7 @@ def test_history_and_list_need_the_storage_alone(cli, ticker: str) -> None:
     second.end()
 
     cli.environment["HEADGATE_RUN_DIR"] = str(cli.directory / "another machine")
-    assert cli("history", "ticker").returncode == 1, "nothing is known of it on this machine"
+    ended_with(cli("history", "ticker"), 1)  # nothing is known of it on this machine
     stopped, killed = json.loads(
         cli("history", "ticker", "--storage", "checkpoints", "--json").stdout
     )
@@ -60,7 +62,7 @@ numbers = job.read(generator({"n": "sequence"}, rows=10), name="numbers")
 numbers.map(broken, name="broken").write(blackhole(), name="out")
 """,
     )
-    assert cli("run", "broken.py", *IN_PROCESS, "-D", "restart-strategy.type=none").returncode == 1
+    ended_with(cli("run", "broken.py", *IN_PROCESS, "-D", "restart-strategy.type=none"), 1)
     (run,) = json.loads(cli("history", "broken", "--storage", "checkpoints", "--json").stdout)
     assert run["status"] == "FAILED"
     assert run["failure"]["kind"] == "user_code"

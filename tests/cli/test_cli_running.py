@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from headgate.tests.cli.conftest import COMMAND, WAIT_S
+from headgate.tests.support.commands import ended_with
 
 IN_PROCESS = ("--cluster", "in-process")
 
@@ -48,7 +49,7 @@ def test_list_checkpoint_stop_and_resume(cli, ticker: str) -> None:
     part, *_ = json.loads(cli("checkpoints", "ticker", "1", "--json").stdout)["subtasks"]
     assert part["index"] == 0
     assert part["task"] in cli("checkpoints", "ticker", "1").stdout
-    assert cli("checkpoints", "ticker", "9").returncode == 1
+    ended_with(cli("checkpoints", "ticker", "9"), 1)
 
     stopped = cli("stop", "ticker")
     assert (stopped.returncode, stopped.stderr) == (0, "")
@@ -141,7 +142,7 @@ def test_a_dead_record_is_pruned(cli, ticker: str) -> None:
     records = Path(cli.directory, "run")
     assert list(records.glob("job-*.json"))
     gone = cli("stop", "ticker")
-    assert gone.returncode == 1
+    ended_with(gone, 1)
     assert gone.stderr == (
         "error: no such job runs on this machine name=`ticker`\n"
         "  no job runs here; --storage or --cluster find jobs that run elsewhere\n"
@@ -153,7 +154,7 @@ def test_the_name_of_a_running_job_is_suggested(cli, ticker: str) -> None:
     run = cli.start("run", ticker, *IN_PROCESS)
     run.wait_for("RUNNING")
     wrong = cli("checkpoint", "tikker")
-    assert wrong.returncode == 1
+    ended_with(wrong, 1)
     assert "name=`tikker`\n  running jobs: ticker\n" in wrong.stderr
 
 
@@ -163,7 +164,7 @@ def test_a_job_without_checkpoints_refuses_one(cli) -> None:
     run = cli.start("run", cli.write("slow.py", script), *IN_PROCESS)
     run.wait_for("RUNNING")
     refused = cli("checkpoint", "slow")
-    assert refused.returncode == 2
+    ended_with(refused, 2)
     assert "error: the job takes no checkpoints" in refused.stderr
 
 
@@ -178,7 +179,7 @@ numbers.filter(lambda n: n % 2 == 0).write(hg.connectors.blackhole(), name="out"
 
 def test_the_summary_has_exact_counts(cli) -> None:
     done = cli("run", cli.write("bounded.py", BOUNDED), *IN_PROCESS)
-    assert done.returncode == 0
+    ended_with(done, 0)
     assert "job bounded finished after" in done.stderr
     assert "read 1,234 records" in done.stderr
     assert "wrote 617" in done.stderr
@@ -188,7 +189,7 @@ def test_the_summary_has_exact_counts(cli) -> None:
 def test_a_failing_function_is_shown_with_its_place(cli) -> None:
     script = BOUNDED.replace("lambda n: n % 2 == 0", "lambda n: 1 / (n - 7)")
     done = cli("run", cli.write("bounded.py", script), *IN_PROCESS)
-    assert done.returncode == 1
+    ended_with(done, 1)
     assert "ZeroDivisionError" in done.stderr
     assert f"raised in {cli.directory}/bounded.py:5 (<lambda>)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -209,7 +210,7 @@ SENTENCE = "step `counts` has dropped 2 late records; to keep them: read its str
 
 def test_what_was_dropped_is_in_the_final_line(cli) -> None:
     done = cli("run", cli.write("late.py", LATE.replace("*PAUSE", "")), *IN_PROCESS)
-    assert done.returncode == 0
+    ended_with(done, 0)
     *_, final = done.stderr.splitlines()
     assert "job late finished after" in final
     assert final.endswith(", DROPPED 2 late records in counts")
@@ -252,10 +253,10 @@ def test_the_log_of_a_running_job_is_printed_and_followed(cli, ticker: str) -> N
     run = cli.start("run", ticker, "--cluster", "in-process")
     run.wait_for("RUNNING")
     printed = cli("logs", "ticker")
-    assert printed.returncode == 0
+    ended_with(printed, 0)
     assert "job ticker is RUNNING" in printed.stdout
     assert "job ticker" not in cli("logs", "ticker", "--level", "error").stdout
-    assert cli("checkpoint", "take", "ticker").returncode == 0
+    ended_with(cli("checkpoint", "take", "ticker"), 0)
     (newest,) = cli("logs", "ticker", "-n", "1", "--json").stdout.splitlines()
     assert json.loads(newest)["message"].startswith("checkpoint 1 completed")
     following = subprocess.Popen(
@@ -268,11 +269,11 @@ def test_the_log_of_a_running_job_is_printed_and_followed(cli, ticker: str) -> N
     )
     assert following.stdout is not None
     assert "INFO coordinator headgate.job" in following.stdout.readline()
-    assert cli("stop", "ticker").returncode == 0
+    ended_with(cli("stop", "ticker"), 0)
     _, said = following.communicate(timeout=WAIT_S)
-    assert following.returncode == 0
+    ended_with(following, 0)
     assert "job ticker ended: SUSPENDED" in said
     assert run.end()[0] == 0
     wrong = cli("logs", "ticker", "--level", "loud")
-    assert wrong.returncode == 2
+    ended_with(wrong, 2)
     assert "use one of debug, info, warning, error" in wrong.stderr

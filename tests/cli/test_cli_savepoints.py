@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from headgate.tests.support.commands import ended_with
+
 IN_PROCESS = ("--cluster", "in-process")
 
 
@@ -23,7 +25,7 @@ def test_a_savepoint_from_its_making_to_its_end(cli, ticker: str) -> None:
     assert "it paused for " in rescaled.stdout
     assert json.loads(cli("list", "--json").stdout)[0]["parallelism"] == 2
     refused = cli("rescale", "ticker", "-p", "2")
-    assert refused.returncode == 2
+    ended_with(refused, 2)
     assert "nothing would change" in refused.stderr
 
     stopped = cli("stop", "ticker", "--savepoint", "kept")
@@ -52,14 +54,14 @@ def test_a_savepoint_from_its_making_to_its_end(cli, ticker: str) -> None:
     bytes_ = json.loads(cli("savepoint", "inspect", first, "--json").stdout)["bytes"]
     assert restored.endswith(f"restored savepoint 1 in {first} ({bytes_:,} bytes)")
     again.wait_for("RUNNING")
-    assert cli("cancel", "ticker").returncode == 0
+    ended_with(cli("cancel", "ticker"), 0)
     assert again.end()[0] == 130
 
     assert cli("savepoint", "dispose", first).stdout.startswith(
         "deleted the savepoint of job ticker"
     )
     gone = cli("savepoint", "inspect", first)
-    assert gone.returncode == 1
+    ended_with(gone, 1)
     assert "no such directory" in gone.stderr
 
 
@@ -76,20 +78,20 @@ def test_check_says_before_anything_starts_whether_a_job_can_restore(cli, ticker
     text = (cli.directory / ticker).read_text()
     renamed = cli.write("renamed.yaml", text.replace("counts", "totals"))
     bad = cli("savepoint", "check", path, renamed)
-    assert bad.returncode == 1
+    ended_with(bad, 1)
     assert "unclaimed: counts.running" in bad.stdout
     assert "new: totals.running" in bad.stdout
-    assert cli("savepoint", "check", path, renamed, "--allow-non-restored-state").returncode == 0
+    ended_with(cli("savepoint", "check", path, renamed, "--allow-non-restored-state"), 0)
 
     retyped = cli.write(
         "retyped.yaml", text.replace("{kind: pattern, prefix: u, distinct: 10}", "sequence")
     )
     wrong = cli("savepoint", "check", path, retyped)
-    assert wrong.returncode == 1
+    ended_with(wrong, 1)
     assert "incompatible: operator `counts`" in wrong.stdout
 
     wide = cli("savepoint", "check", path, ticker, "-p", "200")
-    assert wide.returncode == 1
+    ended_with(wide, 1)
     assert "wrong: parallelism 200 is above the 128 key groups" in wide.stdout
 
 
@@ -110,13 +112,13 @@ def test_the_record_of_a_job_that_lives_is_not_removed(cli, ticker: str) -> None
     assert record.exists()
     record.write_text(text.replace("unix:", "unix;"))
     damaged = cli("list")
-    assert damaged.returncode == 1
+    ended_with(damaged, 1)
     assert "no job runs" not in damaged.stdout
     assert f"a record of a running job is damaged name=`{record}`" in damaged.stderr
     assert "its checksum is" in cli("stop", "ticker").stderr
     assert record.exists()
     record.write_text(text)
-    assert cli("cancel", "ticker").returncode == 0
+    ended_with(cli("cancel", "ticker"), 0)
     run.end()
 
 
@@ -141,9 +143,9 @@ def test_files_of_checkpoints_and_savepoints_are_verified(cli, ticker: str) -> N
         assert (sound.returncode, "0 damaged" in sound.stdout) == (0, True)
     damaged = next((cli.directory / "checkpoints").rglob("*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    assert cli("checkpoint", "verify", "checkpoints/ticker", "--sizes-only").returncode == 0
+    ended_with(cli("checkpoint", "verify", "checkpoints/ticker", "--sizes-only"), 0)
     found = cli("checkpoint", "verify", "checkpoints/ticker")
-    assert found.returncode == 1
+    ended_with(found, 1)
     assert "corrupt" in found.stdout
     assert damaged.name in found.stdout
     facts = json.loads(cli("checkpoint", "verify", "checkpoints/ticker", "--json").stdout)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from headgate.tests.cli.conftest import TICKER
+from headgate.tests.support.commands import ended_with
 
 FILES = "from: ticks, json: {path: out}"
 IN_PROCESS = ("--cluster", "in-process")
@@ -17,10 +18,10 @@ IN_PROCESS = ("--cluster", "in-process")
 def test_a_second_run_is_refused_and_leaves_the_first_alone(cli, ticker: str) -> None:
     first = cli.start("run", ticker, *IN_PROCESS)
     first.wait_for("RUNNING")
-    assert cli("checkpoint", "ticker").returncode == 0
+    ended_with(cli("checkpoint", "ticker"), 0)
 
     second = cli("run", ticker, *IN_PROCESS)
-    assert second.returncode == 2
+    ended_with(second, 2)
     assert f"the job runs already: process {first.process.pid} on " in second.stderr
     assert "checkpoint 1" in second.stderr
     assert "--take-over" in second.stderr
@@ -43,7 +44,7 @@ def test_a_second_run_is_refused_and_leaves_the_first_alone(cli, ticker: str) ->
 def test_a_run_after_a_kill_goes_on_at_once(cli, ticker: str) -> None:
     first = cli.start("run", ticker, *IN_PROCESS)
     first.wait_for("RUNNING")
-    assert cli("checkpoint", "ticker").returncode == 0
+    ended_with(cli("checkpoint", "ticker"), 0)
     os.killpg(first.process.pid, signal.SIGKILL)
     first.end()
 
@@ -65,7 +66,7 @@ def test_on_a_shared_cluster_a_run_is_refused_or_takes_over(cli, shared_ray: str
     assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 1 completed")
 
     second = cli("run", job, *cluster)
-    assert second.returncode == 1
+    ended_with(second, 1)
     assert "a job of this name runs on the cluster already name=`ticker`" in second.stderr
     assert "--take-over" in second.stderr
     assert cli("checkpoint", "ticker").stdout.startswith("job ticker: checkpoint 2 completed")
@@ -78,7 +79,7 @@ def test_on_a_shared_cluster_a_run_is_refused_or_takes_over(cli, shared_ray: str
     assert "the coordinator was removed from the cluster" in text
     assert "--take-over" in text
     third.wait_for("RUNNING")
-    assert cli("stop", "ticker").returncode == 0
+    ended_with(cli("stop", "ticker"), 0)
     assert third.end()[0] == 0
 
     lines = [line for file in (cli.directory / "out").glob("part-*") for line in file.open()]

@@ -13,6 +13,7 @@ from headgate.errors import JobError, JobNotFound
 from headgate.runtime.cli import top
 from headgate.runtime.control.job_client import HungUp, PublishedEvent
 from headgate.runtime.protocol.job_result import JobOutcome
+from headgate.tests.support.commands import ended_with
 
 ENDED = {"status": "FINISHED", "reason": "", "checkpoint": 3, "dropped": [], "run": "r", "began_ms": 1,
          "ended_ms": 2, "restarts": 0, "error": None}  # fmt: skip
@@ -123,11 +124,11 @@ def test_an_interrupt_leaves_the_job_running(cli: Any, ticker: str) -> None:
     assert looking.end()[0] == 0
     watching = cli.start("top", "ticker")
     watching.wait_for("ticks")
-    assert cli("stop", "ticker").returncode == 0
+    ended_with(cli("stop", "ticker"), 0)
     code, text = watching.end()
     assert code == 0
     assert "job ticker ended: SUSPENDED" in text
     assert run.end()[0] == 0
     missing = cli("top", "ticker")
-    assert missing.returncode == 1
+    ended_with(missing, 1)
     assert "no such job runs on this machine" in missing.stderr

@@ -14,6 +14,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from headgate.tests.support.commands import ended_with
+
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = ["origin", "window_start", "flights", "mean_delay", "worst_delay"]
 
@@ -67,7 +69,7 @@ def test_the_main_job_equals_the_batch_answer(file, parallelism, flights, answer
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr
+    ended_with(done, 0)
     streamed = pl.read_parquet(tmp_path / "delays" / "*.parquet").select(COLUMNS)
     streamed = streamed.sort("window_start", "origin")
     exact = [name for name in COLUMNS if name != "mean_delay"]

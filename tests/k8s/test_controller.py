@@ -29,6 +29,7 @@ from headgate.k8s.operator.metrics import Metrics
 from headgate.testing.loop import VirtualClock, VirtualLoop
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.k8s.memory_api import MemoryApi
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.prometheus import promtool
 
 Object = dict[str, Any]
@@ -377,7 +378,7 @@ def test_snapshots_that_fail_are_counted(world: World) -> None:
 def test_promtool_takes_the_metrics(world: World) -> None:
     started(world)
     checked = promtool("check", "metrics", text=world.metrics.text().decode())
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    ended_with(checked, 0)
 
 
 def test_dashboards_and_alerts_use_names_that_are_exported(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 import headgate
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.programs import Programs
 
 Object = dict[str, Any]
@@ -31,7 +32,7 @@ def helm(programs: Programs, *arguments: str) -> subprocess.CompletedProcess[str
 def render(programs: Programs, *arguments: str, chart: Path = CHART) -> list[Object]:
     """Return all objects that an installation would make, those of `helm test` included."""
     done = helm(programs, "template", RELEASE, str(chart), "--namespace", NAMESPACE, *arguments)
-    assert done.returncode == 0, done.stderr
+    ended_with(done, 0)
     return [found for found in yaml.safe_load_all(done.stdout) if found]
 
 

@@ -33,6 +33,7 @@ from headgate.tests.kube.charts import (
     render,
     scenario,
 )
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.programs import Programs
 
 NO_SCHEMA = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
@@ -61,7 +62,7 @@ def rules(role: Object) -> dict[tuple[str, str], set[str]]:
 def test_lint_finds_nothing(programs: Programs) -> None:
     for arguments in ([str(CRDS)], *([str(CHART), *scenario(name)] for name in SCENARIOS)):
         done = helm(programs, "lint", "--strict", *arguments)
-        assert done.returncode == 0, done.stdout
+        ended_with(done, 0)
         assert "[WARNING]" not in done.stdout
 
 
@@ -328,4 +329,4 @@ def test_the_job_of_helm_test_is_a_streamjob(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(made))
     assert "kubernetes" in made["spec"]
     ran = headgate_command("run", "--cluster", "in-process", str(path))
-    assert ran.returncode == 0, ran.stderr
+    ended_with(ran, 0)

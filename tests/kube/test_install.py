@@ -16,6 +16,7 @@ import yaml
 
 from headgate.tests.kube.charts import CHART, CRDS, headgate_command
 from headgate.tests.kube.stream_jobs import explain
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.cluster import WAIT_S_MAX, Cluster, CommandError
 
 IMAGE = ("--set", "image.repository=headgate", "--set-string", "image.tag=1")
@@ -148,7 +149,7 @@ def test_the_first_job_of_the_notes_is_accepted_and_runs(
     path = tmp_path / "hello.yaml"
     path.write_text(text)
     ran = headgate_command("run", "--cluster", "in-process", str(path))
-    assert ran.returncode == 0, ran.stderr
+    ended_with(ran, 0)
     cluster.kubectl("apply", "-n", standing, "-f", str(path))
     wait = re.search(r"kubectl (wait .*)", notes)
     assert wait

@@ -26,6 +26,7 @@ from headgate.k8s.ports import REST
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.pods import config_map, container, pod_spec, secret, stateful_set
 from headgate.tests.kube.test_operator import definitions  # noqa: F401
+from headgate.tests.support.commands import ended_with, ends_with
 from headgate.tests.support.kube import control_plane
 from headgate.tests.support.kube.cluster import Cluster
 
@@ -88,7 +89,7 @@ class Plugin:
     def says(self, *arguments: str) -> str:
         """Return the output of a verb on stdout."""
         done = self.run(*arguments)
-        assert done.returncode == 0, done.stderr
+        ended_with(done, 0)
         return done.stdout
 
     def refuses(self, *arguments: str) -> str:
@@ -153,7 +154,7 @@ def test_suspend_resume_and_scale_change_the_spec(
     running = {"phase": "Running", "observedGeneration": generation}
     write_status(api_server, namespace, "sj/clicks", running)
     assert line_with(resuming.stdout, "streamjob clicks runs")
-    assert resuming.wait(timeout=300) == 0
+    ends_with(resuming, 0)
 
 
 def test_what_does_not_come_in_time_is_said(plugin: Plugin, job: Object) -> None:
@@ -176,7 +177,7 @@ def test_a_savepoint_is_an_object_that_is_waited_for(
     }
     write_status(api_server, namespace, "ss/before", complete)
     line_with(taking.stdout, "s3://bucket/sp-1")
-    assert taking.wait(timeout=300) == 0
+    ends_with(taking, 0)
     spec = api_server.get("ss", "before", "-n", namespace)["spec"]
     assert spec == {"jobRef": {"name": "clicks"}, "format": "Native"}
     listed = plugin.says("snapshots", "clicks").splitlines()[1]
@@ -193,7 +194,7 @@ def test_a_savepoint_that_fails_is_an_error(
     ended = {"phase": "Failed", "message": "no room", "completedAt": "2026-01-01T00:00:00Z"}
     write_status(api_server, namespace, "ss/never", ended)
     line_with(taking.stderr, "error: the savepoint is Failed name=`never`: no room")
-    assert taking.wait(timeout=300) == 1
+    ends_with(taking, 1)
 
 
 def test_explain_and_the_manifest_on_the_cluster(plugin: Plugin, job: Object) -> None:

@@ -11,6 +11,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.errors import StateError, UserCodeError, UserTraceback
+from headgate.tests.support.commands import ended_with
 
 HEAD = """
 import headgate as hg
@@ -51,7 +52,7 @@ def run(path: Path, text: str) -> list[str]:
     path.write_text(text)
     command = [sys.executable, "-W", "ignore", str(path)]
     ran = subprocess.run(command, cwd=path.parent, capture_output=True, text=True)
-    assert ran.returncode == 1
+    ended_with(ran, 1)
     return ran.stderr.splitlines()
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from headgate.k8s.monitoring.alerts import ALERTS, THRESHOLDS, Threshold, rules
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.prometheus import promtool
 
 J: Final = 'namespace="n",job_name="j"'
@@ -226,7 +227,7 @@ def check(directory: Path, made: dict[str, Any], tests: list[dict[str, Any]]) ->
     whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     (directory / "test.yaml").write_text(yaml.safe_dump(whole))
     ran = promtool("test", "rules", str(directory / "test.yaml"))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ended_with(ran, 0)
 
 
 def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:

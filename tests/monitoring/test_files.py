@@ -16,6 +16,7 @@ from headgate.k8s.monitoring.boards import BOARDS
 from headgate.k8s.monitoring.evaluate import watched
 from headgate.k8s.monitoring.files import generated
 from headgate.runtime.observe.catalogue import BY_NAME
+from headgate.tests.support.commands import ended_with
 from headgate.tests.support.prometheus import promtool
 
 ROOT = Path(hg.__file__).resolve().parent
@@ -126,5 +127,5 @@ def test_promtool_takes_the_rules(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rules()))
     checked = promtool("check", "rules", str(file))
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    ended_with(checked, 0)
     assert f"{len(ALERTS)} rules found" in checked.stdout

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from headgate.operators.functions.user_code import is_failure
+from headgate.tests.support.commands import ended_with
 
 HANDLED = """
 import ctypes
@@ -39,7 +40,7 @@ assert native(signal.SIGINT) == before, "Polars ends its queries with KeyboardIn
 def test_ctrl_c_stays_with_a_program_that_handles_it(thread: str) -> None:
     """Else a job that is stopped with Ctrl-C ends at once, if a query of Polars runs just then."""
     done = subprocess.run([sys.executable, "-c", HANDLED, thread], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ended_with(done, 0)
 
 
 def test_an_exception_is_told_right_while_another_thread_imports_polars(

@@ -18,6 +18,7 @@ import headgate as hg
 from headgate.connectors import collect, from_list, function_sink
 from headgate.errors import PlanError
 from headgate.runtime.job import runnable
+from headgate.tests.support.commands import ended_with
 
 
 class Client:
@@ -219,6 +220,6 @@ def test_the_command_line_says_it_in_a_few_lines(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert ran.returncode == 2
+    ended_with(ran, 2)
     assert ran.stderr.splitlines()[1] == "  at locks.py:6  with lock:"
     assert len(ran.stderr.splitlines()) == 5

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from headgate.tests.support.commands import ended_with
+
 SCRIPT = """
 import asyncio, hashlib, sys
 import headgate as hg
@@ -59,7 +61,7 @@ def outputs() -> list[list[str]]:
         ran = subprocess.run(
             [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment
         )
-        assert ran.returncode == 0, ran.stderr
+        ended_with(ran, 0)
         found.append(ran.stdout.split())
     return found
 
