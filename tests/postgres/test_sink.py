@@ -489,6 +489,28 @@ def test_a_commit_is_durable_also_if_the_server_would_not_wait(database: Postgre
             assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
 
 
+def test_a_writer_that_was_closed_gives_no_committable(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """A closed writer drops what no checkpoint has, so no checkpoint may get it afterwards."""
+    sink = postgres_sink(database.dsn, new_table("k int"), guarantee="exactly_once")
+    before = staged(database)
+
+    async def scenario() -> Any:
+        writer: Any = await opened(sink, batch(k=[1]))
+        writer.write(batch(k=[1, 2]))
+        pre_commit = writer.roll(1)
+        await asyncio.to_thread(writer._send_until, 1)  # as the thread for full chunks does
+        assert len(staged(database)) == len(before) + 1
+        writer.close()
+        return pre_commit
+
+    pre_commit = run(scenario())  # the loop ends behind the thread of `close`
+    assert staged(database) == before
+    with pytest.raises(JobError, match="was closed"):
+        pre_commit()
+
+
 def test_rows_that_vanished_are_an_error_and_never_silence(
     database: PostgresServer, new_table: NewTable, caplog: pytest.LogCaptureFixture
 ) -> None:
