@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -30,6 +30,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.loaders import create_loader
 
 from ...connectors.s3_config import S3Service, compatibility
 from ...errors import MissingFileError, StorageError
@@ -115,6 +116,12 @@ def aiobotocore_client(settings: S3Settings) -> Any:
     return _connected(settings.service)
 
 
+@cache
+def _models() -> Any:
+    """Return the descriptions of AWS's services, once for all clients: reading them takes longest."""
+    return create_loader(get_session().get_config_variable("data_path"))
+
+
 @contextlib.asynccontextmanager
 async def _connected(service: S3Service) -> AsyncIterator[Any]:
     config: dict[str, Any] = {
@@ -125,6 +132,7 @@ async def _connected(service: S3Service) -> AsyncIterator[Any]:
     }
     config |= compatibility(service)
     session = get_session()
+    session.register_component("data_loader", _models())
     region = service.region or None
     if service.role is not None:
         credentials = await session.get_credentials()

@@ -7,6 +7,7 @@ import contextlib
 import random
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from headgate.connectors.s3_config import S3Service
 from headgate.errors import StorageError
@@ -46,6 +47,25 @@ async def opened(server, sleeps=None, attempts_max=4):
 
 def fault(method, contains, when="before", status=503):
     return {"method": method, "contains": contains, "when": when, "status": status}
+
+
+def test_clients_share_the_descriptions_of_the_services(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    nowhere = S3Settings("bucket", "", S3Service("http://127.0.0.1:1", "us-east-1", True))
+
+    async def connect():
+        async with s3.aiobotocore_client(nowhere) as client:
+            return client.meta.service_model.service_name
+
+    assert asyncio.run(connect()) == "s3"
+    read = []
+    load = JSONFileLoader.load_file
+    monkeypatch.setattr(
+        JSONFileLoader, "load_file", lambda self, path: [read.append(path), load(self, path)][1]
+    )
+    assert asyncio.run(connect()) == "s3"
+    assert read == []
 
 
 def test_a_store_that_ignores_the_condition_is_refused(s3_unconditional_server):
