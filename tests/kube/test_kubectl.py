@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import aiohttp
 import pytest
+from playwright.async_api import expect
 
 from headgate.k8s.objects import HEAD, TOKEN_KEY, head_name, selector, token_name
 from headgate.k8s.pods import TOKEN_PATH
@@ -29,6 +31,7 @@ from headgate.tests.kube.test_operator import definitions  # noqa: F401
 from headgate.tests.support.commands import ended_with, ends_with
 from headgate.tests.support.kube import control_plane
 from headgate.tests.support.kube.cluster import Cluster
+from headgate.tests.ui.conftest import behind_prefix, opened
 
 Object = dict[str, Any]
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -73,6 +76,16 @@ class Plugin:
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def start_kubectl(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command of kubectl itself."""
+        command = [str(self.cluster.programs.kubectl), *arguments, "-n", self.namespace]
+        return subprocess.Popen(
+            control_plane.bound_to_us(command),
+            env=self.environment,
+            stdout=subprocess.PIPE,
             text=True,
         )
 
@@ -337,6 +350,33 @@ def test_the_rest_api_and_the_logs_of_a_head(
     line_with(following.stdout, f"[{head}] here is the head")
     assert interrupted(following) == 130
     assert f"[{head}] here is the head\n" in plugin.says("logs", "clicks", "--previous")
+
+
+def test_the_web_ui_through_a_port_that_kubectl_forwards(plugin: Plugin, head: str) -> None:
+    with plugin.start_kubectl("port-forward", f"pod/{head}", f":{REST.number}") as forwarding:
+        try:
+            # Forwarding from 127.0.0.1:34567 -> 8081
+            line = line_with(forwarding.stdout, "Forwarding from 127.0.0.1:")
+            asyncio.run(_look_at_ui(int(line.split()[2].rpartition(":")[2])))
+        finally:
+            forwarding.kill()
+
+
+async def _look_at_ui(port: int) -> None:
+    """Look at the web UI as it is at a port, and below a prefix that a proxy adds."""
+    url = f"http://localhost:{port}"
+    async with behind_prefix(url, "/team/clicks") as below:
+        for place in (url, f"http://127.0.0.1:{port}", below):
+            async with opened(f"{place}/ui/#token={TOKEN}") as watched:
+                page = watched.page
+                heading = page.get_by_role("heading", name="Overview", level=2)
+                await expect(heading).to_be_visible()
+                await expect(page.get_by_text("RUNNING").first).to_be_visible()
+                await expect(page.locator(".chart")).to_have_count(2)
+    async with aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Host": "elsewhere.invalid"}
+        async with session.get(f"{url}/v1/job", headers=headers) as refused:
+            assert refused.status in (400, 403, 421)
 
 
 def test_a_token_that_may_not_be_read(

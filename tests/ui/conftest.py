@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
+from aiohttp import web
 from playwright.async_api import ConsoleMessage, Page, Request, expect
 
 import headgate as hg
@@ -74,6 +76,33 @@ async def opened(url: str, **options: Any) -> AsyncIterator[Watched]:
         await watched.page.goto(url)
         yield watched
         assert watched.problems == []
+
+
+@asynccontextmanager
+async def behind_prefix(url: str, prefix: str) -> AsyncIterator[str]:
+    """Serve what is at `url` below a prefix of another port, as an ingress does."""
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+        async def pass_on(request: web.Request) -> web.StreamResponse:
+            target = url + request.path_qs.removeprefix(prefix)
+            headers = {k: v for k, v in request.headers.items() if k in ("Authorization", "Accept")}
+            async with session.get(target, headers=headers, allow_redirects=False) as found:
+                kept = {k: v for k, v in found.headers.items() if k not in ("Transfer-Encoding",)}
+                response = web.StreamResponse(status=found.status, headers=kept)
+                await response.prepare(request)
+                async for chunk in found.content.iter_any():
+                    await response.write(chunk)
+                return response
+
+        app = web.Application()
+        app.router.add_get(prefix + "/{path:.*}", pass_on)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}{prefix}"
+        finally:
+            await runner.cleanup()
 
 
 @pytest.fixture

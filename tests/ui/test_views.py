@@ -7,13 +7,10 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
 from playwright.async_api import Page, expect
 
 import headgate as hg
@@ -27,7 +24,7 @@ from headgate.state.hashing import hash_key, key_group_of
 from headgate.tests.cli.conftest import cli
 from headgate.tests.rest.conftest import serving, windows_job
 from headgate.tests.rest.test_timers import Reminds
-from headgate.tests.ui.conftest import opened
+from headgate.tests.ui.conftest import behind_prefix, opened
 
 __all__ = ["cli"]
 USERS = [f"{team}-{number:02}" for team in ("red", "blue") for number in range(60)]
@@ -182,33 +179,6 @@ def test_an_operation_by_keyboard_alone(lab: Any, beside: Any) -> None:
         assert await watched.accessible() == []
 
     beside(windows_job(lab), script, batches=2)
-
-
-@contextlib.asynccontextmanager
-async def behind_prefix(url: str, prefix: str) -> AsyncIterator[str]:
-    """Serve what is at `url` below a prefix of another port, as an ingress does."""
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-
-        async def pass_on(request: web.Request) -> web.StreamResponse:
-            target = url + request.path_qs.removeprefix(prefix)
-            headers = {k: v for k, v in request.headers.items() if k in ("Authorization", "Accept")}
-            async with session.get(target, headers=headers, allow_redirects=False) as found:
-                kept = {k: v for k, v in found.headers.items() if k not in ("Transfer-Encoding",)}
-                response = web.StreamResponse(status=found.status, headers=kept)
-                await response.prepare(request)
-                async for chunk in found.content.iter_any():
-                    await response.write(chunk)
-                return response
-
-        app = web.Application()
-        app.router.add_get(prefix + "/{path:.*}", pass_on)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}{prefix}"
-        finally:
-            await runner.cleanup()
 
 
 def test_behind_a_prefix_with_a_link_to_grafana(lab: Any) -> None:

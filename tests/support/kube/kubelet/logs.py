@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from headgate.tests.support.kube.kubelet import spdy
 from headgate.tests.support.kube.kubelet.kubelet import Kubelet
 from headgate.tests.support.kube.kubelet.pod import Container, Pod
 
@@ -27,11 +28,13 @@ async def serve(kubelet: Kubelet, directory: Path) -> int:
     async def logs(request: web.Request) -> web.StreamResponse:
         return await _logs(kubelet, request)
 
-    async def forward(request: web.Request) -> web.WebSocketResponse:
+    async def forward(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").upper() == spdy.UPGRADE:
+            return await _forward_streams(kubelet, request)
         return await _forward(kubelet, request)
 
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", logs)
-    app.router.add_get("/portForward/{namespace}/{pod}", forward)
+    app.router.add_route("*", "/portForward/{namespace}/{pod}", forward)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=_certificate(directory))
@@ -90,6 +93,25 @@ async def _forward(kubelet: Kubelet, request: web.Request) -> web.WebSocketRespo
     answering.cancel()
     writer.close()
     return socket
+
+
+async def _forward_streams(kubelet: Kubelet, request: web.Request) -> web.StreamResponse:
+    """Forward all connections of one `kubectl port-forward`, until it leaves."""
+    pod, transport = _find_pod(kubelet, request), request.transport
+    assert transport is not None
+    transport.write(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"
+        f"Upgrade: {spdy.UPGRADE}\r\nX-Stream-Protocol-Version: {spdy.PROTOCOL}\r\n\r\n".encode()
+    )
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+    await spdy.Session(reader, writer, lambda port: kubelet.network.connect(pod.ip, port)).run()
+    transport.close()
+    request.protocol.connection_lost(None)  # of aiohttp, which no longer hears of it
+    return web.Response()
 
 
 def _runs(container: Container) -> bool:
