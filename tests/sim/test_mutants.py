@@ -23,6 +23,12 @@ def test_every_patch_still_applies() -> None:
         assert all(text != (PACKAGE / name).read_text() for name, text in changed.items())
 
 
+def test_every_mutant_is_in_the_documentation() -> None:
+    text = (PACKAGE / "docs/simulation.md").read_text()
+    for mutant in MUTANTS:
+        assert f"\n| {mutant.name} | " in text, mutant.name
+
+
 @pytest.mark.parametrize(
     "name",
     [
