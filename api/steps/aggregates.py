@@ -245,12 +245,11 @@ def _queryable_windows(
     """
     if queryable == "":
         return ()
-    if isinstance(window, CountWindow | GlobalWindow) or not plan.keys:
+    if isinstance(window, CountWindow | GlobalWindow):
         raise PlanError(
             f"the state of these windows cannot be queried window=`{window.describe()}`",
             where=str(origin),
-            fix="leave queryable= out; tumbling, sliding, cumulative and session windows have it, "
-            "behind key_by",
+            fix="leave queryable= out; tumbling, sliding, cumulative and session windows have it",
         )
     return _queryable(output, queryable, "window", origin, None)
 

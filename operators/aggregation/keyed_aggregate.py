@@ -133,6 +133,15 @@ class KeyedGroup:
                 fresh = np.delete(fresh, found[0])
         return slots.astype(np.intp), fresh
 
+    def find_many(self, columns: list[pa.Array]) -> Index:
+        """Return the slot of each of some keys, -1 where it is absent; nothing changes.
+
+        Without columns there is one key.
+        """
+        if not columns:
+            return np.arange(1) - (self.state.size == 0)
+        return self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+
     def find(self, columns: list[pa.Array], used_after: int | None) -> Index:
         """Return the slot of one key, if it is here; nothing changes.
 
@@ -140,7 +149,7 @@ class KeyedGroup:
             columns: the key columns, of one row.
             used_after: keys that were last used up to then (ms) have expired; None: none expire.
         """
-        slots = self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        slots = self.find_many(columns)
         slots = slots[slots >= 0]
         if used_after is not None:
             slots = slots[self.state.last_numbers().take(slots) > used_after]

@@ -92,7 +92,7 @@ class CommittedWindows:
         self.points = CommittedPoints(OldCells, old_values_max(context.options))
         self._keys, self._cells = len(plan.keys), cells
         types: list[Any] = [plan.schema.field(key).type for key in plan.keys]
-        if cells:
+        if cells or not types:
             types.insert(0, pa.int64())
         self._hasher = KeyHasher(types, identity_seed(context.job_name), dense=False)
 
@@ -128,9 +128,7 @@ class CommittedWindows:
         old = self.points.newest
         if old is None:
             return
-        columns = keys
         if numbers is not None:
-            columns = [pa.array(numbers, pa.int64()), *keys]
             old.numbers.update(np.unique(numbers).tolist())
 
         def with_keys(places: Index) -> Found:
@@ -138,7 +136,7 @@ class CommittedWindows:
             at = places[owners]
             return owners, [*(taken_keys(key, at) for key in keys), *found]
 
-        if old.keep(*self._hasher.identify(columns), with_keys):
+        if old.keep(*self._hasher.identify(_identity(keys, numbers)), with_keys):
             self.points.grew()
 
     def keep_all(self, keys: list[pa.Array], numbers: Index, values: list[pa.Array]) -> None:
@@ -164,26 +162,22 @@ class CommittedWindows:
         assert progress is not None
         return progress
 
-    def find(self, keys: list[pa.Array], count: int, checkpoint_id: int) -> OldFound:
+    def find(self, keys: list[pa.Array], checkpoint_id: int) -> OldFound:
         """Return what has been kept of some keys since a checkpoint.
 
-        Args:
-            keys: the columns of the keys.
-            count: the number of the keys.
-            checkpoint_id: of the checkpoint.
+        `keys` are the columns of the keys; without columns there is one key.
 
         Raises:
             NotKept: that is not known.
         """
-        olds = self.points.since(checkpoint_id)
+        olds, count = self.points.since(checkpoint_id), len(keys[0]) if keys else 1
         numbers = np.zeros(1, np.int64)
         if self._cells:
             numbers = np.array(sorted(set().union(*(old.numbers for old in olds))), np.int64)
         places = np.tile(np.arange(count), len(numbers))
-        columns = [taken_keys(key, places) for key in keys]
-        if self._cells:
-            columns.insert(0, pa.array(np.repeat(numbers, count), pa.int64()))
-        hashes, checks = self._hasher.identify(columns)
+        taken = [taken_keys(key, places) for key in keys]
+        of_cells = np.repeat(numbers, count) if self._cells else None
+        hashes, checks = self._hasher.identify(_identity(taken, of_cells))
         kept, rest = np.zeros(len(places), np.bool_), np.arange(len(places))
         rows: list[Found] = []
         for old in olds:
@@ -206,3 +200,10 @@ class CommittedWindows:
         """
         olds = self.points.since(checkpoint_id)
         return iter([columns[: self._keys] for old in olds for columns in old.rows()])
+
+
+def _identity(keys: list[pa.Array], numbers: Index | None) -> list[pa.Array]:
+    """Return the columns that identify entries; without any keys a single entry has the number 0."""
+    if numbers is None:
+        return keys or [pa.array([0], pa.int64())]
+    return [pa.array(numbers, pa.int64()), *keys]

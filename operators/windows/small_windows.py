@@ -112,7 +112,8 @@ class SmallWindows:
 
         The keys of the results are their places in `columns`.
         """
-        starts, count = np.array(sorted(self.open), np.int64), len(columns[0])
+        starts = np.array(sorted(self.open), np.int64)
+        count = len(columns[0]) if columns else 1
         places = np.tile(np.arange(count), len(starts))
         keys = [column.take(pa.array(places)) for column in columns]
         keys.insert(0, pa.array(np.repeat(starts, count)))
@@ -131,6 +132,10 @@ class SmallWindows:
     def _fired(self, slots: Index, keys: list[pa.Array] | Index) -> Fired:
         starts = self._starts.data[slots]
         return Fired(starts, starts + self._window.size_ms, keys, self._group.state.results(slots))
+
+    def of_open(self, slots: Index) -> Index:
+        """Return those of these slots whose windows have not expired."""
+        return slots[self._starts.data[slots] > self._expired]
 
     def starts_of(self, slots: Index) -> _Starts:
         """Return the window of each slot."""

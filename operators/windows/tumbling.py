@@ -182,6 +182,7 @@ class TumblingAggregate(WindowedAggregate):
         assert self._old is not None
         if start is None or self._spilling is None:
             held = group.state.first_changes(slots, max(1, group.keys.size))
+            held = held if start is not None else self._small.of_open(held)
         else:
             held = np.setdiff1d(slots, fresh)
         changed = np.concatenate([held, fresh])
@@ -305,14 +306,14 @@ class TumblingAggregate(WindowedAggregate):
                 yield from self._found_on_disk(self._spilling, start, columns)
                 continue
             group = self._groups[start]
-            slots = group.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+            slots = group.find_many(columns)
             places = np.flatnonzero(slots >= 0)
             if places.size:
                 yield self._fired(start, len(places), places, group.state.results(slots[places]))
 
     def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
         assert self._old is not None
-        kept = self._old.find(columns, len(columns[0]), checkpoint_id)
+        kept = self._old.find(columns, checkpoint_id)
         for places, (starts, *values) in kept.rows:
             begins = starts.to_numpy()
             yield Fired(begins, begins + self._window.size_ms, places, values)

@@ -243,7 +243,8 @@ class WindowedAggregate(SpillingOperator):
     def _windows_of(self, columns: list[pa.Array]) -> Iterator[Fired]:
         """Yield the present results of the windows of some keys that have not expired.
 
-        `columns` are the key columns. The keys of the results are the places of the keys in them.
+        `columns` are the key columns; without any there is one key. The keys of the results are the
+        places of the keys in them.
         """
         raise NotImplementedError
 
@@ -270,6 +271,13 @@ class WindowedAggregate(SpillingOperator):
     def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Sequence[Any]:
         if not keys:
             return []
+        if not self._plan.keys:  # they are all the one key that there is
+            keys, times = keys[:1], len(keys)
+            return list(self._rows_of(keys, checkpoint_id)) * times
+        return self._rows_of(keys, checkpoint_id)
+
+    def _rows_of(self, keys: Sequence[Any], checkpoint_id: int) -> Sequence[Any]:
+        """Return the windows of each of some keys; see `query`."""
         columns = keys_of_columns(self._plan.key_fields).to_arrays(keys)
         names = [*(field.name for field in WINDOW_FIELDS), *self._plan.aggregates]
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
@@ -319,6 +327,9 @@ class WindowedAggregate(SpillingOperator):
 
     def _each_once(self, pieces: Iterator[list[pa.Array]]) -> Iterator[list[Any]]:
         """Yield the keys in some columns, without those that have come before."""
+        if not self._plan.keys:
+            yield [()]
+            return
         shape, seen = keys_of_columns(self._plan.key_fields), SlotTable()
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         hasher = KeyHasher(types, identity_seed(self.context.job_name), dense=False)

@@ -373,7 +373,7 @@ OPAQUE_KEYS = KeyShape(None)
 
 
 def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
-    """Return the shape of keys that consist of columns of a stream.
+    """Return the shape of keys that consist of columns of a stream; without columns `()` is the one key.
 
     Raises:
         StateError: a column is of a type that cannot be a key.
@@ -384,7 +384,7 @@ def keys_of_columns(fields: Sequence[pa.Field]) -> KeyShape:
         type_ = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         name = f"{field.name}_" if field.name in RESERVED else field.name
         columns.append(KeyColumn(name, type_, _python_of(type_)))
-    return KeyShape(tuple(columns), len(columns) > 1)
+    return KeyShape(tuple(columns), len(columns) != 1)
 
 
 def keys_of_type(hint: Any) -> KeyShape:

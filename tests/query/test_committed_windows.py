@@ -6,31 +6,41 @@ keys come now and then that windows get tables of their own, or lie on disk.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.connectors import blackhole, from_list
+from headgate.errors import JobNotReady
 from headgate.state.keyed.base import ABSENT
 from headgate.state.queryable import NotKept
-from headgate.tests.support.subtasks import Step, steps
+from headgate.tests.support.subtasks import Step, steps, streams
 
 from .test_committed import tell
 from .test_more_windows import CLOCKED, DISK, SESSIONS, add
-from .test_windows import KINDS, MINUTE, USERS, by_user, push, shown, windows_of
+from .test_windows import KINDS, MINUTE, SCHEMA, USERS, by_user, push, shown, windows_of
 
 __all__ = ["steps"]
 Steps = Callable[..., Step]
 Model = dict[Any, list[int]]
 AGGREGATES: dict[str, Any] = {"n": hg.count(), "top": hg.max("n"), "total": hg.sum("n")}
+ONE = "one"
 ALL = {**KINDS, **{f"session {kind}": window for kind, window in SESSIONS.items()}}
 
 
-def made(window: Any) -> Any:
+def made(window: Any, *, keyed: bool = True) -> Any:
     queryable = hg.Queryable("agg", committed=True)
-    return by_user().window(window).agg(**AGGREGATES, name="agg", queryable=queryable)
+    if keyed:
+        return by_user().window(window).agg(**AGGREGATES, name="agg", queryable=queryable)
+    columns = streams()[0].map(lambda record: record, into=SCHEMA)
+    timed = columns.event_time("t", max_out_of_order="1h")
+    return timed.window(window).agg(**AGGREGATES, name="agg", queryable=queryable)
 
 
 def answers(step: Step, users: list[str], checkpoint_id: int) -> dict[str, Any]:
@@ -58,18 +68,21 @@ def scans(step: Step, checkpoint_id: int) -> Iterator[dict[str, Any]]:
 
 
 class Case:
-    """A step, its model, and a model for each checkpoint."""
+    """A step, its model, and a model for each checkpoint. Without keys all records are of `ONE`."""
 
-    def __init__(self, make: Steps, kind: str, rng: random.Random) -> None:
-        self.rng, self.kind, self.window = rng, kind, ALL[kind]
+    def __init__(self, make: Steps, kind: str, rng: random.Random, *, keyed: bool = True) -> None:
+        self.rng, self.kind, self.window, self.keyed = rng, kind, ALL[kind], keyed
         self.lateness = self.window.allowed_lateness_ms
-        self.step = make(made(self.window), rng.choice((1, 2, 3)), options=DISK)
+        self.step = make(made(self.window, keyed=keyed), self._parallelism(), options=DISK)
         self.model: Model = {}
         self.watermark, self.next_id, self.newest = 0, 1, 0
         self.models: dict[int, tuple[Model, int]] = {}
         self.stored: dict[int, Any] = {}
         self.pending: list[int] = []
         self.step.watermark(0)
+
+    def _parallelism(self) -> int:
+        return self.rng.choice((1, 2, 3)) if self.keyed else 1
 
     def move(self, watermark: int) -> None:
         self.watermark = watermark
@@ -78,8 +91,8 @@ class Case:
             del self.model[key]
 
     def add(self, rows: list[tuple[str, int, int]]) -> None:
-        push(self.step, rows)
-        for user, n, time in rows:
+        push(self.step, rows, "user" if self.keyed else None)
+        for user, n, time in rows if self.keyed else [(ONE, *row[1:]) for row in rows]:
             if self.kind.startswith("session"):
                 add(self.model, user, n, time)
                 continue
@@ -100,8 +113,8 @@ class Case:
         tell(self.step, self.newest, complete=True)
 
     def fail(self) -> None:
-        parallelism = self.rng.choice((1, 2, 3))
-        self.step.restore(self.stored[self.newest], parallelism, checkpoint_id=self.newest)
+        newest = self.newest
+        self.step.restore(self.stored[newest], self._parallelism(), checkpoint_id=newest)
         model, self.watermark = self.models[self.newest]
         self.model, self.pending = {key: list(n) for key, n in model.items()}, []
         self.step.watermark(self.watermark)
@@ -136,7 +149,7 @@ class Case:
                 self.fail()
             case 5 | 6 | 7:
                 self.move(self.watermark + self.rng.choice((1_000, MINUTE, 2 * MINUTE)))
-            case 8 if self.rng.random() < 0.5:
+            case 8 if self.keyed and self.rng.random() < 0.5:
                 self.many()
             case _:
                 self.add(self.some())
@@ -169,6 +182,33 @@ def test_answers_are_those_of_the_checkpoint(steps: Steps, kind: str, seed: int)
                 case.complete()
             wanted = case.wanted(held, USERS)
             assert next(scan) == {u: value for u, value in wanted.items() if value is not ABSENT}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_windows_without_keys(steps: Steps, kind: str) -> None:
+    case = Case(steps, kind, random.Random(kind), keyed=False)
+    for _ in range(100):
+        case.turn()
+        (operator,) = case.step.operators
+        for checkpoint_id in {0, case.newest}:
+            wanted = case.wanted(checkpoint_id, [ONE])[ONE]
+            assert operator.query_many("agg", [(), ()], checkpoint_id) == [wanted, wanted]
+            scan = operator.scan("agg", checkpoint_id)
+            assert [key for piece in scan.pieces for key in piece] == [()]
+            scan.close()
+
+
+def test_what_had_expired_at_the_checkpoint_does_not_come_back(steps: Steps) -> None:
+    """Its rows are still there, beside those of a key that has many records."""
+    step = steps(made(ALL["tumbling"]))
+    (operator,) = step.operators
+    push(step, [("u0", 1, 1_000), ("u0", 2, 3 * MINUTE)])
+    step.watermark(MINUTE)
+    step.checkpoint(1)
+    then = operator.query("agg", "u0", 0)
+    assert [window["n"] for window in then] == [1]
+    push(step, [("u0", 3, 3 * MINUTE)] * 50)
+    assert operator.query("agg", "u0", 1) == then
 
 
 @pytest.mark.parametrize("kind", CLOCKED)
@@ -226,3 +266,50 @@ def test_windows_that_are_only_live_keep_nothing(steps: Steps, kind: str) -> Non
     for ask in (lambda: operator.query("agg", "u0", 1), lambda: operator.scan("agg", 1)):
         with pytest.raises(NotKept):
             ask()
+
+
+def test_windows_of_a_job_at_one_checkpoint(lab: Any) -> None:
+    """Those of all keys together have as many records as the one without keys, through failures."""
+    rows = [{"user": f"u{n % 7}", "t": n * 100} for n in range(1_000)]
+    job = hg.Job("clicks", parallelism=2)
+    job.checkpoint(every="20ms", storage=lab.storage)
+    job.restart(hg.fixed_delay(attempts=10, delay="1ms"))
+    source = from_list(rows, schema={"user": "string", "t": "int64"}, batch_rows=20)
+    read = job.read(source, name="in").event_time("t", max_out_of_order="0s")
+    hours = {"n": hg.count(), "queryable": hg.Queryable("hours", committed=True)}
+    read.key_by("user").window(hg.tumbling("1h")).agg(**hours, name="hours").write(
+        blackhole(), name="out"
+    )
+    every = {"n": hg.count(), "queryable": hg.Queryable("every", committed=True)}
+    read.window(hg.tumbling("1h")).agg(**every, name="every").write(blackhole(), name="out-2")
+    seen: dict[str, dict[int, int]] = {"hours": {}, "every": {}}
+
+    async def read_all(job: Any, state: str) -> int:
+        page = await job.request("scan", state=state, level="committed")
+        count = sum(window["n"] for row in page["rows"] for window in row["value"])
+        assert seen[state].setdefault(page["checkpoint"], count) == count
+        return count
+
+    async def script(job: Any) -> None:
+        await job.until("status", status="RUNNING")
+        killed = False
+        while min(max(each.values(), default=0) for each in seen.values()) < len(rows):
+            await asyncio.sleep(0.005)
+            for state in seen:
+                try:
+                    await read_all(job, state)
+                except JobNotReady:
+                    continue
+            if seen["hours"] and not killed:
+                killed = True
+                job.kill(random.Random(1))
+        answer = await job.request("query", state="every", key="[]", level="committed")
+        assert (answer["key"], answer["value"][0]["n"]) == ([], len(rows))
+        arrow = await job.request("scan", state="every", arrow=True)
+        (row,) = pa.ipc.open_stream(arrow["stream"]).read_all().to_pylist()
+        assert json.loads(row["value"])[0]["n"] == len(rows)
+
+    assert lab.run(job, script).outcome.status == "FINISHED"
+    both = seen["hours"].keys() & seen["every"].keys()
+    assert both
+    assert all(seen["hours"][each] == seen["every"][each] for each in both)

@@ -55,13 +55,13 @@ def made(kind: str) -> Any:
     return by_user().window(KINDS[kind]).agg(**aggregates, name="agg", queryable="agg")
 
 
-def push(step: Step, rows: list[tuple[str, int, int]]) -> None:
+def push(step: Step, rows: list[tuple[str, int, int]], key: str | None = "user") -> None:
     columns = zip(*rows, strict=True)
     data = pa.RecordBatch.from_arrays(
         [pa.array(column, type_) for column, type_ in zip(columns, SCHEMA.types, strict=True)],
         schema=SCHEMA,
     )
-    step.push_columns(data, [time for _, _, time in rows], key="user")
+    step.push_columns(data, [time for _, _, time in rows], key=key)
 
 
 def shown(model: dict[Any, list[int]], user: str, watermark: int, lateness: int) -> Any:

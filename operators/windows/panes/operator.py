@@ -302,10 +302,12 @@ class PaneAggregate(WindowedAggregate):
         old = self._old
         assert old is not None
         # A table of the cells that these keys had.
-        index = KeyIndex(self._hasher)
-        index.lookup(BatchKeys(self._hasher, columns))
-        keys, table = index.keys(), PaneTable(self._plan, self._hasher, TableEpoch())
-        kept = old.find(keys, index.size, checkpoint_id)
+        keys, table = columns, PaneTable(self._plan, self._hasher, TableEpoch())
+        if keys:
+            index = KeyIndex(self._hasher)
+            index.lookup(BatchKeys(self._hasher, columns))
+            keys = index.keys()
+        kept = old.find(keys, checkpoint_id)
         parts = [
             (places, panes.to_numpy(), self._plan.state_table(state))
             for places, (panes, *state) in kept.rows
@@ -337,7 +339,7 @@ class PaneAggregate(WindowedAggregate):
 
     def _open_in(self, table: PaneTable, columns: list[pa.Array], low: int) -> Iterator[Fired]:
         """Yield the windows of some keys from `low` on; their keys are places, as in `_windows_of`."""
-        slots = table.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        slots = table.find_keys(columns)
         keys = np.unique(slots[slots >= 0])
         held = [pane.find(keys)[1] for pane in table.between(WATERMARK_MIN, WATERMARK_MAX)]
         if not keys.size or not held:

@@ -172,15 +172,20 @@ class PaneTable:
         Those that have no state yet are apart, as second. Call it between `place` and `add`.
         """
         held = self.state.first_changes(cells, self._cells)
+        held = held[self.cell_panes.data[held] > self.expired]
         return held, np.arange(self.state.size, self._cells)
+
+    def find_keys(self, columns: list[pa.Array]) -> Index:
+        """Return the slot of each of some keys, -1 where it is absent; without columns that of the one."""
+        if not columns:
+            return np.zeros(1, np.intp)
+        return self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
 
     def cells_of(self, columns: list[pa.Array]) -> Iterator[tuple[Index, Numbers, pa.Table]]:
         """Yield the cells of different keys, in parts: the places of their keys, panes, and states."""
-        places, slots = np.zeros(1, np.intp), np.zeros(1, np.intp)
-        if columns:
-            found = self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
-            places = np.flatnonzero(found >= 0)
-            slots = found[places]
+        slots = self.find_keys(columns)
+        places = np.flatnonzero(slots >= 0)
+        slots = slots[places]
         for number in self._numbers:
             at, cells = self._panes[number].find(slots)
             if len(at):

@@ -249,11 +249,11 @@ class SessionAggregate(WindowedAggregate):
         if self._spilling is not None:
             yield from self._spilling.sessions_of(columns)
             return
-        yield _of_keys(self._in_memory, BatchKeys(self._hasher, columns))
+        yield _of_keys(self._in_memory, BatchKeys(self._hasher, columns) if columns else None)
 
     def _windows_as_of(self, columns: list[pa.Array], checkpoint_id: int) -> Iterator[Fired]:
         assert self._old is not None
-        kept = self._old.find(columns, len(columns[0]), checkpoint_id)
+        kept = self._old.find(columns, checkpoint_id)
         for places, (starts, ends, *values) in kept.rows:
             yield Fired(starts.to_numpy(), ends.to_numpy(), places, values)
         for fired in self._windows_of(columns):
@@ -576,8 +576,11 @@ class SpillingSessions(SpillingCells[SessionTable]):
             self._expiring.forget()
 
 
-def _of_keys(table: SessionTable, keys: BatchKeys) -> Fired:
-    """Return the open sessions that some keys have in a table; their keys are places."""
+def _of_keys(table: SessionTable, keys: BatchKeys | None) -> Fired:
+    """Return the open sessions that some keys have in a table; their keys are places.
+
+    None is the one key of windows without keys.
+    """
     slots, places = table.of_keys(keys)
     return Fired(
         table.starts.data[slots], table.ends.data[slots], places, table.state.results(slots)

@@ -131,9 +131,14 @@ class SessionTable:
         """Return the slots of the open sessions."""
         return np.flatnonzero(self.ends.data[: self.size] > self.limit)
 
-    def of_keys(self, keys: BatchKeys) -> tuple[Index, Index]:
-        """Return the open sessions of some keys, and for each the place of its key; nothing changes."""
-        slots = self.keys.find_keys(keys).astype(np.intp)
+    def of_keys(self, keys: BatchKeys | None) -> tuple[Index, Index]:
+        """Return the open sessions of some keys, and for each the place of its key; nothing changes.
+
+        None is the one key of records without keys.
+        """
+        slots = np.zeros(min(1, self.size), np.intp)
+        if keys is not None:
+            slots = self.keys.find_keys(keys).astype(np.intp)
         places = np.flatnonzero(slots >= 0)
         lowest = np.full(len(places), _INT64_MIN)
         found, owners, _ = self._reachable(slots[places], lowest)
