@@ -38,21 +38,19 @@ class CutPart:
     Args:
         cut: of the group.
         added: the added columns, read while the cut is open; None if the plan has none.
-        first_key: the first key column that is one of the plan.
         alive: leaves out slots that no longer count.
     """
 
-    __slots__ = ("_added", "_alive", "_first_key", "cut")
+    __slots__ = ("_added", "_alive", "cut")
 
     def __init__(
         self,
         cut: RowsCut,
         added: AddedColumns | None = None,
-        first_key: int = 0,
         alive: Callable[[Rows], Rows] | None = None,
     ) -> None:
         self.cut = cut
-        self._added, self._first_key, self._alive = added, first_key, alive
+        self._added, self._alive = added, alive
 
     def rows(self, plan: AggregatePlan, since: int | None) -> pa.Table:
         """Return the changed rows, or all; the first column holds the hashes. Closes the cut."""
@@ -66,7 +64,7 @@ class CutPart:
         schema = plan.state_schema
         if not count:
             return schema.set(0, _HASH).empty_table()
-        keys = all_keys[self._first_key :]
+        keys = all_keys[: len(plan.keys)]
         columns = [
             pa.array(_hashes(keys, count)),
             *keys,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...state.hashing import Hashes, mixed
 from ...state.slots.arrays import SlotArray
 from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.slots.key_index import BatchKeys, KeyHasher, plain_column, taken_keys
@@ -31,6 +32,34 @@ _DEAD_MIN = 4_096
 """Up to this many rows of expired windows may stay, as moving the other rows would cost more."""
 _NO_WINDOW = np.iinfo(np.int64).min
 _Starts = npt.NDArray[np.int64]
+_PER_START, _PER_START_AGAIN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+"""Odd factors of the start of a window in the two lanes of an identity."""
+
+
+class WindowKeys(BatchKeys):
+    """The keys of one batch, each in a window. An identity tells equal keys of two windows apart.
+
+    It is made of the identity of the key. If the hash of a key is exact, it is the second lane, so that
+    both lanes together are those of one key in one window only. Without keys the window is the key.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, hasher: KeyHasher, starts: _Starts, columns: Sequence[pa.Array]) -> None:
+        super().__init__(hasher, columns or [pa.array(starts)])
+        self._lanes = _lanes(hasher, starts.view(np.uint64), columns)
+
+
+def _lanes(hasher: KeyHasher, starts: Hashes, columns: Sequence[pa.Array]) -> tuple[Hashes, Hashes]:
+    if not columns:
+        return mixed(starts), starts
+    hashes, checks = hasher.identify(columns)
+    if hasher.exact:
+        checks = hashes if checks is None else hashes ^ (np.uint64(0) - checks)
+    else:
+        assert checks is not None
+        checks = checks + starts * _PER_START_AGAIN
+    return mixed(hashes + starts * _PER_START), checks
 
 
 class SmallWindows:
@@ -41,7 +70,7 @@ class SmallWindows:
     ) -> None:
         types = [plan.schema.field(key).type for key in plan.keys]
         self._plan, self._window, self._epoch = plan, window, epoch
-        self._hasher = KeyHasher([pa.int64(), *types], seed)
+        self._hasher = KeyHasher(types, seed, dense=False)
         self.open: set[int] = set()
         """The starts of the windows in this table."""
         self._expired = _NO_WINDOW
@@ -90,12 +119,16 @@ class SmallWindows:
     def _add(
         self, starts: _Starts, columns: list[pa.Array], update: Callable[[Index, int], None]
     ) -> Index:
-        slots = self._group.slots_of(BatchKeys(self._hasher, [pa.array(starts), *columns]))
+        slots = self._group.slots_of(WindowKeys(self._hasher, starts, columns))
         size = self._group.keys.size
-        update(slots, size)
         self._starts.reserve(size)
         self._starts.data[slots] = starts
+        update(slots, size)
         return slots
+
+    def _keys_of(self, slots: Index) -> list[pa.Array]:
+        """Return the key columns of some slots."""
+        return self._group.keys.take(slots)[: len(self._plan.keys)]
 
     def fire(self, after: int, last: int) -> Fired | None:
         """Return results of the windows that start after `after`, up to `last`, in order of the windows."""
@@ -104,8 +137,7 @@ class SmallWindows:
         starts = self._starts.data[: self._group.keys.size]
         slots = np.flatnonzero((starts > max(after, self._expired)) & (starts <= last))
         slots = slots[np.argsort(starts[slots], kind="stable")]
-        keys = self._group.keys.take(slots)[1:]
-        return self._fired(slots, keys)
+        return self._fired(slots, self._keys_of(slots))
 
     def find(self, columns: list[pa.Array]) -> Fired:
         """Return the results of some keys, in all windows of this table; nothing changes.
@@ -116,14 +148,15 @@ class SmallWindows:
         count = len(columns[0]) if columns else 1
         places = np.tile(np.arange(count), len(starts))
         keys = [column.take(pa.array(places)) for column in columns]
-        keys.insert(0, pa.array(np.repeat(starts, count)))
-        slots = self._group.keys.find_keys(BatchKeys(self._hasher, keys)).astype(np.intp)
+        wanted = WindowKeys(self._hasher, np.repeat(starts, count), keys)
+        slots = self._group.keys.find_keys(wanted).astype(np.intp)
         held = np.flatnonzero(slots >= 0)
         return self._fired(slots[held], places[held])
 
     def keys_now(self) -> Iterator[list[pa.Array]]:
         """Return the keys that there are now, in pieces, once for each of their windows."""
-        return (columns[1:] for columns in self._group.keys.cut().pieces())
+        count = len(self._plan.keys)
+        return (columns[:count] for columns in self._group.keys.cut().pieces())
 
     def results(self, slots: Index, keys: list[pa.Array]) -> Fired:
         """Return results of some slots, whose keys are given."""
@@ -159,10 +192,18 @@ class SmallWindows:
     def _compact(self, alive: Index) -> None:
         """Move these slots to a new group; each row keeps the epoch of its last change."""
         starts, epochs = self._starts.data[alive], self._group.state.epochs_of(alive)
-        keys, state = self._rows(alive)
+        hashes, checks = self._group.keys.lanes()
+        hashes, checks = hashes[alive], None if checks is None else checks[alive]
+        keys, state = (
+            self._group.keys.take(alive),
+            self._plan.state_table(self._group.state.columns(alive)),
+        )
         self._clear()
         if len(alive):
-            self._load(starts, keys, state, epochs)
+            self._group.keys.fill(keys, hashes, checks)
+            self._group.state.load(np.arange(len(alive)), state, len(alive), epochs)
+            self._starts.reserve(len(alive))
+            self._starts.data[: len(alive)] = starts
 
     # --- windows that move out -----------------------------------------------------------------
 
@@ -190,8 +231,8 @@ class SmallWindows:
         taken = []
         for start in chosen.tolist():
             slots = np.flatnonzero(starts == start)
-            keys, state = self._rows(slots)
-            columns = dict(zip(self._plan.keys, keys, strict=True))
+            columns = dict(zip(self._plan.keys, self._keys_of(slots), strict=True))
+            state = self._plan.state_table(self._group.state.columns(slots))
             taken.append(
                 (
                     start,
@@ -203,11 +244,6 @@ class SmallWindows:
         self.open -= set(chosen.tolist())
         self._compact(alive[~np.isin(starts[alive], chosen)])
         return taken
-
-    def _rows(self, slots: Index) -> tuple[list[pa.Array], pa.Table]:
-        """Return keys and state of these slots."""
-        state = self._plan.state_table(self._group.state.columns(slots))
-        return self._group.keys.take(slots)[1:], state
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -226,17 +262,12 @@ class SmallWindows:
         def edges(which: Rows) -> list[Array]:
             return [starts[which].copy(), starts[which] + size_ms]
 
-        return CutPart(self._group.cut(epoch), edges, 1, alive)
+        return CutPart(self._group.cut(epoch), edges, alive)
 
     def load(self, table: pa.Table) -> None:
         """Restore rows of a snapshot's table."""
         starts = plain_column(table.column("window_start")).cast(pa.int64()).to_numpy()
         columns = [plain_column(table.column(key)) for key in self._plan.keys]
-        self._load(starts, columns, table, RESTORED_EPOCH)
-        self.open.update(np.unique(starts).tolist())
-
-    def _load(
-        self, starts: _Starts, keys: list[pa.Array], table: pa.Table, epochs: Array | int
-    ) -> None:
         state = self._group.state
-        self._add(starts, keys, lambda at, size: state.load(at, table, size, epochs))
+        self._add(starts, columns, lambda at, size: state.load(at, table, size, RESTORED_EPOCH))
+        self.open.update(np.unique(starts).tolist())

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
-from ...state.slots.key_index import BatchKeys, plain_column
+from ...state.slots.key_index import BatchKeys
 from ...state.snapshot import (
     KEY_GROUP_COLUMN,
     RestoredState,
@@ -177,7 +177,7 @@ class TumblingAggregate(WindowedAggregate):
             group: of one window, or of all small ones.
             slots: of the rows that are added.
             fresh: those that have no state yet.
-            start: of the window; None: it is the first column of the keys.
+            start: of the window; None: the group is that of the small windows.
         """
         assert self._old is not None
         if start is None or self._spilling is None:
@@ -188,9 +188,9 @@ class TumblingAggregate(WindowedAggregate):
         changed = np.concatenate([held, fresh])
         if not changed.size:
             return
-        keys = group.keys.take(changed)
+        keys = group.keys.take(changed)[: len(self._plan.keys)]
         if start is None:
-            starts = plain_column(keys.pop(0)).to_numpy()
+            starts = self._small.starts_of(changed)
         else:
             starts = np.full(len(changed), start)
 

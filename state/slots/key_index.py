@@ -16,6 +16,8 @@ from .table import DenseSlots, Rows, Slots, SlotTable
 
 PIECE_BYTES_MAX = 1 << 21
 """Pieces of keys are joined up to this size: a copy of 2 MiB at most."""
+_JOINED_BYTES_MAX = 1 << 16
+"""Pieces of this size together are joined when some keys are read."""
 _SCANNED = 4_096
 """The keys in one piece of a scan."""
 _ENTRY_BYTES = 8 + 8 + 4 * 6
@@ -153,6 +155,12 @@ class KeyIndex:
             self._dense = DenseSlots()
         self._pieces = []
 
+    def fill(self, columns: list[pa.Array], hashes: Hashes, checks: Hashes | None) -> None:
+        """Take over distinct keys with their identities; only into an empty index, which is not dense."""
+        assert self._dense is None
+        self._table.fill(hashes, checks)
+        self._keep(columns)
+
     def lookup(self, keys: BatchKeys, which: Rows | slice | None = None) -> Slots:
         """Return the slot of the key of each of the rows `which` (None: of all rows). New keys are
         added.
@@ -246,8 +254,9 @@ class KeyIndex:
         if not self._pieces:
             return [pa.array([], type_) for type_ in self._hasher.types]
         if len(self._pieces) == 1:
-            indices = pa.array(slots)
-            return [column.take(indices) for column in self._pieces[0].columns]
+            return [taken_keys(column, slots) for column in self._pieces[0].columns]
+        if self.key_bytes <= _JOINED_BYTES_MAX:
+            return [taken_keys(column, slots) for column in self.keys()]
         # Take from each piece: pyarrow would join all pieces first.
         order = np.argsort(slots, kind="stable")
         back = np.empty(len(order), np.intp)
@@ -296,6 +305,8 @@ def taken_keys(column: pa.Array, rows: Rows) -> pa.Array:
     """Return the keys of some rows with their `stored_key_type`."""
     if pa.types.is_dictionary(column.type):
         return stored_keys(column.take(pa.array(rows)))
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return pa.array(column.to_numpy().take(rows))  # pyarrow would take five times as long
     return stored_keys(column).take(pa.array(rows))
 
 

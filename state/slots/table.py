@@ -165,6 +165,8 @@ class SlotTable:
             if empty.any():
                 missed.append(rest[empty])
                 keep = np.flatnonzero(~empty)
+                if not keep.size:
+                    break
                 rest, at = rest.take(keep), at.take(keep)
                 steps, left = steps.take(keep), left.take(keep)
             at += steps
@@ -177,6 +179,8 @@ class SlotTable:
             steps, left = steps.take(keep), left.take(keep)
         if not missed:
             return slots, rest
+        if len(missed) == 1:
+            return slots, missed[0]
         rows = np.concatenate(missed)
         rows.sort()
         return slots, rows
@@ -206,30 +210,46 @@ class SlotTable:
     def _insert(self, slots: Slots, rows: Rows, hashes: Hashes, checks: Hashes | None) -> Rows:
         """Give slots to the absent keys of `rows`, which may repeat, and return the row of each new key."""
         cells, mask = self._cells, len(self._cells) - 1
-        h = hashes[rows]
+        h = hashes.take(rows)
+        c = None if checks is None else checks.take(rows)
         at, steps = h.view(np.int64) & mask, _steps(h)
         fresh: list[Rows] = []
         while rows.size:
-            found = cells.take(at) - 1
+            found = cells.take(at)
+            found -= 1
             empty = np.flatnonzero(found < 0)
             if empty.size:
                 # Each row at an empty cell claims it; the first row wins, the others look again.
+                where = at.take(empty)
                 claims = np.arange(empty.size, dtype=np.int32)
-                cells[at[empty[::-1]]] = claims[::-1]
-                won = empty[cells.take(at[empty]) == claims]
-                new = np.arange(self.size, self.size + won.size, dtype=np.int32)
-                cells[at[won]] = new + 1
-                self._hashes.data[new] = hashes[rows[won]]
+                cells[where[::-1]] = claims[::-1]
+                first = np.flatnonzero(cells.take(where) == claims)
+                won, size = empty.take(first), self.size + first.size
+                new = np.arange(self.size, size, dtype=np.int32)
+                cells[where.take(first)] = new + 1
+                self._hashes.data[self.size : size] = h.take(won)
                 if self._checks is not None:
-                    self._checks.data[new] = 0 if checks is None else checks[rows[won]]
-                self.size += won.size
-                fresh.append(rows[won])
-                found = cells.take(at) - 1
-            keep = self._differs(found, hashes[rows], None if checks is None else checks[rows])
-            met = ~keep
+                    self._checks.data[self.size : size] = 0 if c is None else c.take(won)
+                self.size = size
+                fresh.append(rows.take(won))
+                slots[fresh[-1]] = new
+                if won.size == rows.size:
+                    break
+                others = np.ones(rows.size, np.bool_)
+                others[won] = False
+                keep = np.flatnonzero(others)
+                rows, at, steps, h = rows.take(keep), at.take(keep), steps.take(keep), h.take(keep)
+                c = None if c is None else c.take(keep)
+                found = cells.take(at)
+                found -= 1
+            differs = self._differs(found, h, c)
+            met = ~differs
             slots[rows[met]] = found[met]
-            rows, at, steps = rows[keep], at[keep], steps[keep]
-            at = (at + steps) & mask
+            keep = np.flatnonzero(differs)
+            rows, at, steps, h = rows.take(keep), at.take(keep), steps.take(keep), h.take(keep)
+            c = None if c is None else c.take(keep)
+            at += steps
+            at &= mask
         return np.concatenate(fresh)
 
     # --- growth --------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def tight():
             patch.setattr(module, "RESERVED_ENTRIES", 256)
         patch.setattr(arrays, "_FILL_BLOCK", 8)
         patch.setattr(key_index, "PIECE_BYTES_MAX", 128)
+        patch.setattr(key_index, "_JOINED_BYTES_MAX", 64)
         patch.setattr(small_windows, "_DEAD_MIN", 0)
         patch.setattr(small_windows, "KEPT_ROWS_MAX", 6)
         patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)

@@ -29,6 +29,7 @@ from headgate.operators.windows.late import LATE, LATE_COUNTER
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keygroups import owner_of
+from headgate.state.slots.key_index import KeyHasher
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -350,6 +351,26 @@ def test_null_is_a_group_as_in_sql(start, type_):
     query = 'SELECT "user", count(*), sum(x)::BIGINT, max(x) FROM rows GROUP BY 1'
     found = [(row[0], *row[3:6]) for row in restored.output.rows()]
     assert sorted(found, key=str) == sorted(duckdb.sql(query).fetchall(), key=str)
+
+
+@pytest.mark.parametrize("type_", [pa.int64(), pa.uint8(), pa.bool_(), pa.string()])
+def test_a_key_in_a_window_is_told_from_all_others(type_):
+    numbers = np.arange(200) % 2 if pa.types.is_boolean(type_) else np.arange(200)
+    keys = pa.array(numbers).cast(type_)
+    hasher = KeyHasher([type_], 7, dense=False)
+    seen = set()
+    for start in (-20_000, 0, 10_000, 20_000):
+        starts = np.full(len(keys), start)
+        lanes = np.array(small_windows.WindowKeys(hasher, starts, [keys]).lanes(None))
+        seen |= set(map(tuple, lanes.T.tolist()))
+        # Nulls beside them change nothing for the others.
+        some = pa.array([None, *keys.to_pylist()], type_)
+        both = np.array(
+            small_windows.WindowKeys(hasher, np.append(start, starts), [some]).lanes(None)
+        )
+        assert (both[:, 1:] == lanes).all()
+        seen.add(tuple(both[:, 0].tolist()))
+    assert len(seen) == 4 * (len(set(numbers)) + 1)
 
 
 def test_large_windows_come_out_in_pieces_between_small_ones(start, monkeypatch):

@@ -441,7 +441,7 @@ class PaneAggregate(WindowedAggregate):
             return self._bounds(panes[which])
 
         group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
-        parts = [CutPart(group, bounds, 0, alive)]
+        parts = [CutPart(group, bounds, alive)]
         panes_cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
         return StateSnapshot(tables={_PANES: panes_cut, **progress})
 
