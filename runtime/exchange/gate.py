@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ...errors import ExchangeError, HeadgateError, check
-from ...operators.elements import Batch, CheckpointBarrier, Control, Element
+from ...operators.elements import (
+    WATERMARK_MAX,
+    Batch,
+    CheckpointBarrier,
+    Control,
+    Element,
+    Watermark,
+)
 from ...state.snapshot import ChannelAddress
 from .channel_state import GateCapture, InFlightRecords
 from .partition import OutputChannel
@@ -198,6 +205,24 @@ class InputGate:
         if self._error is None:  # else there are no turns any more
             self._ready.extendleft(reversed(passed))
         return taken
+
+    def poll_watermarks(self) -> list[tuple[int, Watermark]]:
+        """Take the watermarks that are the next elements of channels; others keep their turns.
+
+        The last watermark of a channel stays: the subtask may come to its end with it.
+        """
+        found: list[tuple[int, Watermark]] = []
+        passed: list[int] = []
+        for _ in range(len(self._ready)):
+            position = self._ready.popleft()
+            element = self._channels[position].queue[0]
+            if isinstance(element, Watermark) and element.timestamp != WATERMARK_MAX:
+                self._take(position)
+                found.append((position, element))
+            else:
+                passed.append(position)
+        self._ready.extendleft(reversed(passed))
+        return found
 
     def _take(self, position: int) -> tuple[int, Element]:
         """The next element of a channel that has just lost its turn."""

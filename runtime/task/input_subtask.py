@@ -11,6 +11,7 @@ from typing import Final, final
 from ...errors import check
 from ...operators.base import AsyncOperator
 from ...operators.elements import (
+    WATERMARK_MAX,
     Batch,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -170,8 +171,8 @@ class InputSubtask(Subtask):
         channel = ChannelPosition(position)
         now_ms = self.env.clock.now_ms()
         match element:
-            case Watermark(timestamp):
-                self._advance(self._valve.on_watermark(channel, timestamp))
+            case Watermark():
+                self._take_watermarks(channel, element)
             case WatermarkStatus(idle):
                 self._advance(self._valve.on_status(channel, idle))
             case CheckpointBarrier():
@@ -185,6 +186,18 @@ class InputSubtask(Subtask):
             case LoopProbe():
                 self._probes.on_probe(position, element)
                 self._pass_probes()
+
+    def _take_watermarks(self, channel: ChannelPosition, first: Watermark) -> None:
+        """Advance once for a watermark and those that are the next elements of other channels.
+
+        With many senders, most of them move time by a little, and each step has a price of its own.
+        """
+        output = self._valve.on_watermark(channel, first.timestamp)
+        if first.timestamp != WATERMARK_MAX:
+            for position, watermark in self.gate.poll_watermarks():
+                later = self._valve.on_watermark(ChannelPosition(position), watermark.timestamp)
+                output = output if later.watermark is None else later
+        self._advance(output)
 
     async def _end_of_data(self, position: int) -> None:
         self._with_data.discard(position)

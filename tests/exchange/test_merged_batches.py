@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headgate.errors import ExchangeError, InternalError
-from headgate.operators.elements import CheckpointBarrier, ColumnBatch, Watermark
+from headgate.operators.elements import WATERMARK_MAX, CheckpointBarrier, ColumnBatch, Watermark
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.task.input_subtask import BatchMerger
@@ -174,3 +174,26 @@ def test_random_elements_stay_in_order(make, seed):
         else:
             note(element)
     assert seen == sent
+
+
+def test_watermarks_that_wait_are_taken_together(make):
+    gate, channels = make.wired(5, SETTINGS)
+    channels[0].send_control(Watermark(1))
+    channels[1].send(make.ints(0, 3))
+    channels[1].send_control(Watermark(20))
+    channels[2].send_control(Watermark(30))
+    channels[2].send(make.ints(10, 3))
+    channels[3].send_control(Watermark(WATERMARK_MAX))
+    channels[4].send_control(Watermark(50))
+    gate.block(4)
+    assert gate.poll() == (0, Watermark(1))
+    assert gate.poll_watermarks() == [(2, Watermark(30))]
+    gate.validate()
+    position, first = gate.poll()
+    assert (position, values(first)) == (1, [0, 1, 2])
+    assert gate.poll() == (3, Watermark(WATERMARK_MAX))
+    position, second = gate.poll()
+    assert (position, values(second)) == (2, [10, 11, 12])
+    assert gate.poll_watermarks() == [(1, Watermark(20))]
+    assert gate.poll() is None
+    gate.validate()
