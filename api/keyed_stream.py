@@ -457,8 +457,7 @@ class WindowedStream(_RecordWindows[T]):
             name: the address of the state.
             into: a class or schema that the result fits.
             queryable: the name, unique in the job, under which clients outside the job read the windows
-                of a key that have not expired; empty: they do not. Count and global windows do not
-                have it.
+                of a key that have not expired; empty: they do not. Count windows do not have it.
             aggregates: output columns, such as `n=hg.count(), total=hg.sum("amount")`.
         """
         origin = capture_origin()

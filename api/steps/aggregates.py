@@ -245,12 +245,15 @@ def _queryable_windows(
     """
     if queryable == "":
         return ()
-    if isinstance(window, CountWindow | GlobalWindow):
+    if isinstance(window, CountWindow):
         raise PlanError(
             f"the state of these windows cannot be queried window=`{window.describe()}`",
             where=str(origin),
-            fix="leave queryable= out; tumbling, sliding, cumulative and session windows have it",
+            fix="leave queryable= out; all windows but count windows have it",
         )
+    if isinstance(window, GlobalWindow):
+        values = pa.schema(list(plan.result_schema)[len(plan.keys) :])
+        return _queryable(output, queryable, "running", origin, values)
     return _queryable(output, queryable, "window", origin, None)
 
 
@@ -303,7 +306,7 @@ def window_aggregate(
     if isinstance(window, CountWindow):
         return partial(CountAggregate, window, plan, step)
     if isinstance(window, GlobalWindow):
-        return partial(GlobalAggregate, window, plan, step)
+        return partial(GlobalAggregate, window, plan, step, committed=committed)
     windows = WindowFactory(window, plan, step, committed)
     if isinstance(window, TumblingWindow | SlidingWindow) and window.processing:
         return partial(_clocked, window, windows)

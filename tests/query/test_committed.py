@@ -108,6 +108,12 @@ def summed(**arguments: Any) -> Any:
     return by_user().agg(**aggregates, name="agg", queryable=committed("agg"), **arguments)
 
 
+def whole() -> Any:
+    aggregates: dict[str, Any] = {"n": hg.count(), "top": hg.max("n"), "total": hg.sum("n")}
+    window = by_user().window(hg.global_window(emit_rows=3))
+    return window.agg(**aggregates, name="agg", queryable=committed("agg"))
+
+
 MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "process": (
         lambda: by_user().process(Remember(), name="p"),
@@ -115,6 +121,7 @@ MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
         remembered,
     ),
     "running": (summed, add, running),
+    "global window": (whole, add, running),
     "running with a ttl": (lambda: summed(ttl="1h"), add, running),
     "reduce": (
         lambda: by_user().reduce(plus, name="r", queryable=committed("r")),
@@ -225,6 +232,34 @@ def test_old_values_are_bounded(steps: Steps, kind: str) -> None:
     tell(step, 2, complete=True)
     push(step, ("u0", 3))
     assert query(step, state, "u0", 2) == now != query(step, state, "u0", 0)
+
+
+def test_a_global_window_without_keys(steps: Steps) -> None:
+    records = streams()[0].map(lambda record: record, into=SCHEMA)
+    step = steps(
+        records.window(hg.global_window()).agg(n=hg.count(), name="agg", queryable=committed("all"))
+    )
+    (operator,) = step.operators
+
+    def push_all(*numbers: int) -> None:
+        step.push_columns(
+            pa.RecordBatch.from_pylist([{"user": "", "n": n} for n in numbers], SCHEMA)
+        )
+
+    step.checkpoint(1)
+    assert operator.query("whole", (), 0) is operator.query("whole", (), 1) is ABSENT
+    push_all(1, 2, 3)
+    assert operator.query("whole", (), 1) is ABSENT
+    stored = step.checkpoint(2)
+    push_all(4)
+    push_all(5)
+    tell(step, 2, complete=True)
+    assert list(operator.query_many("whole", [(), ()], 2)) == [{"n": 3}] * 2
+    assert list(operator.query_many("whole", [()], 0)) == [{"n": 5}]
+    assert [*operator.scan("whole", 2).pieces] == [[()]]
+    step.restore(stored, checkpoint_id=2)
+    push_all(6)
+    assert step.operators[0].query("whole", (), 2) == {"n": 3}
 
 
 def test_a_state_that_is_only_live_keeps_nothing(steps: Steps) -> None:

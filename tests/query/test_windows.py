@@ -174,7 +174,6 @@ def test_the_windows_of_a_key(steps: Steps, kind: str) -> None:
     ("window", "queryable", "message"),
     [
         (hg.count_window(3), "agg", "these windows cannot be queried"),
-        (hg.global_window(), "agg", "these windows cannot be queried"),
         (hg.tumbling("1m"), "a b", "cannot be the name"),
         (hg.tumbling("1m"), hg.count(), "no result can be called so"),
     ],

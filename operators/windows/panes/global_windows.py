@@ -25,10 +25,10 @@ from ...aggregation.aggregate_tables import (
 )
 from ...aggregation.aggregates import AggregatePlan
 from ...aggregation.keyed_aggregate import KeyedGroup, KeyedRows, columns_of, identity_seed
+from ...aggregation.queried_aggregate import QueriedAggregate
 from ...aggregation.spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
-from ...spilling_space import SpillingOperator
 from ...time_progress import KeyGroupTable
 from ..kinds import GlobalWindow
 from ..windowed_aggregate import EMIT_ROWS_MAX
@@ -38,16 +38,23 @@ _WHOLE: Final = "whole"
 _TIME: Final = KeyGroupTable.of_times("time", "window", "seen")
 
 
-class GlobalAggregate(SpillingOperator):
+class GlobalAggregate(QueriedAggregate):
     """Aggregates since the start of the job, per key or, without keys, over all records."""
 
-    def __init__(self, window: GlobalWindow, plan: AggregatePlan, step: str = "window") -> None:
+    def __init__(
+        self,
+        window: GlobalWindow,
+        plan: AggregatePlan,
+        step: str = "window",
+        *,
+        committed: bool = False,
+    ) -> None:
         assert not plan.added
-        self._window, self._plan, self._step = window, plan, step
+        super().__init__(plan, committed=committed)
+        self._window, self._step = window, step
         self._seen = WATERMARK_MIN
         self._ended = False
         self._space: AggregateSpace | None = None
-        self._spilling: SpillingGroup | None = None
         self._on_disk: ChangedRows | None = None
 
     def open(self, context: OperatorContext) -> None:
@@ -61,12 +68,8 @@ class GlobalAggregate(SpillingOperator):
         if lies_on_disk(self._plan, context):
             self._space = AggregateSpace(self._plan, context, _WHOLE)
             self._spilling = SpillingGroup(self._space)
+            self._hasher = self._space.hasher
             self._on_disk = ChangedRows(self._spilling.table, self._space)
-
-    @property
-    def _group(self) -> KeyedGroup:
-        """The group to which rows are added now; on disk it changes with each `settle`."""
-        return self._in_memory if self._spilling is None else self._spilling.group
 
     def process(self, batch: Batch, input_index: int) -> None:
         data = columns_of(batch, self._step)
@@ -75,7 +78,7 @@ class GlobalAggregate(SpillingOperator):
         if batch.timestamps is not None:
             self._seen = max(self._seen, int(batch.timestamps.max()))
         rows = KeyedRows(self._plan, self._hasher, data, batch.timestamps)
-        slots = self._group.add(rows, None)
+        slots = self._group.add(rows, None, self._keeper)
         if self._window.early:
             changed = self._changed if self._on_disk is None else self._on_disk
             changed.note(np.zeros(1, np.intp) if slots is None else slots)
@@ -129,6 +132,7 @@ class GlobalAggregate(SpillingOperator):
 
     def snapshot(self, checkpoint_id: int) -> StateSnapshot:
         """Snapshot table `whole` (one row per key), or its runs, and `time` (per key group)."""
+        self._note_cut(checkpoint_id)
         time = _TIME.cut(self.context.key_groups, self._seen)
         if self._spilling is not None and self._on_disk is not None:
             delta = self._spilling.table.delta
@@ -153,6 +157,7 @@ class GlobalAggregate(SpillingOperator):
 
     def _restore(self, state: RestoredState) -> None:
         """Restore the aggregates; new ones start empty."""
+        self._note_restored()
         self._epoch.restored()
         times = _TIME.restored(state)
         if times is not None:
