@@ -101,12 +101,23 @@ class Lines:
     Ends lie behind the line break. Empty lines are not numbered.
     """
 
-    __slots__ = ("data", "ends", "starts")
+    __slots__ = ("_texts", "data", "ends", "starts")
 
-    def __init__(self, data: bytes, starts: Int64s, ends: Int64s) -> None:
+    def __init__(
+        self, data: bytes, starts: Int64s, ends: Int64s, texts: Sequence[bytes] | None = None
+    ) -> None:
+        """Make lines.
+
+        Args:
+            data: their bytes.
+            starts: of the lines in `data`.
+            ends: of the lines in `data`.
+            texts: the lines one by one, with or without their line breaks, if they are known.
+        """
         self.data = data
         self.starts = starts
         self.ends = ends
+        self._texts = texts
 
     @classmethod
     def split(cls, data: bytes) -> Lines:
@@ -126,7 +137,15 @@ class Lines:
 
     def part(self, start: int, stop: int) -> Lines:
         """Return lines start to stop - 1 without copying them."""
-        return Lines(self.data, self.starts[start:stop], self.ends[start:stop])
+        texts = None if self._texts is None else self._texts[start:stop]
+        return Lines(self.data, self.starts[start:stop], self.ends[start:stop], texts)
+
+    def texts(self) -> Sequence[bytes]:
+        """Return the lines one by one, with or without their line breaks."""
+        if self._texts is None:
+            places = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+            return [self.data[start:end] for start, end in places]
+        return self._texts
 
     def line(self, index: int) -> bytes:
         """Return line `index` without its line break."""
@@ -206,7 +225,9 @@ class JsonDecoder:
         )
 
     def __call__(self, lines: Lines) -> pa.RecordBatch:
-        batch = self._layout.read(lines.data, lines.starts, lines.ends)
+        batch = None
+        if self._layout.may_read(len(lines)):
+            batch = self._layout.read(lines.view(), lines.texts())
         return self._parsed(lines) if batch is None else batch
 
     def _parsed(self, lines: Lines) -> pa.RecordBatch:

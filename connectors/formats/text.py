@@ -162,7 +162,7 @@ class _LinesDecoder:
                 return self._lines([(text or b"").replace(b"\n", b" ") for text in texts])
             ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
         starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
-        return Lines(data, starts, ends)
+        return Lines(data, starts, ends, texts)
 
 
 class _RawDecoder:

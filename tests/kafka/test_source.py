@@ -525,14 +525,17 @@ def test_it_goes_on_after_the_broker_was_killed(broker: KafkaServer, new_topic: 
 class _Message:
     """A message, or the event of the end of a partition, as librdkafka returns them together."""
 
-    def __init__(self, offset: int, error: Any = None) -> None:
+    def __init__(
+        self, offset: int, error: Any = None, partition: int = 0, value: bytes = b"v"
+    ) -> None:
         self._offset, self._error = offset, error
+        self._partition, self._value = partition, value
 
     def topic(self) -> str:
         return "t"
 
     def partition(self) -> int:
-        return 0
+        return self._partition
 
     def offset(self) -> int:
         return self._offset
@@ -541,7 +544,7 @@ class _Message:
         return self._error
 
     def value(self) -> bytes:
-        return b"v"
+        return self._value
 
     def key(self) -> None:
         return None
@@ -567,6 +570,44 @@ def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
         assert len(batch) == 2
         assert reader.finished
         assert reader.poll() is None
+
+    run(read())
+
+
+def test_messages_of_several_partitions_are_decoded_together_and_stay_apart() -> None:
+    """Of the partitions one ends, one has bad records only, and one has some among its good ones."""
+    values = {
+        0: [b'{"id":0}', b'{"id":1}', b'{"id":2}'],
+        1: [b"[]", b"{"],
+        2: [b'{"id":20}', b"x", b'{"id":22}', b'{"id":23}'],
+    }
+    messages = [
+        _Message(offset, partition=partition, value=found[offset])
+        for offset in range(4)
+        for partition, found in values.items()
+        if offset < len(found)
+    ]
+
+    async def read() -> None:
+        schema = {"id": "int64"}
+        source = kafka_source("t", bootstrap="nowhere:1", schema=schema, on_bad_record="drop")
+        reader: Any = source.reader()
+        reader.open(make_context(operator_name="source"), lambda batch: None)
+        stops = {0: 2, 1: None, 2: None}
+        splits = [PartitionSplit("t", number, 0, stop) for number, stop in stops.items()]
+        reader._positions = {split.name: split for split in splits}
+        reader._consumer = SimpleNamespace(pause=lambda places: None)
+        reader._topics = {"t"}
+        reader._take(messages)
+        pieces = {piece.position.partition: piece for piece in reader._shared.pieces}
+        assert [
+            (number, piece.position.offset, piece.ended, list(piece.marks))
+            for number, piece in pieces.items()
+        ] == [(0, 2, True, [0, 1]), (1, 2, False, []), (2, 4, False, [0, 2, 3])]
+        found = [piece.batch.column("id").to_pylist() for piece in pieces.values()]
+        assert found == [[0, 1], [], [20, 22, 23]]
+        bad = [[message.offset() for message, _ in piece.bad] for piece in pieces.values()]
+        assert bad == [[], [0, 1], [1]]
 
     run(read())
 
