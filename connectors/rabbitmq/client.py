@@ -181,19 +181,42 @@ async def connected(broker: Broker, stream: str, name: str) -> AsyncIterator[Con
         rstream.exceptions.ServerError, OSError, TimeoutError: no broker answers, or one refuses us.
         UsageError: the addresses or a secret cannot be read.
     """
+    async with _any_broker(broker, name) as (client, lost, tls):
+        leader = await unless(lost, _leader_elsewhere(client, stream), LostError)
+        if leader is None:
+            yield Connection(client, stream, lost)
+            return
+    async with logged_in(broker, (*leader, tls), name) as (client, lost):
+        yield Connection(client, stream, lost)
+
+
+async def partitions_of(broker: Broker, super_stream: str, name: str) -> list[str]:
+    """Return the streams that are the partitions of a super stream, in order; none if there is no such one.
+
+    Raises as `connected`.
+    """
+    from rstream import schema
+    from rstream.constants import Key
+
+    # RabbitMQ 3.10 answers without the mark of an answer. Brokers never send this as a request.
+    schema.registry[False, Key.Partitions] = schema.SuperStreamPartitionsResponse
+    async with _any_broker(broker, name) as (client, lost, _):
+        return list(await unless(lost, client.partitions(super_stream), LostError))
+
+
+@contextlib.asynccontextmanager
+async def _any_broker(broker: Broker, name: str) -> AsyncIterator[tuple[Any, asyncio.Event, bool]]:
+    """Connect to the first broker that answers; yield client, event of its end, and whether by TLS."""
     failure: BaseException = OSError("no address is given")
     for address in _addresses(read_secret("url", broker.url)):
-        try:
-            async with logged_in(broker, address, name) as (client, lost):
-                leader = await unless(lost, _leader_elsewhere(client, stream), LostError)
-                if leader is None:
-                    yield Connection(client, stream, lost)
-                    return
-            async with logged_in(broker, (*leader, address[2]), name) as (client, lost):
-                yield Connection(client, stream, lost)
-                return
-        except UnreachableError as error:
-            failure = error
+        async with contextlib.AsyncExitStack() as opened:
+            try:
+                client, lost = await opened.enter_async_context(logged_in(broker, address, name))
+            except UnreachableError as error:
+                failure = error
+                continue
+            yield client, lost, address[2]
+            return
     raise failure
 
 
@@ -302,6 +325,15 @@ def cannot_use(broker: Broker, error: BaseException) -> SourceError:
         f"the RabbitMQ broker cannot be used broker=`{broker}`: {reason_of(error)}",
         fix="check the address, the user, the password, the virtual host, TLS, and that the plugin "
         "rabbitmq_stream is on",
+    )
+
+
+def no_super_stream(broker: Broker, super_stream: str) -> SourceError:
+    """Return the error for a super stream that does not exist."""
+    return SourceError(
+        f"there is no such super stream super_stream=`{super_stream}` broker=`{broker}`",
+        fix="check the name and the virtual host; create it with `rabbitmq-streams add_super_stream ... "
+        "--partitions 3`",
     )
 
 

@@ -52,9 +52,15 @@ _START: Final = {
     ),
     "offset": Field(IntegerKind(), "the offset of the first message"),
 }
-_STOP: Final = {"offset": Field(IntegerKind(), "the offset of the last message", required=True)}
+_STOP: Final = {
+    "time": Field(
+        TextKind(), "before the first chunk of this time or later, such as `2026-01-31T12:00:00Z`"
+    ),
+    "offset": Field(IntegerKind(), "the offset of the last message"),
+}
 SOURCE: Final = {
-    "streams": Field(ListOf(TextKind()), "the streams, each of them a split", required=True),
+    "streams": Field(ListOf(TextKind()), "the streams, each of them a split; or `superStream`"),
+    "superStream": Field(TextKind(), "a super stream, whose partitions are splits"),
     **_BROKER,
     "format": format_field(FORMATS),
     "delimiter": DELIMITER,
@@ -73,7 +79,7 @@ SINK: Final = {
 }
 
 
-def make_source(*, streams: Any, **arguments: Any) -> Source:
+def make_source(*, streams: Any = (), **arguments: Any) -> Source:
     """Return the source with these fields of a manifest as arguments."""
     arguments = with_positions(arguments, "offset")
     return rabbitmq_source(streams, **with_format(arguments))

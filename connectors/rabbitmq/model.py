@@ -37,7 +37,7 @@ METADATA: Final = pa.schema(
 )
 """The parts of a message beside its data; those that it may lack are nullable."""
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | int
-Stop: TypeAlias = Literal["latest"] | int
+Stop: TypeAlias = Literal["latest"] | datetime | int
 
 
 class StreamSplit(msgspec.Struct):
@@ -69,6 +69,7 @@ class RabbitSettings:
     """The arguments of `rabbitmq_source`, which documents them."""
 
     streams: tuple[str, ...]
+    super_stream: str | None
     broker: Broker
     columns: MessageColumns
     envelope: EnvelopeName

@@ -120,14 +120,26 @@ class RabbitReader(LoopedReader[StreamSplit]):
     # -- the thread ---------------------------------------------------------------------------------
 
     async def fetch_all(self) -> None:
-        """Read all splits until they end, the reader is closed, or one fails."""
-        tasks = [asyncio.create_task(self._follow(at)) for at in list(self._fetched.values())]
+        """Read splits, also those that come later, until all end, the reader is closed, or one fails."""
+        tasks: dict[str, asyncio.Task[None]] = {}
         try:
-            await asyncio.gather(*tasks)
+            while True:
+                change = self.change()
+                for name, at in list(self._fetched.items()):
+                    if name not in tasks:
+                        tasks[name] = asyncio.create_task(self._follow(at))
+                going_on = {task for task in tasks.values() if not task.done()}
+                if not going_on:
+                    change.cancel()
+                    return
+                await asyncio.wait({*going_on, change}, return_when=asyncio.FIRST_COMPLETED)
+                for task in going_on:
+                    if task.done():
+                        task.result()
         finally:
-            for task in tasks:
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _follow(self, at: StreamSplit) -> None:
         """Read a split, on another connection whenever one is lost."""

@@ -6,6 +6,7 @@ offset is stored in the broker: positions are those of checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, TypedDict, Unpack, overload
@@ -31,6 +32,8 @@ from .client import (
     failures,
     is_missing,
     no_stream,
+    no_super_stream,
+    partitions_of,
 )
 from .envelope import ENVELOPES, EnvelopeName
 from .model import (
@@ -40,6 +43,7 @@ from .model import (
     Start,
     Stop,
     StreamSplit,
+    decoded,
 )
 from .reader import RabbitReader
 
@@ -55,6 +59,7 @@ class RabbitSource(MessageSource[Record_co]):
         super().__init__("rabbitmq", settings.columns, METADATA)
         self.settings = settings
         self.bounded = settings.stop is not None
+        self.discovers = settings.super_stream is not None and not self.bounded
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per stream, with the offsets where reading starts and stops."""
@@ -64,19 +69,45 @@ class RabbitSource(MessageSource[Record_co]):
     def check_connection(self, options: Mapping[str, str]) -> str:
         self.settings.columns.format.check_connection()
         in_thread(lambda: _plan(self.settings))
-        return counted(len(self.settings.streams), "stream")
+        if self.settings.super_stream is None:
+            return counted(len(self.settings.streams), "stream")
+        streams = in_thread(lambda: _streams_of(self.settings))
+        return f"{counted(len(streams), 'partition')} of {self.settings.super_stream}"
+
+    def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
+        """Return one split per partition that exists now; new ones are read from their beginning."""
+        return [
+            known.get(stream, msgspec.msgpack.encode(StreamSplit(stream, 0)))
+            for stream in in_thread(lambda: _streams_of(self.settings))
+        ]
+
+    def split_key(self, split: bytes) -> str:
+        return decoded(split).name
 
     def reader(self) -> SourceReader:
         return RabbitReader(self.settings, self.values, self.schema)
 
     def describe(self) -> str:
-        return f"rabbitmq({', '.join(self.settings.streams)})"
+        return f"rabbitmq({self.settings.super_stream or ', '.join(self.settings.streams)})"
 
 
 async def _plan(settings: RabbitSettings) -> list[StreamSplit]:
     """Look at the streams, and return the splits that have something to read."""
-    planned = [await _plan_one(settings, stream) for stream in settings.streams]
+    planned = [await _plan_one(settings, stream) for stream in await _streams_of(settings)]
     return [split for split in planned if split is not None]
+
+
+async def _streams_of(settings: RabbitSettings) -> Sequence[str]:
+    """Return the streams to read, which may be the partitions of a super stream."""
+    if settings.super_stream is None:
+        return settings.streams
+    try:
+        found = await partitions_of(settings.broker, settings.super_stream, "headgate-splits")
+    except failures() as error:
+        raise cannot_use(settings.broker, error) from error
+    if not found:
+        raise no_super_stream(settings.broker, settings.super_stream)
+    return found
 
 
 async def _plan_one(settings: RabbitSettings, stream: str) -> StreamSplit | None:
@@ -84,36 +115,49 @@ async def _plan_one(settings: RabbitSettings, stream: str) -> StreamSplit | None
         async with connected(settings.broker, stream, "headgate-splits") as connection:
             end = await connection.end()
             start = await _first(connection, settings.start, end)
+            stop = await _last(connection, settings.stop, end)
     except failures() as error:
         if is_missing(error):
             raise no_stream(settings.broker, stream) from error
         raise cannot_use(settings.broker, error) from error
-    if settings.stop is None:
-        return StreamSplit(stream, start)
-    stop = end - 1 if settings.stop == "latest" else settings.stop
-    if stop >= end and settings.stop != "latest":
-        raise _no_message("stop", stop, stream, end)
-    return StreamSplit(stream, start, stop) if stop >= start else None
+    return StreamSplit(stream, start, stop) if stop is None or stop >= start else None
 
 
 async def _first(connection: Connection, start: Start, end: int) -> int:
     """Return the offset of the first message to read."""
-    from rstream import schema
-    from rstream.constants import OffsetType
-
     if start == "earliest":
         return 0
     if start == "latest":
         return end
     if isinstance(start, datetime):
-        time_ms = round(start.timestamp() * 1000)
-        found = await connection.chunk_at(
-            schema.OffsetSpec.from_params(OffsetType.TIMESTAMP, time_ms)
-        )
-        return end if found is None else int(found.chunk_first_offset)
+        return await _first_at(connection, start, end)
     if start > end:
         raise _no_message("start", start, connection.stream, end)
     return start
+
+
+async def _last(connection: Connection, stop: Stop | None, end: int) -> int | None:
+    """Return the offset of the last message to read; None: there is no end."""
+    if stop is None:
+        return None
+    if stop == "latest":
+        return end - 1
+    if isinstance(stop, datetime):
+        # The first chunk of that time or later is not read.
+        return await _first_at(connection, stop, end) - 1
+    if stop >= end:
+        raise _no_message("stop", stop, connection.stream, end)
+    return stop
+
+
+async def _first_at(connection: Connection, at: datetime, end: int) -> int:
+    """Return the offset of the first chunk of a time or later, or the end of the stream."""
+    from rstream import schema
+    from rstream.constants import OffsetType
+
+    time_ms = math.ceil(at.timestamp() * 1000)
+    found = await connection.chunk_at(schema.OffsetSpec.from_params(OffsetType.TIMESTAMP, time_ms))
+    return end if found is None else int(found.chunk_first_offset)
 
 
 def _no_message(name: str, at: int, stream: str, end: int) -> UsageError:
@@ -124,6 +168,7 @@ def _no_message(name: str, at: int, stream: str, end: int) -> UsageError:
 class RabbitOptions(TypedDict, total=False):
     """The keyword arguments of `rabbitmq_source` beside the schema; it documents them."""
 
+    super_stream: str
     user: str
     password: str
     virtual_host: str
@@ -144,7 +189,7 @@ class RabbitOptions(TypedDict, total=False):
 
 @overload
 def rabbitmq_source(
-    streams: str | Sequence[str],
+    streams: str | Sequence[str] = ...,
     *,
     url: str,
     schema: type[Record],
@@ -152,17 +197,18 @@ def rabbitmq_source(
 ) -> RabbitSource[Record]: ...
 @overload
 def rabbitmq_source(
-    streams: str | Sequence[str],
+    streams: str | Sequence[str] = ...,
     *,
     url: str,
     schema: ColumnsLike | None = ...,
     **options: Unpack[RabbitOptions],
 ) -> RabbitSource: ...
 def rabbitmq_source(
-    streams: str | Sequence[str],
+    streams: str | Sequence[str] = (),
     *,
     url: str,
     schema: SchemaLike | None = None,
+    super_stream: str | None = None,
     user: str = "guest",
     password: str = "guest",
     virtual_host: str = "/",
@@ -185,12 +231,14 @@ def rabbitmq_source(
     It needs `pip install 'headgate[rabbitmq]'`, and the plugin rabbitmq_stream in the broker.
 
     Args:
-        streams: the names of streams, each of which is a split. The partitions of a super stream are
-            streams.
+        streams: the names of streams, each of which is a split; either they or `super_stream`.
         url: brokers to ask first: `rabbitmq-stream://host:5552`, `rabbitmq-stream+tls://host:5551`, several
             with commas; or where that can be read on each machine: `file:/path` or `env:NAME`.
         schema: the columns of the data: a Struct class, a `pyarrow.Schema` or {name: type}. With
             `format="raw"` it is one column, by default `value` of type binary.
+        super_stream: the name of a super stream, whose partitions are splits. Those that are added while
+            the job runs are found every `headgate.source.discovery-interval` and read from their beginning,
+            unless reading has an end (`stop`).
         user: the name of the user.
         password: the password, or where it can be read on each machine: `file:/path` or `env:NAME`.
         virtual_host: the virtual host of the streams.
@@ -205,7 +253,8 @@ def rabbitmq_source(
         start: where a run without state begins: `earliest`, `latest`, a time (a datetime: the first chunk
             of that time or later), or the offset of the first message.
         stop: where reading ends, which makes the source bounded: `latest` (all that is there when the job
-            starts), or the offset of the last message. None: it never ends.
+            starts), a time (a datetime: before the first chunk of that time or later, of what is there
+            when the job starts), or the offset of the last message. None: it never ends.
         on_bad_record: the treatment of unreadable messages: `fail`, `drop` (counted), or `side_output`
             (`rejected`).
         on_lost: what happens if messages have been deleted before they were read: `fail`, or `skip` to the
@@ -221,26 +270,21 @@ def rabbitmq_source(
         UsageError: an argument is wrong. Whether the streams exist is found out when the job starts.
     """
     names = (streams,) if isinstance(streams, str) else tuple(streams)
-    for name in names:
-        check_name(name)
-    if not names or len(set(names)) < len(names):
-        raise UsageError(
-            f"a source needs streams, each of them once streams=`{', '.join(names)}`",
-            fix='rabbitmq_source("orders", ...)',
-        )
+    _check_streams(names, super_stream)
     broker = Broker(url, user, password, virtual_host, ca, certificate, key)
     broker.check()
     made = to_format(format, delimiter)
     check_envelope(envelope)
     columns = MessageColumns.of(made, schema, metadata, METADATA, "messages")
     check_position("start", start, ("earliest", "latest"), "a datetime, or an offset", least=0)
-    if stop is not None and stop != "latest":
-        check_count("stop", stop, 0)
+    if stop is not None:
+        check_position("stop", stop, ("latest",), "a datetime, or an offset", least=0)
     check_policy("on_lost", on_lost, ON_LOST)
     check_count("batch_rows", batch_rows, 1)
     buffer_bytes = parse_bytes("buffer", buffer)
     settings = RabbitSettings(
         names,
+        super_stream,
         broker,
         columns,
         envelope,
@@ -252,6 +296,17 @@ def rabbitmq_source(
         buffer_bytes,
     )
     return RabbitSource(settings)
+
+
+def _check_streams(streams: Sequence[str], super_stream: str | None) -> None:
+    """Raise UsageError unless streams are named, or a super stream."""
+    for name in (*streams, *(() if super_stream is None else (super_stream,))):
+        check_name(name)
+    if bool(streams) == (super_stream is not None) or len(set(streams)) < len(streams):
+        raise UsageError(
+            f"a source needs streams, each of them once, or a super stream streams=`{', '.join(streams)}`",
+            fix='rabbitmq_source("orders", ...), or rabbitmq_source(super_stream="orders", ...)',
+        )
 
 
 def check_name(stream: str) -> None:

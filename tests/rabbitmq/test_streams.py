@@ -80,7 +80,12 @@ def test_it_begins_and_ends_where_it_is_told(server: RabbitServer, stream: str) 
     assert found(start=4) == []
     assert found(start="latest") == []
     assert found(stop=1) == [0, 1]
-    assert found(start=row["at"] - timedelta(milliseconds=10)) == [2, 3]
+    between = row["at"] - timedelta(milliseconds=10)
+    assert found(start=between) == [2, 3]
+    assert found(stop=between) == [0, 1]
+    assert found(start=1, stop=between) == [1]
+    assert found(start=between, stop=between) == []
+    assert found(stop=datetime.now(UTC) + timedelta(days=1)) == [0, 1, 2, 3]
     assert found(start=datetime.now(UTC) + timedelta(days=1)) == []
     for wrong in ({"start": 9}, {"stop": 9}):
         with pytest.raises(UsageError, match="no such message"):
@@ -234,6 +239,8 @@ def test_what_is_no_message_is_told(message: bytes) -> None:
         ({"metadata": {"offset": "id"}}, "same name"),
         ({"start": -1}, "at least 0"),
         ({"start": datetime(2026, 1, 1)}, "time zone"),
+        ({"stop": "earliest"}, "not a position"),
+        ({"stop": datetime(2026, 1, 1)}, "time zone"),
         ({"on_lost": "ignore"}, "no such policy"),
     ],
 )
