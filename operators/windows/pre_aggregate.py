@@ -18,20 +18,20 @@ The step behind the exchange cannot tell from its results whether records came o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Iterable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
-from ...state.values import values_of
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedGroup, KeyedRows, Rows, identity_seed
 from ..aggregation.partials import partial_plan
 from ..base import Operator, OperatorContext
 from ..elements import WATERMARK_MIN, Batch, ColumnBatch, Timestamps
+from .dense_partials import DensePartials
 from .kinds import TimeWindow
 from .panes.grid import split
 from .windowed_aggregate import EMIT_ROWS_MAX
@@ -50,8 +50,6 @@ REDUCTION_AGAIN: Final = 3
 PAUSE_ROWS: Final = 1 << 20
 PAUSE_ROWS_MAX: Final = 1 << 24
 """The records that go on as they are before the gain is measured again: the first time, and at most."""
-COUNTED_SPAN: Final = 4
-"""Integer keys are close together if their range has at most this many numbers per record."""
 _SPARE_BYTES_MAX: Final = 1 << 22
 
 Part: TypeAlias = tuple[int, Rows | None, int]
@@ -100,10 +98,11 @@ class PreAggregate(Operator):
         self._grid = window.grid()
         self._plan = partial_plan(plan)
         self._schema = pa.schema([*plan.key_fields, *plan.partial_fields])
-        self._panes: dict[int, KeyedGroup] = {}
+        self._panes: dict[int, KeyedGroup | DensePartials] = {}
         self._records: dict[int, int] = {}
         """The number of records in the partial results of each pane."""
         self._spare: list[KeyedGroup] = []
+        self._spare_dense: list[DensePartials] = []
         self._gain = Gain()
         self._watermark = WATERMARK_MIN
 
@@ -115,7 +114,6 @@ class PreAggregate(Operator):
         self._groups_max = int(context.options.get(GROUPS_OPTION, GROUPS_MAX))
         # One sender would do alone what all receivers can share.
         self._pays = context.parallelism > 1
-        self._only_counts = self._hasher.dense and len(self._plan.aggregates) == 1
 
     # --- records -------------------------------------------------------------------------------
 
@@ -139,34 +137,38 @@ class PreAggregate(Operator):
         if len(parts) > PANES_MAX:
             self.output.emit(batch)
             return
-        if not (self._only_counts and self._add_counts(batch.data, parts)):
-            rows = KeyedRows(self._plan, self._hasher, batch.data)
-            for pane, which, _ in parts:
-                self._group(pane).add(rows, which)
-        for pane, _, count in parts:
+        rows = KeyedRows(self._plan, self._hasher, batch.data)
+        for pane, which, count in parts:
+            if not self._add_dense(pane, rows, which):
+                self._keyed_group(pane).add(rows, which)
             self._records[pane] += count
-        if sum(group.state.size for group in self._panes.values()) >= self._groups_max:
+        if sum(map(_size_of, self._panes.values())) >= self._groups_max:
             self._flush()
 
-    def _add_counts(self, data: pa.RecordBatch, parts: Sequence[Part]) -> bool:
-        """Count the records of each key, and add the counts; return False if the keys are too scattered.
+    def _add_dense(self, pane: int, rows: KeyedRows, which: Rows | None) -> bool:
+        """Add rows without looking up their keys; return False if these are not integers close together.
 
-        Only for `count()` per integer: the step then takes half the time.
+        The step takes half the time then.
         """
-        column = data.column(self._plan.keys[0])
-        if column.null_count:
+        keys, values = None if rows.keys is None else rows.keys.integers, rows.values
+        group = self._panes.get(pane)
+        if keys is None or isinstance(group, KeyedGroup):
             return False
-        keys = values_of(column).data.astype(np.int64, copy=False)
-        low = int(keys.min())
-        if int(keys.max()) - low >= COUNTED_SPAN * len(keys):
+        if not DensePartials.suits(self._plan, values):
             return False
-        keys = keys - low
-        for pane, which, _ in parts:
-            counts = np.bincount(keys if which is None else keys[which])
-            found = np.flatnonzero(counts)
-            columns = [pa.array(found + low).cast(column.type), pa.array(counts[found])]
-            counted = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-            self._group(pane).add(KeyedRows(self._plan, self._hasher, counted), None)
+        if which is not None:
+            keys = keys[which]
+            values = {name: column.pick(which) for name, column in values.items()}
+        if group is not None:
+            if group.add(keys, values):
+                return True
+            self._send([pane])
+        spare = self._spare_dense
+        new = spare.pop() if spare else DensePartials(self._plan, self._epoch)
+        if not new.add(keys, values):
+            spare.append(new)
+            return False
+        self._panes[pane], self._records[pane] = new, 0
         return True
 
     def _parts(self, times: Timestamps) -> list[Part]:
@@ -177,12 +179,17 @@ class PreAggregate(Operator):
         panes = self._grid.panes_of(times)
         return [(pane, rows, len(times[rows])) for pane, rows in split(panes)]
 
-    def _group(self, pane: int) -> KeyedGroup:
-        if pane not in self._panes:
-            spare = self._spare
-            new = spare.pop() if spare else KeyedGroup(self._plan, self._hasher, self._epoch)
-            self._panes[pane], self._records[pane] = new, 0
-        return self._panes[pane]
+    def _keyed_group(self, pane: int) -> KeyedGroup:
+        """Return the group of a pane in which keys are looked up."""
+        group = self._panes.get(pane)
+        if isinstance(group, KeyedGroup):
+            return group
+        if group is not None:
+            self._send([pane])
+        spare = self._spare
+        new = spare.pop() if spare else KeyedGroup(self._plan, self._hasher, self._epoch)
+        self._panes[pane], self._records[pane] = new, 0
+        return new
 
     # --- partial results -----------------------------------------------------------------------
 
@@ -207,13 +214,17 @@ class PreAggregate(Operator):
     def _taken(self, pane: int) -> tuple[list[pa.Array], Timestamps]:
         """Remove a pane; return its columns, and an event time in it ahead of the watermark per row."""
         group = self._panes.pop(pane)
-        size = group.state.size
-        keys = group.keys.keys() if self._plan.keys else []
-        columns = [*keys, *group.state.columns(np.arange(size))]
+        if isinstance(group, DensePartials):
+            columns = group.columns()
+        else:
+            keys = group.keys.keys() if self._plan.keys else []
+            columns = [*keys, *group.state.columns(np.arange(group.state.size))]
+        size = len(columns[0])
         self._gain.note(self._records.pop(pane), size)
-        if len(self._spare) < PANES_MAX and group.nbytes <= _SPARE_BYTES_MAX:
+        spare: list[Any] = self._spare_dense if isinstance(group, DensePartials) else self._spare
+        if len(spare) < PANES_MAX and group.nbytes <= _SPARE_BYTES_MAX:
             group.clear()
-            self._spare.append(group)
+            spare.append(group)
         time = max(self._grid.pane_bounds(pane)[0], self._watermark + 1)
         return columns, np.full(size, time, np.int64)
 
@@ -240,3 +251,8 @@ class PreAggregate(Operator):
         """Send everything at the end of the input."""
         self._flush()
         return None
+
+
+def _size_of(group: KeyedGroup | DensePartials) -> int:
+    """Return the number of keys, as far as memory is concerned."""
+    return group.size if isinstance(group, DensePartials) else group.state.size

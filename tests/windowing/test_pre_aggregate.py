@@ -21,6 +21,7 @@ from headgate.operators.base import Operator
 from headgate.operators.drops import Drops
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
 from headgate.operators.windows import pre_aggregate
+from headgate.operators.windows.dense_partials import DensePartials
 from headgate.operators.windows.factory import WindowFactory
 from headgate.operators.windows.kinds import WINDOW_FIELDS, cumulative, sliding, tumbling
 from headgate.operators.windows.late import LATE_COUNTER
@@ -293,7 +294,64 @@ def test_integer_keys_are_counted(type_: pa.DataType) -> None:
         step.finish()
         wanted = Counter((key, at // 1_000 * 1_000) for at, key in enumerate(keys))
         wanted += Counter((key, (10 + 20 * at) // 1_000 * 1_000) for at, key in enumerate(keys))
-        assert Counter({(key, time): n for key, n, time in output.rows()}) == wanted
+        counted: Counter[tuple[Any, int]] = Counter()
+        for key, n, time in output.rows():
+            counted[key, time] += n
+        assert counted == wanted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_integer_keys_close_together_are_not_looked_up(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes between: keys far away or lower ones, nulls as keys and values, bounds."""
+    rng, dense = random.Random(seed), []
+    add = DensePartials.add
+    monkeypatch.setattr(
+        DensePartials, "add", lambda self, *given: dense.append(add(self, *given)) or dense[-1]
+    )
+    schema = pa.schema([("key", pa.int32()), ("x", pa.int64()), ("y", pa.float32())])
+    aggregates = {"n": hg.count(), "known": hg.count("x"), "total": hg.sum("x + 1")}
+    aggregates |= {"least": hg.min("y"), "most": hg.max("x")}
+    plan = AggregatePlan(("key",), aggregates, schema, WINDOW_FIELDS)
+    made, output = WindowFactory(tumbling("1s"), plan, "step"), Recorder()
+    bound = {GROUPS_OPTION: "40"} if seed % 2 else {}
+    step = opened(made.pre_aggregate(), output, **bound)
+    sent = []
+    for number in range(40):
+        low, odd, size = rng.randrange(-50, 50), rng.randrange(8), rng.randrange(1, 80)
+        rows = [
+            (
+                low + (10**9 * (at % 2) if odd == 0 else rng.randrange(30)),
+                rng.choice([None, 7]) if odd == 1 else rng.randrange(-9, 9),
+                rng.choice([None, 0.5, float("nan")]) if odd == 2 else float(rng.randrange(9)),
+                200 * number + rng.randrange(2_000),
+            )
+            for at in range(size)
+        ]
+        if odd == 3:
+            rows[0] = (None, *rows[0][1:])
+        columns = [pa.array([r[at] for r in rows], t) for at, t in enumerate(schema.types)]
+        data = pa.RecordBatch.from_arrays(columns, schema=schema)
+        sent.append(ColumnBatch(data, np.array([row[-1] for row in rows], np.int64)))
+        step.process(sent[-1], 0)
+        if odd > 5:
+            step.on_watermark(200 * number - 1_000)
+        elif odd == 5:
+            step.prepare_snapshot(number)
+    step.finish()
+    assert set(dense) == {True, False}
+    results = []
+    partials = [each for kind, each in output.events if kind == "rows"]
+    assert sum(map(len, partials)) < sum(map(len, sent))
+    for batches in (sent, partials):
+        found = MillisecondsRecorder()
+        window = opened(made(), found, 1)
+        for each in batches:
+            window.process(each, 0)
+        window.on_watermark(WATERMARK_MAX)
+        results.append(sorted(found.rows(), key=repr))
+    assert repr(results[0]) == repr(results[1])
 
 
 def test_scattered_keys_go_on_as_they_are() -> None:
