@@ -141,11 +141,22 @@ class WorkerConnection(FrameConnection):
         answer = _ANSWER.decode(payload)
         if answer.number not in self._asked:
             return  # it came too late
-        asked, over = self._asked.pop(answer.number)
+        asked, over = self._asked[answer.number]
+        self._settle(
+            asked, answer
+        )  # an answer that is wrong breaks off, and these fail with the others
+        del self._asked[answer.number]
         over.cancel()
+
+    def _settle(self, asked: list[asyncio.Future[_Read]], answer: ReadAnswer) -> None:
         match answer.outcome:
             case StateOutcome.READ:
                 values, absent = _VALUES.decode(answer.values), set(answer.absent)
+                if len(values) != len(asked):
+                    raise ExchangeError(
+                        f"an answer has other values than the request has keys values=`{len(values)}` "
+                        f"keys=`{len(asked)}`"
+                    )
                 for place, (waiter, value) in enumerate(zip(asked, values, strict=True)):
                     if not waiter.done():
                         waiter.set_result(_Read(answer.checkpoint, place not in absent, value))

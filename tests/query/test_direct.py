@@ -17,8 +17,14 @@ from headgate.runtime.control.messages import StateOutcome
 from headgate.runtime.exchange.links import SCRATCH_BYTES
 from headgate.runtime.exchange.wire import FrameKind, frame
 from headgate.runtime.query import AsyncQueryClient
-from headgate.runtime.reads.client import Refused, WorkerConnection
-from headgate.runtime.reads.wire import LIVE_NOW, ReadAnswer, ReadRequest, ticket_of
+from headgate.runtime.reads.client import Moved, Refused, WorkerConnection
+from headgate.runtime.reads.wire import (
+    LIVE_NOW,
+    ReadAnswer,
+    ReadRequest,
+    ReadWelcome,
+    ticket_of,
+)
 from headgate.runtime.rest.client import RestClient
 from headgate.state.hashing import hash_key
 from headgate.state.keyed.base import ABSENT
@@ -293,6 +299,39 @@ def test_where_no_owner_can_be_reached_the_coordinator_answers(
                 await client.get("sums", 42)
 
     assert lab.run(queryable_job(lab, **options), script).outcome.status == "FINISHED"
+
+
+@pytest.mark.parametrize("values", [b"[1", b"[1, 2]"])
+def test_an_answer_that_is_wrong_fails_its_reads(values: bytes) -> None:
+    class Transport(asyncio.Transport):
+        def writelines(self, list_of_data: Any) -> None:
+            pass
+
+        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+            pass
+
+        def abort(self) -> None:
+            pass
+
+    async def script() -> None:
+        connection = WorkerConnection(bytearray(SCRATCH_BYTES), "w", "ticket")
+        connection.connection_made(Transport())
+
+        def receive(answer: Any) -> None:
+            data = b"".join(frame(FrameKind.READ_ANSWER, msgspec.msgpack.encode(answer)))
+            connection.get_buffer(-1)[: len(data)] = data
+            connection.buffer_updated(len(data))
+
+        receive(ReadWelcome("", 1_000))
+        asked = ReadRequest(0, 1, 0, 0, "sums", "running", LIVE_NOW, (encode_key("u1"),))
+        waiting = ask(connection, asked) + ask(connection, asked)
+        receive(ReadAnswer(0, StateOutcome.READ, 0, values))
+        assert connection.broken
+        for waiter in waiting:
+            with pytest.raises(Moved):
+                await asyncio.wait_for(waiter, 10)
+
+    asyncio.run(script())
 
 
 def test_outcomes_travel() -> None:
