@@ -1,10 +1,12 @@
-"""Reads of state by key: `python benchmarks/direct_reads.py [--keys N] [--seconds S] [--rounds N]`.
+"""Reads of state by key: `python benchmarks/direct_reads.py [--keys N] [--seconds S] [--only-cost]`.
 
 A job in a process of its own keeps running aggregates. This process reads them: at the worker, through the
 REST API, and, for comparison, values of the same size in a Redis on this machine. For each it prints the
 processor time per key of the server, without that of the idle server, and of the client, and how long
-reads took. Then it prints the processor time of a busy job with some keys per second and without, in
-turns.
+reads took. Then it prints what reads cost a busy job, with some keys per second and without in turns: the
+processor time per million records and the records per second, each as the ratio of turns that follow each
+other (median, least and most), and how long reads took. The job takes a given number of records per second
+first, and then as many as it can.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import headgate as hg
 from headgate.connectors import blackhole, generator
@@ -30,16 +32,20 @@ from headgate.testing.servers import redis as redis_server
 JOB = "direct-reads"
 QUIET_RATE = 100
 AT_ONCE = 100
-COSTS = (("clients", 2_500), ("clients", 5_000), ("callers", 20_000), ("many", 20_000))
+COSTS = (("clients", 5_000), ("callers", 20_000), ("many", 20_000))
+"""Kinds of `cost`, and keys per second."""
 VALUE = {"n": 1234, "top": 987654, "total": 123456789}
 Get = Callable[[int], Awaitable[Any]]
 
 
 def make_job(keys: int, rate: int, storage: str) -> hg.Job:
-    """Return a job with running aggregates of this many keys, which takes this many records per second."""
+    """Return a job with running aggregates of this many keys.
+
+    It takes `rate` records per second; 0: as many as it can.
+    """
     job = hg.Job(JOB, options={"headgate.queries.waiting-max": "10000"})
     job.checkpoint(every="5s", storage=storage)
-    rows = job.read(generator({"n": "sequence"}, rate=rate), name="in")
+    rows = job.read(generator({"n": "sequence"}, rate=rate or None), name="in")
     by_key = rows.select(f"(n * 7919) % {keys} AS k", "n").key_by("k")
     aggregates: dict[str, Any] = {"n": hg.count(), "top": hg.max("n"), "total": hg.sum("n")}
     state = hg.Queryable("sums", committed=True)
@@ -190,15 +196,27 @@ async def redis_rates(server: Any, keys: int, seconds: float) -> dict[str, dict[
     return found
 
 
+class Turn(NamedTuple):
+    """The processor time of the job, its records and the keys that were read, all per second."""
+
+    cpu: float
+    records: float
+    keys: float
+
+    @property
+    def cpu_per_record(self) -> float:
+        """The processor time per record, reads included."""
+        return self.cpu / self.records
+
+
 async def cost(
     pid: int, keys: int, per_second: int, seconds: float, rounds: int, kind: str
-) -> dict[str, float]:
-    """Return the processor time per second of the job with and without reads, in turns.
+) -> dict[str, Any]:
+    """Compare the job with reads and without, in turns.
 
-    The kinds: `clients` are 8 clients with 8 callers each, `callers` are 64 callers of one client, and
-    `many` is one caller that reads `AT_ONCE` keys with each request.
+    The kinds: `clients` are 8 clients with 8 callers each, `callers` are 64 callers of one client, each of
+    which reads one key at a time, and `many` is one caller that reads `AT_ONCE` keys with each request.
     """
-    used: dict[bool, list[float]] = {False: [], True: []}
     rng, took, read_keys = random.Random(2), list[float](), 0
     async with clients(8 if kind == "clients" else 1) as some:
         if kind == "many":
@@ -223,41 +241,73 @@ async def cost(
                 await asyncio.gather(*map(timed, gets))
                 read_keys += len(gets) * at_once
 
-        await read()
+        async def turn(reads: bool) -> Turn:
+            before = read_keys
+            began, used, records = time.perf_counter(), cpu_s(pid), await newest(some[0], keys)
+            await (read() if reads else asyncio.sleep(seconds))
+            records = await newest(some[0], keys) - records
+            took_s = time.perf_counter() - began
+            per_s = (read_keys - before) / took_s
+            return Turn((cpu_s(pid) - used) / took_s, records / took_s, per_s)
+
+        await turn(True)
         took.clear()
-        read_keys = 0
-        for _ in range(rounds):
-            for reads in (False, True):
-                before = cpu_s(pid)
-                await (read() if reads else asyncio.sleep(seconds))
-                used[reads].append((cpu_s(pid) - before) / seconds)
+        pairs = [(await turn(False), await turn(True)) for _ in range(rounds)]
     took.sort()
-    without, beside = (statistics.median(used[reads]) for reads in (False, True))
-    per_s = read_keys / (rounds * seconds)
+    alone_cpu, alone_records, per_s = (
+        statistics.median(each)
+        for each in (
+            [alone.cpu for alone, _ in pairs],
+            [alone.records for alone, _ in pairs],
+            [beside.keys for _, beside in pairs],
+        )
+    )
     return {
         "keys/s": round(per_s),
-        "job alone, CPU s per s": round(without, 3),
-        "with reads, CPU s per s": round(beside, 3),
-        "records per CPU s, with / without": round(without / beside, 3),
-        "us per key": round(1e6 * (beside - without) / per_s, 2),
+        "job alone, CPU s per s": round(alone_cpu, 3),
+        "job alone, records/s": round(alone_records),
+        "CPU per record, with / without": spread(
+            beside.cpu_per_record / alone.cpu_per_record for alone, beside in pairs
+        ),
+        "records/s, with / without": spread(
+            beside.records / alone.records for alone, beside in pairs
+        ),
+        "CPU us per key": spread(
+            1e6 * (beside.cpu - alone.cpu_per_record * beside.records) / beside.keys
+            for alone, beside in pairs
+        ),
         "p50 ms": round(1000 * took[len(took) // 2], 2),
         "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
     }
 
 
-async def main(keys: int, rate: int, seconds: float, rounds: int) -> None:
+async def newest(client: hg.query.AsyncQueryClient, keys: int) -> float:
+    """Return about how many records the job has taken so far: the newest one of some keys."""
+    found = await many_getter(client, keys)(0)
+    return float(max(value["top"] for value in found))
+
+
+def spread(ratios: Iterable[float]) -> list[float]:
+    """Return the median, the least and the most."""
+    found = sorted(ratios)
+    return [round(each, 3) for each in (statistics.median(found), found[0], found[-1])]
+
+
+async def main(keys: int, rate: int, seconds: float, rounds: int, *, only_cost: bool) -> None:
     """Run all cases."""
     with tempfile.TemporaryDirectory() as storage:
-        # With few records: nearly all processor time of the job is that of reads.
-        with job_process(keys, QUIET_RATE, f"{storage}/quiet") as pid:
-            await asyncio.sleep(2)
-            for name, figures in (await rates(pid, keys, seconds)).items():
-                print(f"{name}: {json.dumps(figures)}", flush=True)
-        with job_process(keys, rate, f"{storage}/busy") as pid:
-            await asyncio.sleep(2)
-            for kind, per_second in COSTS:
-                figures = await cost(pid, keys, per_second, seconds, rounds, kind)
-                print(f"cost, {kind}: {json.dumps(figures)}", flush=True)
+        if not only_cost:
+            # With few records: nearly all processor time of the job is that of reads.
+            with job_process(keys, QUIET_RATE, f"{storage}/quiet") as pid:
+                await asyncio.sleep(2)
+                for name, figures in (await rates(pid, keys, seconds)).items():
+                    print(f"{name}: {json.dumps(figures)}", flush=True)
+        for name, taken in ((f"{rate:,} records/s", rate), ("at full speed", 0)):
+            with job_process(keys, taken, f"{storage}/{taken}") as pid:
+                await asyncio.sleep(2)
+                for kind, per_second in COSTS:
+                    figures = await cost(pid, keys, per_second, seconds, rounds, kind)
+                    print(f"cost, {name}, {kind}: {json.dumps(figures)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -268,9 +318,13 @@ if __name__ == "__main__":
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=4, help="of the cost")
+    parser.add_argument("--only-cost", action="store_true", help="leave out all other figures")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve(given.keys, given.rate, given.serve)
     else:
-        asyncio.run(main(given.keys, given.rate, given.seconds, given.rounds))
+        measuring = main(
+            given.keys, given.rate, given.seconds, given.rounds, only_cost=given.only_cost
+        )
+        asyncio.run(measuring)
