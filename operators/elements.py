@@ -7,12 +7,13 @@ behaves as if its records were processed one by one, in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ..errors import StateError
 
@@ -195,24 +196,21 @@ def together(parts: Sequence[Positions | None]) -> Positions | None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(msgspec.Struct, frozen=True):
     """No more records with event time <= `timestamp` (ms) are expected on this channel."""
 
     timestamp: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WatermarkStatus:
+class WatermarkStatus(msgspec.Struct, frozen=True):
     """The channel went idle (it leaves the minimum) or became active again."""
 
     idle: bool
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
+class CheckpointOptions(msgspec.Struct, frozen=True):
     """The settings of a checkpoint.
 
     Attributes:
@@ -240,13 +238,12 @@ class CheckpointOptions:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class CheckpointBarrier:
+class CheckpointBarrier(msgspec.Struct, frozen=True):
     """Separates the records of checkpoint `checkpoint_id` from those of the next."""
 
     checkpoint_id: int
     trigger_ms: int
-    options: CheckpointOptions = field(default=CheckpointOptions())
+    options: CheckpointOptions = msgspec.field(default=CheckpointOptions())
 
     def overtaking(self) -> CheckpointBarrier:
         """Return the same barrier, set to overtake the records in front of it."""
@@ -254,28 +251,24 @@ class CheckpointBarrier:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class CancelCheckpointMarker:
+class CancelCheckpointMarker(msgspec.Struct, frozen=True):
     """Checkpoint `checkpoint_id` was aborted: subtasks that align on it must stop waiting."""
 
     checkpoint_id: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class EndOfData:
+class EndOfData(msgspec.Struct, frozen=True):
     """No records follow; barriers still may (the last checkpoint commits the sinks' last output)."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class EndOfPartition:
+class EndOfPartition(msgspec.Struct, frozen=True):
     """Nothing follows: the channel is closed normally."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LatencyMarker:
+class LatencyMarker(msgspec.Struct, frozen=True):
     """Sent by a source at `marked_ms`; measures queueing on its way, bypassing user code."""
 
     marked_ms: int
@@ -284,8 +277,7 @@ class LatencyMarker:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class LoopProbe:
+class LoopProbe(msgspec.Struct, frozen=True):
     """Marks that all records that a head of the loop sent before number `number` are in front of it.
 
     It travels round the loop: a subtask forwards it when it has arrived on all channels that still

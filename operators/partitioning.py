@@ -6,56 +6,48 @@ These are descriptions that are part of the job; `runtime/exchange` carries them
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+
+class Forward(msgspec.Struct, frozen=True):
     """Subtask i sends to subtask i; needs equal parallelism. The only one that can be chained."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashColumns:
+class HashColumns(msgspec.Struct, frozen=True):
     """Partition by the key groups of the named columns of a ColumnBatch."""
 
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HashFunction:
+class HashFunction(msgspec.Struct, frozen=True):
     """Partition by the key group of `function(record)`."""
 
     function: Callable[[Any], Hashable]
 
 
-@dataclass(frozen=True, slots=True)
-class Rebalance:
+class Rebalance(msgspec.Struct, frozen=True):
     """Round robin over all subtasks, batch by batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rescale:
+class Rescale(msgspec.Struct, frozen=True):
     """Round robin over the nearby subtasks only (pointwise; no all-to-all connections)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shuffle:
+class Shuffle(msgspec.Struct, frozen=True):
     """A random subtask for each batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(msgspec.Struct, frozen=True):
     """Every record to every subtask."""
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+class Global(msgspec.Struct, frozen=True):
     """Every record to subtask 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Custom:
+class Custom(msgspec.Struct, frozen=True):
     """`function(record, parallelism)` returns the subtask of each record."""
 
     function: Callable[[Any, int], int]

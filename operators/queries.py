@@ -348,8 +348,7 @@ class TooLarge(Exception):
 
 
 @final
-@dataclass(frozen=True)
-class QueriedEntries:
+class QueriedEntries(msgspec.Struct, frozen=True):
     """The entries of a list or map state, in the order of the state."""
 
     entries: Iterator[tuple[Any, Any]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 import msgspec
@@ -14,8 +13,7 @@ from .queries import QueryableState, parse_columns, parse_key
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """The keys of a scan. Without any of these it is for all keys.
 
     Attributes:

@@ -42,8 +42,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -65,8 +65,7 @@ def clamped(time: int) -> int:
     return max(WATERMARK_MIN, min(WATERMARK_MAX, time))
 
 
-@dataclass(frozen=True)
-class KeyGroupTable:
+class KeyGroupTable(msgspec.Struct, frozen=True):
     """A table of a snapshot that has one row for each key group of a subtask.
 
     Attributes:
@@ -114,8 +113,7 @@ class KeyGroupTable:
         return None if table is None or not table.num_rows else table
 
 
-@dataclass(frozen=True)
-class _KeyGroupProgress:
+class _KeyGroupProgress(msgspec.Struct, frozen=True):
     """The progress at the cut, by key group; the least time for those of other subtasks."""
 
     watermarks: Index

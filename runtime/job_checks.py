@@ -12,8 +12,9 @@ holds pickled state, before any of it is read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from ..api.resources import sharing_groups
 from ..errors import PlanError, StateError
@@ -204,8 +205,7 @@ def sources_without_checkpoints(graph: Graph, rules: CheckpointRules) -> Iterato
             )
 
 
-@dataclass(frozen=True, slots=True)
-class PickledState:
+class PickledState(msgspec.Struct, frozen=True):
     """The pickled states of one step, and how they get a type.
 
     Attributes:

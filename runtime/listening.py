@@ -15,7 +15,8 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import JobError, OptionError
 from .options.network import (
@@ -85,8 +86,7 @@ class UnixSocket:
                 os.unlink(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(msgspec.Struct, frozen=True):
     """The configuration of one listener; `options/network.py` explains each setting.
 
     A host that is not set is chosen by `at`, on the node where the process runs.
@@ -236,8 +236,7 @@ def _port_of(server: asyncio.AbstractServer) -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerLimits:
+class ListenerLimits(msgspec.Struct, frozen=True):
     """The limits of one listener; `options/network.py` explains each."""
 
     handshake_timeout_ms: int = HANDSHAKE_TIMEOUT.default

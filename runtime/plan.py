@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import xxhash
 
 from ..api.resources import DEFAULT_GROUP, Resources, sharing_groups
@@ -34,8 +35,7 @@ from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from ..state.snapshot import ChannelAddress
 
 
-@dataclass(frozen=True, slots=True)
-class ChainLink:
+class ChainLink(msgspec.Struct, frozen=True):
     """A direct call inside a vertex: from `source` (or its side output) to `target`."""
 
     source: int
@@ -66,8 +66,7 @@ class Vertex:
         return " -> ".join(node.name for node in self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeEdge:
+class ExchangeEdge(msgspec.Struct, frozen=True):
     """Channels between two vertices."""
 
     id: int
@@ -89,8 +88,7 @@ class ExchangeEdge:
         return self.by_key or isinstance(self.partitioning, Custom)
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(msgspec.Struct, frozen=True):
     """An iteration in the plan: `tail_node` in vertex `tail` feeds vertex `head`, subtask by subtask.
 
     `vertices` are those on the way from head to tail. Subtask i of head and tail share slot i.

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
+import msgspec
+
 from .explain import describe_partitioning, in_group
 from .plan import JobSpec, PhysicalPlan, Vertex
 
@@ -53,8 +55,7 @@ class _Box:
         return self.y + self.height / 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrow:
+class _Arrow(msgspec.Struct, frozen=True):
     source: int
     target: int
     label: str

@@ -23,7 +23,6 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 from msgspec.structs import fields as struct_fields
+from msgspec.structs import replace
 
 from ..errors import HeadgateError, PlanError
 from ..operators.functions.checks import function_name
@@ -293,8 +293,7 @@ def _set_members(struct: type, members: dict[str, Any]) -> None:
             setattr(struct, name, value)
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """An object that cannot be pickled, by what the user calls it; `what` is empty if by nothing."""
 
     value: Any
@@ -304,8 +303,7 @@ class _Found:
     line: str = ""
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """Something that another object consists of; `what` if the user has a name for it."""
 
     value: Any

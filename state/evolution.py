@@ -8,7 +8,6 @@ of keys never change, because the key group of a key follows from its type. Any 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -44,8 +43,7 @@ _SAME_BYTES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Compatibility:
+class Compatibility(msgspec.Struct, frozen=True):
     """The result of comparing an old state with a new one; `text` says what changes, or what is wrong."""
 
     verdict: Literal["same", "migration", "incompatible"]

@@ -5,15 +5,14 @@ A key belongs for ever to one of `max_parallelism` key groups; a subtask owns a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ..errors import PlanError
 
 MAX_PARALLELISM_LIMIT = 32768
 
 
-@dataclass(frozen=True, slots=True)
-class KeyGroupRange:
+class KeyGroupRange(msgspec.Struct, frozen=True):
     """Key groups `first` to `last`, both included; empty if last < first."""
 
     first: int

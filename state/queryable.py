@@ -20,6 +20,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
 
+import msgspec
+
 OLD_VALUES_MAX_OPTION: Final = "headgate.queries.committed-max"
 OLD_VALUES_MAX: Final = 256 << 20
 """How many bytes of old values one state of one subtask keeps, unless the option says otherwise."""
@@ -28,8 +30,7 @@ _ENTRY_BYTES: Final = 150
 
 
 @final
-@dataclass(frozen=True)
-class Queryable:
+class Queryable(msgspec.Struct, frozen=True):
     """The declaration of a state that clients outside the job read by key, as `queryable=`.
 
     Args:
@@ -53,8 +54,7 @@ def once(call: Callable[[], None]) -> Callable[[], None]:
 
 
 @final
-@dataclass(frozen=True)
-class KeyScan:
+class KeyScan(msgspec.Struct, frozen=True):
     """The keys of a state, for a scan.
 
     Attributes:

@@ -67,8 +67,7 @@ class ItemsCut:
     redistribution: Redistribution = "split"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFile:
+class LocalFile(msgspec.Struct, frozen=True):
     """An immutable file on this machine that is part of a table's state.
 
     `id` names its content for ever: no two files of this operator's state, in any subtask or attempt,
@@ -82,8 +81,7 @@ class LocalFile:
     last_key_group: int
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedFiles:
+class CollectedFiles(msgspec.Struct, frozen=True):
     """The content of a `FilesCut`. `meta` says how the files belong together; opaque, and small."""
 
     files: list[LocalFile]
@@ -133,8 +131,7 @@ class RestoredFiles:
     last_key_group: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeptState:
+class KeptState(msgspec.Struct, frozen=True):
     """A state of an operator subtask that has ended, which is still in memory.
 
     Attributes:
@@ -293,8 +290,7 @@ class OperatorSnapshot(Record, frozen=True, kw_only=True, gc=False):
     states: tuple[StateInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CommitPermit:
+class CommitPermit(msgspec.Struct, frozen=True):
     """Proof that a checkpoint is durable. Without one nothing is committed to external systems.
 
     Issued by the coordinator only, after the checkpoint is in the job log. `checkpoint_id` is the

@@ -6,10 +6,10 @@ The streams call the user's function, which adds the steps inside, after the hea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import PlanError
@@ -34,8 +34,7 @@ TAIL: Final = "feedback"
 """Kinds of nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLoop:
+class OpenLoop(msgspec.Struct, frozen=True):
     """A loop whose head is in the graph, and whose feedback is still missing."""
 
     inside: NodeOutput

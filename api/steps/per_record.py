@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
@@ -316,8 +316,7 @@ def _check_sink(output: NodeOutput, sink: Sink, name: str, origin: Origin) -> No
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSizes:
+class BatchSizes(msgspec.Struct, frozen=True):
     """The arguments of `map_batches` that set the size of batches; they are explained there."""
 
     rows: int | None

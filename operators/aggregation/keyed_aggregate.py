@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -199,8 +199,7 @@ class KeyedGroup:
         self.state.load(slots, table, self.keys.size, epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCut:
+class GroupCut(msgspec.Struct, frozen=True):
     """A cut of one group; call `slots`, then `columns`, in any one thread."""
 
     _keys: KeyCut

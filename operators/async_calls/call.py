@@ -9,6 +9,8 @@ from enum import Enum
 from itertools import count
 from typing import Any, TypeAlias
 
+import msgspec
+
 from ...errors import HeadgateError, PlanError
 from ..durations import Duration, parse_duration
 from ..elements import Batch
@@ -43,8 +45,7 @@ class Retry:
     on_result: Callable[[Any], bool] | None = None
 
 
-@dataclass(frozen=True)
-class RetryRule:
+class RetryRule(msgspec.Struct, frozen=True):
     """A validated `Retry`, with durations in seconds. Picklable."""
 
     attempts: int = 1

@@ -13,9 +13,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
 
 from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ..base import Operator, OperatorContext
@@ -138,8 +139,7 @@ _SLACK_S: Final = 1e-6
 """A deadline this close counts as due, because sums of floats are inexact."""
 
 
-@dataclass(frozen=True)
-class CallSettings:
+class CallSettings(msgspec.Struct, frozen=True):
     """The settings of calls. Picklable.
 
     Attributes:

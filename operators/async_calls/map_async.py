@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -34,8 +34,7 @@ TIMED_OUT_COUNTER: Final = "async_records_timed_out"
 OnTimeout: TypeAlias = Literal["fail", "side_output"] | Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class KeyOfRecords:
+class KeyOfRecords(msgspec.Struct, frozen=True):
     """The keys of a batch: key columns, or a function and the reader of its records."""
 
     columns: tuple[str, ...] = ()
@@ -43,8 +42,7 @@ class KeyOfRecords:
     reader: RowReader | None = None
 
 
-@dataclass(frozen=True)
-class AsyncMapStep:
+class AsyncMapStep(msgspec.Struct, frozen=True):
     """The parts of a step. Picklable.
 
     Attributes:

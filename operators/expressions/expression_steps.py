@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,16 +23,14 @@ from ..rows import column_batch
 from .expressions import Column, result_type
 
 
-@dataclass(frozen=True)
-class FilterStep:
+class FilterStep(msgspec.Struct, frozen=True):
     """Keeps the records for which `predicate` is true (not false, not null)."""
 
     predicate: Column
     text: str
 
 
-@dataclass(frozen=True)
-class SelectStep:
+class SelectStep(msgspec.Struct, frozen=True):
     """Makes new columns from the record; errors call the step `verb`."""
 
     columns: tuple[Column, ...]
@@ -141,8 +139,7 @@ class ExpressionOperator(Operator):
                 self.output.emit(result)
 
 
-@dataclass(frozen=True)
-class ExpressionFactory:
+class ExpressionFactory(msgspec.Struct, frozen=True):
     """Makes the operator; the optimiser uses its steps to merge neighbours."""
 
     steps: ExpressionSteps

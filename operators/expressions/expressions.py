@@ -8,9 +8,9 @@ them per batch, which gives wrong results, since batch boundaries are arbitrary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import PlanError
@@ -36,8 +36,7 @@ _SMALLER: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A checked expression: the output column `name`, and its computation.
 
     `source` is set if it is an input column unchanged, perhaps renamed: then nothing is computed.

@@ -7,7 +7,6 @@ with `side_output` sent to the side output `failed`, inside of the same checkpoi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -30,8 +29,7 @@ Action: TypeAlias = Literal["fail", "drop", "side_output"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class OnError:
+class OnError(msgspec.Struct, frozen=True):
     """The policy for records for which a function raises.
 
     Attributes:

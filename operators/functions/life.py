@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -121,8 +121,7 @@ class CopiedFunction:
             raise user_error(self._step, self._origin, None, error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class FinishResults:
+class FinishResults(msgspec.Struct, frozen=True):
     """The results of a step, for those of `finish`. Picklable.
 
     Attributes:

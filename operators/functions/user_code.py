@@ -8,8 +8,9 @@ import pickle
 import reprlib
 import sys
 import traceback
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from ...errors import UserCodeError
 from ..origin import Origin, is_own_module
@@ -26,8 +27,7 @@ _short.maxstring = _short.maxother = 120
 _short.maxdict = _short.maxlist = _short.maxtuple = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Several:
+class Several(msgspec.Struct, frozen=True):
     """Stands for several records, one of which failed."""
 
     text: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import PlanError
@@ -18,8 +18,7 @@ RESERVED = (KEY_GROUP_COLUMN, DELETED_COLUMN, ROW_COLUMN, TIME_COLUMN, MATCHED_C
 """The names that the tables of a snapshot use for their own columns."""
 
 
-@dataclass(frozen=True)
-class JoinColumns:
+class JoinColumns(msgspec.Struct, frozen=True):
     """The mapping from the columns of both sides to the result. Picklable.
 
     Attributes:

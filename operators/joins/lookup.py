@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -153,8 +153,7 @@ class TableIndex:
         return found
 
 
-@dataclass(frozen=True)
-class TableLookupStep:
+class TableLookupStep(msgspec.Struct, frozen=True):
     """The parts of the lookup step. Picklable.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import PlanError, StateError, UsageError
@@ -49,8 +49,7 @@ class TableFiles(Protocol):
     def describe(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class StaticTable:
+class StaticTable(msgspec.Struct, frozen=True):
     """The result of `static_table`, for `lookup`. Picklable.
 
     Attributes:

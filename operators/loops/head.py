@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -51,8 +50,7 @@ Matching = Callable[[Batch], int]
 """A function that counts the records of a batch that meet a condition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
+class Rounds(msgspec.Struct, frozen=True):
     """The end of a loop in rounds.
 
     Attributes:
@@ -64,8 +62,7 @@ class Rounds:
     matching: Matching | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
+class LoopSettings(msgspec.Struct, frozen=True):
     """The settings of a loop.
 
     Attributes:

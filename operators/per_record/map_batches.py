@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from ...errors import HeadgateError
@@ -24,8 +24,7 @@ from ..rows import column_batch
 from ..schema import difference
 
 
-@dataclass(frozen=True)
-class BatchFunction:
+class BatchFunction(msgspec.Struct, frozen=True):
     """A user's function of record batches, and the schema its results must have."""
 
     function: Callable[[pa.RecordBatch], Any]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -54,16 +53,14 @@ _MODE: Final = "execution.runtime-mode"
 _BATCH: Final = "BATCH"
 
 
-@dataclass(frozen=True)
-class ProcessInput:
+class ProcessInput(msgspec.Struct, frozen=True):
     """One input of a process step: the reader of its records, and their keys (None: no keys)."""
 
     reader: RowReader
     key: Key | None
 
 
-@dataclass(frozen=True)
-class ProcessStep:
+class ProcessStep(msgspec.Struct, frozen=True):
     """The parts of a process step. Picklable.
 
     Attributes:

@@ -7,9 +7,10 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from ...errors import HeadgateError
 from ...operators.clock import Clock
@@ -35,8 +36,7 @@ REST_RETRY_S: Final = 1.0
 _log = logging.getLogger("headgate.cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorPlace:
+class CoordinatorPlace(msgspec.Struct, frozen=True):
     """Where and when a coordinator runs.
 
     Attributes:

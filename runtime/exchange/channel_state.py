@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -29,8 +28,7 @@ FORMAT: Final = 1
 """First element of what `encode` makes; a newer headgate may write another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PickledRecords:
+class PickledRecords(msgspec.Struct, frozen=True):
     """A batch of Python objects as it was when it was added."""
 
     data: bytes

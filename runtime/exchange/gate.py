@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.elements import (
@@ -45,8 +46,7 @@ class CreditReceiver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class InputChannelSpec:
+class InputChannelSpec(msgspec.Struct, frozen=True):
     """One channel of a gate, and the number of the operator input it belongs to."""
 
     channel_id: ChannelId
@@ -55,8 +55,7 @@ class InputChannelSpec:
     """The name of the channel in checkpoints; needed where barriers may overtake records."""
 
 
-@dataclass(frozen=True, slots=True)
-class Urgent:
+class Urgent(msgspec.Struct, frozen=True):
     """A barrier that does not wait for its turn.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Merge: TypeAlias = Literal["sum", "max", "min"]
@@ -29,8 +30,7 @@ LATENCIES: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Upper bounds, in seconds, of histograms of single calls and records."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricDoc:
+class MetricDoc(msgspec.Struct, frozen=True):
     """One metric.
 
     Attributes:

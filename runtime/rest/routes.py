@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from . import answers, evidence, state_answers
 from .answers import Answer, Command
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One path and method.
 
     Attributes:
@@ -57,8 +57,7 @@ class Route:
         return [text.split("}")[0] for text in self.path.split("{")[1:]]
 
 
-@dataclass(frozen=True, slots=True)
-class PathParameter:
+class PathParameter(msgspec.Struct, frozen=True):
     """A parameter in a path."""
 
     type: type[Any]

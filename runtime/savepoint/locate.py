@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ...errors import StateError, UsageError
 from ...operators.clock import Clock
@@ -26,8 +27,7 @@ _FIX = "give the directory of a savepoint (it has `_metadata`), or of a job's ch
 _WITH_ID = re.compile(r"(?P<path>.+)@(?P<id>\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshot:
+class StoredSnapshot(msgspec.Struct, frozen=True):
     """State that a run may start from.
 
     Attributes:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias, final
+
+import msgspec
 
 from ..observe.figures import StorageFigures
 
@@ -27,14 +28,12 @@ FileContent: TypeAlias = bytes | memoryview | Path
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(msgspec.Struct, frozen=True):
     """The object did not exist; it now has our bytes."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Existed:
+class Existed(msgspec.Struct, frozen=True):
     """The object existed before, with the content `data`. It was not changed."""
 
     data: bytes

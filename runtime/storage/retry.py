@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 
@@ -13,8 +14,7 @@ Sleep = Callable[[float], Awaitable[None]]
 """Sleeps for seconds; `asyncio.sleep`, or virtual time in tests."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """The number of tries, and their pauses: a random one in (0, base × 2^(n-1)] before retry n."""
 
     attempts_max: int = 8

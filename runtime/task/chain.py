@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from ...errors import HeadgateError, TargetAwayError, check
 from ...operators.base import Operator, OperatorContext, TimerService
 from ...operators.drops import Drops
@@ -107,8 +109,7 @@ class OutputPartition(ChainPartition, Protocol):
 P_co = TypeVar("P_co", bound=ChainPartition, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class NodePartition(Generic[P_co]):
+class NodePartition(msgspec.Struct, Generic[P_co], frozen=True):
     """A result partition that leaves the vertex behind one of its nodes.
 
     Attributes:

@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from ...errors import HeadgateError
 from ...operators.base import Metrics
 from ...operators.clock import Clock
@@ -72,8 +74,7 @@ class SubtaskReports(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTiming:
+class SnapshotTiming(msgspec.Struct, frozen=True):
     """Times, in ms, and sizes of one subtask's snapshot."""
 
     sync_ms: float
@@ -96,8 +97,7 @@ class SnapshotTiming:
     """The sinks that have taken records before the barrier, in this attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
+class TaskSettings(msgspec.Struct, frozen=True):
     """The options of subtasks."""
 
     slice_ms: int = 50

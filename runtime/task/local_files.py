@@ -20,11 +20,11 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import msgspec
 import xxhash
 
 from ...errors import CorruptError
@@ -326,8 +326,7 @@ class FileNames(Protocol):
     def __call__(self, operator: str, state: str, kind: str, file_id: str) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTarget:
+class SnapshotTarget(msgspec.Struct, frozen=True):
     """The destination of one checkpoint or savepoint.
 
     Attributes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,8 +34,7 @@ ROW_GROUP_CHECKSUMS: Final = b"headgate.row-groups"
 """The key in the footer's metadata: xxh3-64 of the bytes of each row group, in hex, comma-separated."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedTable:
+class EncodedTable(msgspec.Struct, frozen=True):
     """A Parquet file in memory, or at a local path that the caller removes."""
 
     data: bytes | Path

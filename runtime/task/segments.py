@@ -15,6 +15,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
+import msgspec
+
 from ...errors import HeadgateError
 from ..options.registry import Options
 from ..options.state import (
@@ -34,8 +36,7 @@ Places: TypeAlias = dict[str, tuple[str, int]]
 """By the name that a piece would have as a file: its segment, and its offset there."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSettings:
+class SegmentSettings(msgspec.Struct, frozen=True):
     """The options of segments.
 
     Attributes:
@@ -63,8 +64,7 @@ def segment_settings(options: Options) -> SegmentSettings | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentKey:
+class SegmentKey(msgspec.Struct, frozen=True):
     """The snapshots whose pieces may share a segment."""
 
     attempt: int

@@ -14,13 +14,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import xxhash
+from msgspec.structs import replace
 
 from ...errors import HeadgateError
 from ...operators.elements import CheckpointBarrier, CheckpointOptions
@@ -455,8 +456,7 @@ class OperatorWork:
     works: list[Work] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadResult:
+class UploadResult(msgspec.Struct, frozen=True):
     """The outcome in the store.
 
     Attributes:

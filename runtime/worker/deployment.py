@@ -16,7 +16,6 @@ from collections.abc import (
     Set,
 )
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -78,8 +77,7 @@ from .watch import StepWatch
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerResources:
+class WorkerResources(msgspec.Struct, frozen=True):
     """The resources that a worker lends to the deployments of one attempt.
 
     Attributes:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -62,8 +62,7 @@ BY_COLUMN: Final = frozenset({"min_by", "max_by"}) | TOP
 """Kinds in which another column decides which records count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """The number that a kind takes as a parameter, from `low` to `high`. Without a default it must be
     given.
     """
@@ -201,8 +200,7 @@ def _extreme(kind: str, name: str, type_: pa.DataType) -> Accumulator:
 _SLOT_0 = np.zeros(1, np.intp)
 
 
-@dataclass(frozen=True, slots=True)
-class AggregateSpec:
+class AggregateSpec(msgspec.Struct, frozen=True):
     """One aggregate: its kind, its column and its name.
 
     Attributes:
@@ -372,8 +370,7 @@ def _fields_of(accumulators: Sequence[tuple[Accumulator, AggregateSpec]]) -> lis
     return [field for accumulator, _ in accumulators for field in accumulator.fields()]
 
 
-@dataclass(frozen=True, slots=True)
-class StateCut:
+class StateCut(msgspec.Struct, frozen=True):
     """The state columns at a cut. Its methods run in any one thread; `close` is called last."""
 
     _cut: SlotCut

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias, final, get_args, get_origin, overload
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -258,8 +258,7 @@ TEXT_MAX = 200
 """This many characters of an opaque key are kept beside it as readable text."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyColumn:
+class KeyColumn(msgspec.Struct, frozen=True):
     """One typed column of keys; `kind` is the Python type of its values."""
 
     name: str
@@ -267,8 +266,7 @@ class KeyColumn:
     kind: type[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyShape:
+class KeyShape(msgspec.Struct, frozen=True):
     """The key columns of an operator's tables.
 
     `columns` are typed columns: one for a single key, several for a tuple (`is_tuple`). None: the type of

@@ -9,8 +9,9 @@ dictionaries over, and puts the old values back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from ..queryable import CommittedPoints, held_bytes
 from .cuts import Changes, Cut
@@ -67,8 +68,7 @@ def kept_cuts(changes: Changes, bytes_max: int) -> CommittedPoints[KeptCut]:
     return points
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTable(Generic[T]):
+class KeptTable(msgspec.Struct, Generic[T], frozen=True):
     """The content of a table of a subtask that has ended.
 
     Attributes:

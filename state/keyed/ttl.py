@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from ...errors import PlanError
 from .base import ABSENT, EntryTable, ValueTable
 
@@ -95,8 +97,7 @@ class TtlClock(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(msgspec.Struct, frozen=True):
     """The resolved rules of one state."""
 
     after_ms: int

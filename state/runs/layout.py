@@ -10,9 +10,9 @@ bit i + 1: fixed column i is null); and of the columns, widest first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -29,8 +29,7 @@ _WORD_BITS = 64
 _NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(msgspec.Struct, frozen=True):
     """Some rows in the order of their hashes.
 
     Attributes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -212,8 +213,7 @@ class Segment:
             self.file.prefetch(start, stop)
 
 
-@dataclass(frozen=True, slots=True)
-class Hits:
+class Hits(msgspec.Struct, frozen=True):
     """Rows found in one segment: `positions` among those asked for, and their packed rows."""
 
     positions: Index

@@ -11,10 +11,10 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -31,8 +31,7 @@ class _Stopped(Exception):
     """Raised to end a merge that is no longer wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(msgspec.Struct, frozen=True):
     """A list of runs, newest first."""
 
     runs: tuple[Run, ...] = ()
@@ -50,8 +49,7 @@ class Version:
                 segment.file.file.unpin()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The result of a lookup: row i of `table` belongs to the key at `positions[i]` of those asked for."""
 
     positions: Index

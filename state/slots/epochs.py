@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -53,8 +54,7 @@ class TableEpoch:
         return self.current - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Undo:
+class _Undo(msgspec.Struct, frozen=True):
     """The values of some distinct slots before they changed."""
 
     slots: Index

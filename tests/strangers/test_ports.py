@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headgate.k8s.operator.endpoints import serving as serving_operator
 from headgate.k8s.worker_process import Node, probes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 NESTING_MAX: Final = 40
 """The deepest nesting of brackets, calls, CASE and NOT, in levels."""
@@ -36,8 +37,7 @@ Kind: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SqlNode:
+class SqlNode(msgspec.Struct, frozen=True):
     """An operation. `depth` is the length of its chain of dependent operations, itself included."""
 
     kind: Kind
@@ -51,8 +51,7 @@ class SqlNode:
         return self.kind == "literal"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """A parsed text: the expression, and the name after AS."""
 
     node: SqlNode

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Generic, NewType, TypeAlias, TypeVar, final
 
 import msgspec
+from msgspec.structs import replace
 
 from ....errors import check
 from ....operators.elements import CheckpointOptions
