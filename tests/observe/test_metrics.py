@@ -514,10 +514,10 @@ def test_the_first_free_port(
     second = open_endpoint(metrics, first.port, "127.0.0.1")
     assert second is not None
     assert second.port > first.port
-    assert urllib.request.urlopen(second.url, timeout=10).status == 200
+    assert urllib.request.urlopen(second.url, timeout=60).status == 200
     second.close()
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(second.url, timeout=10)
+        urllib.request.urlopen(second.url, timeout=60)
     monkeypatch.setattr(endpoint, "PORTS_TRIED_MAX", 1)
     assert open_endpoint(metrics, first.port, "127.0.0.1") is None
     assert f"no metrics endpoint port=`{first.port}`" in caplog.text
@@ -553,7 +553,7 @@ def test_the_endpoint_opens_where_no_dns_answers(monkeypatch: pytest.MonkeyPatch
     opened = open_endpoint(MetricsRegistry(), 0, "127.0.0.1")
     assert opened is not None
     try:
-        with urllib.request.urlopen(opened.url, timeout=10) as answer:
+        with urllib.request.urlopen(opened.url, timeout=60) as answer:
             assert answer.status == 200
     finally:
         opened.close()

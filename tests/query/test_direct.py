@@ -217,7 +217,7 @@ def test_strangers_and_bad_requests(lab: Any) -> None:
                 connection = await dial(api, first, found.ticket)
                 await connection.welcomed
                 ask(connection, asked)
-                await asyncio.wait_for(connection.closed, 10)
+                await asyncio.wait_for(connection.closed, 60)
                 assert connection.broken, name
             for data in (b"?", b"", encode_key(7)):
                 with pytest.raises(Refused):

@@ -114,14 +114,13 @@ class KafkaSinkCase(Rows, Topic, SinkCase):
         return list(in_thread(lambda: read_all(source)))
 
     def pending(self, place: str) -> Sequence[Any]:
-        """Return open transactions; one that is being ended is given a moment."""
+        """Return open transactions; one that is being ended is given a while, for a busy broker."""
         client = TransactionClient(self.broker.bootstrap, {})
-        found: list[str] = []
-        for _ in range(50):
-            found = client.open_ids("hg-")
-            if not found:
-                break
+        found = client.open_ids("hg-")
+        deadline = time.monotonic() + PENDING_S_MAX
+        while found and time.monotonic() < deadline:
             time.sleep(0.1)
+            found = client.open_ids("hg-")
         client.close()
         return found
 
@@ -143,6 +142,8 @@ class StagedKafkaCase(KafkaSinkCase):
         )
 
 
+PENDING_S_MAX = 60.0
+"""How long a transaction that is being ended may take."""
 KAFKA: dict[str, type[Topic]] = {
     "kafka_source": KafkaSource,
     "kafka_sink": KafkaSinkCase,
