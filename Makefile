@@ -78,6 +78,9 @@ demo-kafka: $(STAMP)
 demo-lakehouse: $(STAMP)
 	@$(BIN)/python examples/lakehouse_demo.py $(ARGS)
 
+# Only these have tests of the Ray tier, and the others take ten seconds to import.
+RAY_TESTS = $$(grep -rlE "mark\.(ray|chaos)" tests --include="test_*.py" | sort)
+
 # tests/tiers.py says which tests are in which tier.
 test: $(STAMP)
 	@echo "==> running the fast tests (five minutes on two cores)"
@@ -87,7 +90,7 @@ test-rest: $(STAMP)
 	@echo "==> running the slow tests (a quarter of an hour on two cores)"
 	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "rest and not (ray or chaos or kube)" || failed=1; \
 	echo "==> running the tests that start Ray, file by file (eight minutes)"; \
-	$(BIN)/python -m pytest -n $(RAY_TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "(ray or chaos) and not kube" || failed=1; exit $$failed
+	$(BIN)/python -m pytest -n $(RAY_TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "(ray or chaos) and not kube" $(RAY_TESTS) || failed=1; exit $$failed
 
 test-all: $(STAMP)
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; \
