@@ -92,6 +92,42 @@ def objects(directory: Path, rows: int) -> Iterator[System]:
     )
 
 
+@contextmanager
+def console(directory: Path, rows: int) -> Iterator[System]:
+    """Standard input is a file, and what is printed is thrown away."""
+
+    def place(count: int) -> Path:
+        path = directory / _name()
+        path.write_text("".join(f"{'x' * 83}{number:07}\n" for number in range(count)))
+        return path
+
+    def stdin(path: Path) -> Source:
+        sys.stdin = path.open()
+        return hc.stdin_source()
+
+    directory.mkdir()
+    own = sys.stdin
+    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
+        try:
+            yield System(place, {"print_sink": lambda _: hc.print_sink()}, {"stdin_source": stdin})
+        finally:
+            sys.stdin = own
+
+
+@contextmanager
+def hybrid(directory: Path, rows: int) -> Iterator[System]:
+    """The history and the live source have half of the records each."""
+
+    def half(count: int) -> Source:
+        return hc.generator(FIELDS, rows=(count + 1) // 2, splits=1)
+
+    yield System(
+        lambda count: count,
+        {"blackhole": lambda _: hc.blackhole()},
+        {"hybrid_source": lambda count: hc.hybrid_source(half(count), half(count))},
+    )
+
+
 def _forget(_record: Any) -> None:
     pass
 
@@ -406,6 +442,8 @@ def iceberg(directory: Path, rows: int) -> Iterator[System]:
 SYSTEMS: dict[str, tuple[Start, int]] = {
     "columns": (columns, 10_000_000),
     "objects": (objects, 200_000),
+    "console": (console, 200_000),
+    "hybrid": (hybrid, 10_000_000),
     "parquet": (_files("parquet"), 2_000_000),
     "csv": (_files("csv"), 1_000_000),
     "json": (_files("json"), 500_000),

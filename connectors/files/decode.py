@@ -19,6 +19,7 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
 from .json_layout import LayoutReader
+from .json_objects import ObjectReader
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -216,6 +217,7 @@ class JsonDecoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._objects = ObjectReader(schema)
         self._layout = LayoutReader(schema)
         self._read = pajson.ReadOptions(use_threads=False, block_size=_ONE_BLOCK)
         # Columns are read as nullable; missing values are reported afterwards, with a clear reason.
@@ -225,9 +227,10 @@ class JsonDecoder:
         )
 
     def __call__(self, lines: Lines) -> pa.RecordBatch:
-        batch = None
-        if self._layout.may_read(len(lines)):
-            batch = self._layout.read(lines.view(), lines.texts())
+        if self._objects.may_read(len(lines)):
+            batch = self._objects.read(lines.view(), lines.texts())
+        else:
+            batch = self._layout.read(lines.data, lines.starts, lines.ends)
         return self._parsed(lines) if batch is None else batch
 
     def _parsed(self, lines: Lines) -> pa.RecordBatch:
