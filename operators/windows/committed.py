@@ -86,10 +86,12 @@ class CommittedWindows:
 
     Attributes:
         points: one for each cut that may still be asked for.
+        cuts: the number of cuts so far.
     """
 
     def __init__(self, plan: AggregatePlan, context: OperatorContext, *, cells: bool) -> None:
         self.points = CommittedPoints(OldCells, old_values_max(context.options))
+        self.cuts = 0
         self._keys, self._cells = len(plan.keys), cells
         types: list[Any] = [plan.schema.field(key).type for key in plan.keys]
         if cells or not types:
@@ -113,6 +115,7 @@ class CommittedWindows:
 
     def _note(self, progress: TimeProgress) -> None:
         assert self.points.newest is not None
+        self.cuts += 1
         self.points.newest.progress = progress.copied()
 
     # --- before a change -----------------------------------------------------------------------

@@ -146,9 +146,13 @@ class SessionAggregate(WindowedAggregate):
     ) -> None:
         if self._spilling is not None:
             self._spilling.fetch(rows.keys)
-        self._keep(rows.key_columns)
         table, progress = self._table, self._progress
         key_slots = table.key_slots(rows.keys, rows.size)
+        if self._old is not None and self._old.keeps:
+            # Most keys have been kept before, and need no look into the index.
+            changing = table.not_kept(key_slots, self._old.cuts)
+            if changing.size:
+                self._keep(rows.keys_at(changing))
         ends = times + self._gap.of(columns_of(batch, self._step))
         taken, touched = table.add(key_slots, times, ends, rows.values, progress.expired(groups))
         if taken is not None:

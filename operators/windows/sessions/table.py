@@ -117,6 +117,7 @@ class SessionTable:
         self._next = SlotArray(np.int32)  # by slot: the session before it, + 1
         self._head = SlotArray(np.int32)  # by key: its latest session, + 1
         self._seen = SlotArray(np.int32)  # by key: scratch
+        self._kept = SlotArray(np.uint32)  # by key: see `not_kept`
         # Not a bound method: in a circle of references the arrays would wait for the garbage collector.
         bounds: list[Field] = [self.starts, self.ends]
         self.changed = ChangedSlots(epoch, lambda: bounds)
@@ -164,6 +165,13 @@ class SessionTable:
         self._head.reserve(size)
         self._seen.reserve(size)
         return slots
+
+    def not_kept(self, key_slots: Index, cut: int) -> Index:
+        """Return the rows of keys for which this was not called yet since cut number `cut`."""
+        self._kept.reserve(max(1, self.keys.size))
+        rows = np.flatnonzero(self._kept.data.take(key_slots) != cut)
+        self._kept.data[key_slots[rows]] = cut
+        return rows
 
     def add(
         self,
