@@ -250,9 +250,11 @@ class TumblingAggregate(WindowedAggregate):
 
     def _keep_expired(self, old: CommittedWindows, last: int) -> None:
         """Keep the results of windows that are about to be dropped."""
-        parts = [fired for start in self._large if start <= last for fired in self._results(start)]
         small = self._small.fire(WATERMARK_MIN, last)
-        for fired in parts if small is None else [*parts, small]:
+        large = (self._results(start) for start in list(self._large) if start <= last)
+        for fired in chain([] if small is None else [small], chain.from_iterable(large)):
+            if not old.keeps:
+                return  # it is too much
             old.keep_all(self._keys_of([fired]), fired.starts, fired.values)
 
     def _in_order(self, starts: list[int], small: Fired | None) -> Iterator[Fired]:

@@ -255,6 +255,12 @@ def test_old_windows_are_bounded(steps: Steps, kind: str) -> None:
     tell(step, 2, complete=True)
     push(step, [("u0", 3, 1_000)])
     assert operator.query("agg", "u0", 2) == now != operator.query("agg", "u0", 0)
+    step.watermark(9 * MINUTE)  # all windows expire, and their results are too many
+    with pytest.raises(NotKept):
+        operator.query("agg", "u0", 2)
+    assert operator.query("agg", "u0", 0) is ABSENT
+    step.checkpoint(3)
+    assert operator.query("agg", "u0", 3) is ABSENT
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "sliding", "session at once"])

@@ -207,6 +207,8 @@ class PaneAggregate(WindowedAggregate):
         """Keep the cells of panes that are about to be dropped."""
         if self._spilling is not None:
             for keys, panes, state in self._spilling.cells_before(kept_from):
+                if not old.keeps:
+                    return  # it is too much
                 old.keep_all(keys, panes, state)
             return
         for pane in self._table.between(NO_PANE, kept_from - 1):
