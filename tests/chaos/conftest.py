@@ -91,7 +91,8 @@ class Chaos:
         found = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it has ended just now
-                if any("CoordinatorActor" in part for part in child.cmdline()):
+                # Ray Data has an AutoscalingCoordinatorActor of its own.
+                if any("::CoordinatorActor" in part for part in child.cmdline()):
                     found.append(child.pid)
         return found
 

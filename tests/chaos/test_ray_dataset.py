@@ -5,6 +5,8 @@ Method: the function of the dataset notes each call; the answer follows from the
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,22 @@ def restored(chaos: Any) -> bool:
     return bool(chaos.texts("restored"))
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+def adopted(chaos: Any) -> bool:
+    """The coordinator was killed, and another one leads the job."""
+    return any(event.kind == "adopted" for event in chaos.events)
+
+
+def wait_for(file: Path) -> None:
+    """Wait until a file is there."""
+    while not file.exists():
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("victim", "parallelism"), [("worker", 1), ("worker", 3), ("coordinator", 2)]
+)
 def test_a_dataset_is_computed_once_whatever_dies(
-    ring: Any, tmp_path: Path, parallelism: int
+    ring: Any, tmp_path: Path, victim: str, parallelism: int
 ) -> None:
     asked = tmp_path / "asked"
 
@@ -51,12 +66,58 @@ def test_a_dataset_is_computed_once_whatever_dies(
         completed = event.kind == "checkpoint" and body.get("status") == "COMPLETED"
         if completed and not chaos.state:
             chaos.state["killed"] = True
-            chaos.later(0, lambda c: c.kill_worker())
+            chaos.later(0, lambda c: getattr(c, f"kill_{victim}")())
 
-    ran = ring.run(job, plan, seed=3, until=restored, batches=4)
+    over = restored if victim == "worker" else adopted
+    ran = ring.run(job, plan, seed=3, until=over, batches=4)
     assert len(ran.chaos.kills) == 1
     rows = ds.dataset(tmp_path / "out", format="parquet").to_table().to_pydict()
     assert sorted(rows["id"]) == list(range(ROWS))
     assert all(cents == number % 7 for number, cents in zip(rows["id"], rows["cents"], strict=True))
     assert asked.read_text() == "once\n"
+    assert not list((tmp_path / "ck").rglob("sources/*/*/*")), "it goes with the job's end"
+
+
+def test_a_coordinator_that_dies_while_it_writes_is_followed_by_one_that_computes_again(
+    ring: Any, tmp_path: Path
+) -> None:
+    asked, begun = tmp_path / "asked", tmp_path / "begun"
+
+    def numbers() -> Any:
+        import ray.data
+
+        with asked.open("a") as file:
+            file.write("once\n")
+
+        def computed(batch: Any) -> Any:
+            """Leave the second half of the rows to the second coordinator."""
+            if batch["id"][0] >= ROWS / 2:
+                begun.touch()
+                while len(asked.read_text().splitlines()) < 2:
+                    time.sleep(0.05)
+            return batch
+
+        return ray.data.range(ROWS, override_num_blocks=8).map_batches(computed)
+
+    job = hg.Job("dataset", parallelism=2)
+    job.checkpoint(every="250ms", storage=str(tmp_path / "ck"))
+    job.restart(5, delay="0s")
+    source = ray_dataset_source(numbers, {"id": "long"}, split_bytes="32kb")
+    out = parquet_sink(str(tmp_path / "out"), guarantee="exactly_once")
+    job.read(source, name="numbers").write(out, name="out")
+
+    async def kill(chaos: Any) -> None:
+        await asyncio.to_thread(wait_for, begun)
+        chaos.kill_coordinator()
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if not chaos.state:
+            chaos.state["armed"] = True
+            chaos.later(0, kill)
+
+    ran = ring.run(job, plan, seed=3)
+    assert len(ran.chaos.kills) == 1
+    rows = ds.dataset(tmp_path / "out", format="parquet").to_table()
+    assert sorted(rows["id"].to_pylist()) == list(range(ROWS))
+    assert asked.read_text() == "once\nonce\n"
     assert not list((tmp_path / "ck").rglob("sources/*/*/*")), "it goes with the job's end"

@@ -16,8 +16,10 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import collect, ray_dataset_source
+from headgate.connectors.files.locations import s3_client
 from headgate.connectors.ray_data.result import ResultWriter
 from headgate.errors import BadRecordError, PlanError, SourceError, UsageError
+from headgate.runtime.job import runnable
 from headgate.testing.connectors import Check, read_all, source_checks
 from headgate.tests.support.ray_datasets import FakeDataset, RayDatasetCase, prepared, running
 
@@ -307,6 +309,36 @@ def test_a_restart_reads_on_and_computes_nothing(tmp_path: Path, parallelism: in
     assert sorted(row["id"] for row in sink.rows) == list(range(100))
     assert computed.read_text() == "once\n"
     assert not list((tmp_path / "ck").rglob("*.parquet")), "it goes with the job's end"
+
+
+def test_the_rows_go_to_s3_and_come_from_there(s3_server: Any, tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+
+    def fail_once(row: Any) -> Any:
+        if row.id == 70 and not failed.exists():
+            failed.touch()
+            raise ValueError("once")
+        return {"id": row.id}
+
+    job = hg.Job("j", parallelism=2, options={"io.tmp.dirs": str(tmp_path / "tmp")})
+    job.checkpoint(every="1h", storage=s3_server.uri)
+    job.restart(1, delay="0s")
+    runnable(job).override(s3_server.options)
+    sink = collect(guarantee="exactly_once")
+    options: dict[str, Any] = {"split_bytes": "100b", "batch_rows": 5, "keep_result": True}
+    source = ray_dataset_source(ids(30, 40, 30), SCHEMA, **options)
+    job.read(source, name="in").map(fail_once, into=pa.schema({"id": pa.int64()})).write(
+        sink, name="out"
+    )
+    assert job.run().status == "FINISHED"
+    assert failed.exists()
+    assert sorted(row["id"] for row in sink.rows) == list(range(100))
+    found = s3_client(s3_server.options).list_objects_v2(
+        Bucket=s3_server.bucket, Prefix="checkpoints/j/sources/in-"
+    )
+    kept = [item["Key"].rpartition("/")[2] for item in found["Contents"]]
+    assert sorted(kept) == ["part-00000.parquet", "result.json"]
+    assert not list((tmp_path / "tmp").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import headgate as hg
-from headgate.connectors import collect, from_list, parquet_sink, parquet_source
+from headgate.connectors import (
+    collect,
+    from_list,
+    parquet_sink,
+    parquet_source,
+    ray_dataset_source,
+)
 from headgate.connectors.files.drafts import LocalTarget
 from headgate.connectors.spark.java import Java
 from headgate.errors import StorageError, UsageError, UserCodeError
@@ -28,6 +34,7 @@ from headgate.runtime.cli.load import RuntimeMode
 from headgate.runtime.cli.verbs import explain
 from headgate.runtime.manifest import load_job
 from headgate.runtime.options.registry import Options
+from headgate.tests.support.ray_datasets import FakeDataset
 
 BATCH = {"execution.runtime-mode": "BATCH"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -273,3 +280,21 @@ def test_a_spark_source_is_asked_before_and_gone_afterwards(
     assert sorted(row["id"] for row in out.rows) == list(range(0, 50, 2))
     assert len(asked) == 1
     assert list(tmp_path.glob("headgate-batch-*")) == []
+
+
+def test_a_ray_dataset_is_computed_before_and_gone_afterwards(session: Any, tmp_path: Path) -> None:
+    computed = tmp_path / "computed"
+
+    def numbers() -> FakeDataset:
+        with computed.open("a") as file:
+            file.write("once\n")
+        return FakeDataset([pa.table({"id": [*range(n, n + 10)]}) for n in range(0, 50, 10)])
+
+    out, temporary = collect(), tmp_path / "tmp"
+    job = hg.Job("rays", parallelism=2, options={**BATCH, "io.tmp.dirs": str(temporary)})
+    source = ray_dataset_source(numbers, {"id": "long"}, split_bytes="80b")
+    job.read(source, name="ids").filter("id % 2 = 0").write(out, name="out")
+    job.run()
+    assert sorted(row["id"] for row in out.rows) == list(range(0, 50, 2))
+    assert computed.read_text() == "once\n"
+    assert list(temporary.iterdir()) == []
