@@ -32,8 +32,9 @@ from headgate.testing.servers import redis as redis_server
 JOB = "direct-reads"
 QUIET_RATE = 100
 AT_ONCE = 100
-COSTS = (("clients", 5_000), ("callers", 20_000), ("many", 20_000))
+COSTS = (("nothing", 5_000), ("clients", 5_000), ("callers", 20_000), ("many", 20_000))
 """Kinds of `cost`, and keys per second."""
+COMPUTE_S = 50e-6
 VALUE = {"n": 1234, "top": 987654, "total": 123456789}
 Get = Callable[[int], Awaitable[Any]]
 
@@ -216,10 +217,14 @@ async def cost(
 
     The kinds: `clients` are 8 clients with 8 callers each, `callers` are 64 callers of one client, each of
     which reads one key at a time, and `many` is one caller that reads `AT_ONCE` keys with each request.
+    With `nothing` this process computes for as long as reads would take, and reads nothing: what changes
+    then is what a busy neighbour costs the job.
     """
     rng, took, read_keys = random.Random(2), list[float](), 0
     async with clients(8 if kind == "clients" else 1) as some:
-        if kind == "many":
+        if kind == "nothing":
+            gets, at_once = [compute] * 64, 1
+        elif kind == "many":
             gets, at_once = [many_getter(some[0], keys)], AT_ONCE
         else:
             gets, at_once = [getter(some[place % len(some)]) for place in range(64)], 1
@@ -279,6 +284,13 @@ async def cost(
         "p50 ms": round(1000 * took[len(took) // 2], 2),
         "p99 ms": round(1000 * took[len(took) * 99 // 100], 2),
     }
+
+
+async def compute(_: int) -> None:
+    """Use the processor time that a read of one key takes here."""
+    until = time.thread_time() + COMPUTE_S
+    while time.thread_time() < until:
+        pass
 
 
 async def newest(client: hg.query.AsyncQueryClient, keys: int) -> float:
