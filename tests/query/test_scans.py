@@ -23,12 +23,10 @@ USERS = [f"u{n}" for n in range(60)]
 
 def shown(found: Any) -> Any:
     """Return a value as the models of `test_committed` have it."""
-    if isinstance(found, msgspec.Struct):
-        return msgspec.to_builtins(found)
-    if not isinstance(found, QueriedEntries):
-        return found
-    entries = list(found.entries)
-    return sorted(entries) if found.is_map else [(n, v) for n, (_, v) in enumerate(entries)]
+    if isinstance(found, QueriedEntries):
+        entries = list(found.entries)
+        return sorted(entries) if found.is_map else [(n, v) for n, (_, v) in enumerate(entries)]
+    return msgspec.to_builtins(found) if isinstance(found, msgspec.Struct) else found
 
 
 class Scan:
