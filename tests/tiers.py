@@ -47,7 +47,7 @@ FAST_ONE_IN: dict[str, int] = {
     "connectors/test_http_sources.py": 3,
     "connectors/test_iceberg_sink.py": 16,
     "connectors/test_ray_dataset.py": 3,
-    "connectors/test_ray_dataset.py::test_the_rows_go_to_s3": 0,
+    "connectors/test_ray_dataset.py::test_the_rows_go_to_s3_and_come_from_there": 0,
     "connectors/test_s3_conformance.py": 0,
     "connectors/test_s3_credentials.py": 0,
     "connectors/test_stop_after_idle.py::test_a_pause_that_is_short_ends_nothing": 0,
