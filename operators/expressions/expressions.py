@@ -39,13 +39,15 @@ _SMALLER: Final = (
 class Column(msgspec.Struct, frozen=True):
     """A checked expression: the output column `name`, and its computation.
 
-    `source` is set if it is an input column unchanged, perhaps renamed: then nothing is computed.
+    `source` is set if it is an input column unchanged, perhaps renamed: then nothing is computed. `tree`
+    is that of a condition in SQL.
     """
 
     name: str
     expression: pl.Expr
     source: str | None
     reads: frozenset[str]
+    tree: SqlNode | None = None
 
 
 def _read(text: str, step: str, where: str) -> Reading:
@@ -129,7 +131,8 @@ def check_filter(
         raise PlanError(f"`{text}` in {step} is not a condition: its type is {kind}", where=where)
     if not isinstance(predicate, str):
         _refuse_across_rows(expression, text, schema, step, where)
-    return Column("", expression, None, columns_used(expression, schema))
+    tree = _read(predicate, step, where).node if isinstance(predicate, str) else None
+    return Column("", expression, None, columns_used(expression, schema), tree)
 
 
 def check_select(
