@@ -43,9 +43,10 @@ def job_directory(lab: Any) -> Path:
 
 
 def stopped_job(lab: Any, *, merging: bool) -> Path:
+    directory = Path(lab.path) / "job"
     job = hg.Job(
         "job",
-        parallelism=2,
+        parallelism=4,
         max_parallelism=12,
         options={
             "execution.checkpointing.data-inline-threshold": "0 b",
@@ -63,10 +64,12 @@ def stopped_job(lab: Any, *, merging: bool) -> Path:
 
     async def script(running: Any) -> None:
         await running.checkpoint()
+        while len(state_files(directory)) < (1 if merging else job.parallelism):
+            await running.checkpoint()  # a slow source has not reached all subtasks yet
         await running.request("stop")
 
     lab.run(job, script)
-    return Path(lab.path) / "job"
+    return directory
 
 
 def state_files(directory: Path) -> list[Path]:
