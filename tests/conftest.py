@@ -36,6 +36,8 @@ __all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
 # 3.11 loses the lock that this import waits for, and it fails with a KeyError of the number of its thread.
 
 TESTS = Path(__file__).parent
+ALONE = "HEADGATE_TEST_ALONE"
+"""The environment variable of the process of a test that is marked `alone`."""
 prepare_environment()  # test modules import ray, and some tests start one
 # No test is a matter of how fast the machine is.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -90,6 +92,24 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked `alone` in a process of its own."""
+    if os.environ.get(ALONE) or pyfuncitem.get_closest_marker("alone") is None:
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, ALONE: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -140,6 +140,7 @@ def test_panes_of_eight_times_the_managed_memory(
     assert_flat(held)
 
 
+@pytest.mark.alone
 def test_sessions_of_eight_times_the_managed_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
