@@ -161,7 +161,7 @@ class NatsPublisher(ConnectedPublisher[Connection]):
         if column is None:
             return None
         texts: list[str | None] = data.column(column).to_pylist()
-        found = [text for text in texts if text]
+        found = [text for text in texts if text and not text.isspace()]
         if len(found) < len(texts) or any(
             each.isspace() for text in found for each in (text if kind == "subject" else "")
         ):
@@ -239,7 +239,7 @@ def _is_stored(answer: Message) -> bool:
 
 
 class _Answer(msgspec.Struct):
-    """What a stream answers."""
+    """The answer of a stream to a message."""
 
     error: dict[str, Any] | None = None
     stream: str = ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
+import pyarrow as pa
 import pytest
 
+from headgate.connectors import nats_sink
 from headgate.connectors.nats.frames import (
     Message,
     MessageSplitter,
@@ -17,6 +20,8 @@ from headgate.connectors.nats.frames import (
     sequence_of,
     status_of,
 )
+from headgate.connectors.nats.sink import NatsPublisher
+from headgate.errors import DataError
 
 PLACE = b"$JS.ACK.orders.consumer.1.7.5.1700000000123456789.9"
 LONG_PLACE = b"$JS.ACK.hub.hash.orders.consumer.1.7.5.1700000000123456789.9.token"
@@ -125,3 +130,27 @@ def test_statuses_and_headers() -> None:
         {"name": "C", "value": "d:e"},
         {"name": "A", "value": "\ufffd"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "id_"),
+    [
+        ("subject", None, "1"),
+        ("subject", "", "1"),
+        ("subject", "a b", "1"),
+        ("subject", "a\r\nPUB b 0", "1"),
+        ("id", "a", None),
+        ("id", "a", ""),
+        ("id", "a", " \r\n "),
+    ],
+)
+def test_subjects_and_ids_that_are_none_are_refused_before_anything_is_sent(
+    kind: str, subject: str | None, id_: str | None
+) -> None:
+    """A subject with white space would be another command, and a blank id would not prevent repeats."""
+    metadata = {"subject": "to", "id": "id"}
+    sink = nats_sink(url="nats://127.0.0.1:1", metadata=metadata)
+    schema = pa.schema([("to", pa.string()), ("id", pa.string()), ("n", pa.int64())])
+    batch = pa.RecordBatch.from_pylist([{"to": subject, "id": id_, "n": 1}], schema=schema)
+    with pytest.raises(DataError, match=f"no {kind} that NATS takes"):
+        asyncio.run(NatsPublisher(sink.settings).publish(batch, "k"))
