@@ -30,7 +30,7 @@ _is: Final = pa.types
 
 
 class _OtherForm(Exception):
-    """Raised if lines do not have the layout, or something that only the parser reads."""
+    """Raised if lines do not have the layout, or have something that only the parser reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ObjectReader:
         self._pause = self._waiting = 0
 
     def may_read(self, count: int) -> bool:
-        """Return True if so many lines are best read here, if they have one layout."""
+        """Return True if this number of lines is read fastest here, provided that they have one layout."""
         return self._possible and LINES_MIN <= count <= LINES_MAX
 
     def read(self, text: memoryview, lines: Sequence[bytes]) -> pa.RecordBatch | None:

@@ -24,7 +24,7 @@ _PLAIN_MIN, _PLAIN_MAX = 1e-3, 1e15
 """Absolute values between which floats have the same text in Python and in Polars."""
 _FRACTION_DIGITS: Final = {"s": 0, "ms": 3, "us": 6}
 Texts = Sequence[Any]
-"""What stands for each value of a column, in the form that `%s` takes."""
+"""A value for each row of a column, which `%s` formats as the text of the row."""
 
 
 def encode_json(batch: pa.RecordBatch) -> list[bytes]:
@@ -135,4 +135,4 @@ _TEXTS: Final[dict[int, Callable[[pa.Array], Texts | None]]] = {
     pa.float64().id: _of_floats,
     pa.timestamp("s").id: _of_times,
 }
-"""How to write the values of a column, by the number of its type."""
+"""Functions that return the texts of a column, by the number of its type."""

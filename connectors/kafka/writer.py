@@ -71,7 +71,7 @@ class KafkaWriter(SinkWriter):
         self._sent = 0
         """Records handed to the client."""
         self._settled = 0
-        """The number of the first of them that are acknowledged, unless the failure of one is known."""
+        """The number of records, counted from the first, that are acknowledged or have failed."""
         self._barrier = 0
         """The records in front of the last barrier."""
         self._record_bytes = 0.0

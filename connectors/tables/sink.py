@@ -1,4 +1,4 @@
-"""What the sinks for all table formats have in common: arguments, settings, and commits."""
+"""The common parts of the sinks for all table formats: arguments, settings, and commits."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class QueriedAggregate(SpillingOperator):
 
     @property
     def _keeper(self) -> Keeper | None:
-        """What keeps the results of keys before rows are added; None: nothing is kept."""
+        """The function that keeps the results of keys before rows are added; None: nothing is kept."""
         return self._keep if self._points is not None and self._points.newest is not None else None
 
     def _keep(self, keys: BatchKeys | None, slots: Index, fresh: Index) -> None:

@@ -55,7 +55,7 @@ class OldCells(OldRows):
 
 @dataclass(frozen=True, slots=True)
 class OldFound:
-    """What has been kept of some keys since a cut.
+    """The rows of some keys that have been kept since a cut.
 
     Attributes:
         rows: the kept rows, with the places of their keys.

@@ -575,7 +575,7 @@ def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
 
 
 def test_messages_of_several_partitions_are_decoded_together_and_stay_apart() -> None:
-    """Of the partitions one ends, one has bad records only, and one has some among its good ones."""
+    """One partition ends, one has bad records only, and one has some among its good ones."""
     values = {
         0: [b'{"id":0}', b'{"id":1}', b'{"id":2}'],
         1: [b"[]", b"{"],

@@ -1,4 +1,4 @@
-"""What clients read of a simulated job, and what it must be."""
+"""Clients of a simulated job read its state, and their answers are compared with those expected."""
 
 from __future__ import annotations
 

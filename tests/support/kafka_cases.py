@@ -143,7 +143,7 @@ class StagedKafkaCase(KafkaSinkCase):
 
 
 PENDING_S_MAX = 60.0
-"""How long a transaction that is being ended may take."""
+"""The longest time, in seconds, in which a transaction that is being ended should be over."""
 KAFKA: dict[str, type[Topic]] = {
     "kafka_source": KafkaSource,
     "kafka_sink": KafkaSinkCase,
