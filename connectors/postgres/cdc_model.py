@@ -100,6 +100,11 @@ class Position(msgspec.Struct):
     oid: int = 0
     published: str = ""
 
+    @property
+    def name(self) -> str:
+        """The name of the split in event time and in metrics."""
+        return self.slot
+
 
 def decoded(split: bytes) -> Position:
     """Return a split as a position.

@@ -13,20 +13,20 @@ and is left out of the stream. So reading may be interrupted: the rest is read i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import SourceError, StateError
-from ...operators.base import OperatorContext
-from ...operators.drops import DropKind
+from ..fetched_splits import Piece
 from .cdc_model import TEXTS, CdcSettings, Position, Segment, decoded
 from .cdc_stream import IDLE_S, Streaming, about, another_table
 from .client import Connection, connect
-from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
+from .pieces import ROW_BYTES, RowsReader, key_at
 from .replication import Stream, check_slot, identity_of, lsn_of, lsn_text, slot_state
 from .tables import find_table
 from .values import copied_lines, from_texts, parse_rows
@@ -36,115 +36,85 @@ _IN_USE_S_MAX: Final = 120.0
 _log = logging.getLogger("headgate.connectors.postgres")
 
 
-class CdcReader(PieceReader[Position]):
-    """Reads the changes of a table."""
+class CdcReader(RowsReader[Position]):
+    """Reads the changes of a table: the table first, and then the stream.
+
+    Attributes:
+        settings: of the source.
+        rows: all columns of the table that the user wants.
+        schema: the columns to return.
+        end: the end of the server's log, as far as it is known.
+        ended: the piece that ends the split was handed over.
+    """
 
     def __init__(self, settings: CdcSettings, rows: pa.Schema, schema: pa.Schema) -> None:
-        """Make a reader.
-
-        Args:
-            settings: of the source.
-            rows: all columns of the table that the user wants.
-            schema: the columns to return.
-        """
-        super().__init__()
-        self._settings = settings
-        self._rows = rows
-        self._schema = schema
-        self._position: Position | None = None
-        """The position that the mailbox has reached; it is kept when the split has ended."""
-        self._ended = False
+        super().__init__(settings.address, settings.buffer_bytes)
+        self.settings = settings
+        self.rows = rows
+        self.schema = schema
+        self.end = 0
+        self.ended = False
         self._cuts: dict[int, int] = {}
-        self._worker: _Worker | None = None
+        self._confirm = 0
+        """The place in the log up to which completed checkpoints have read; `_shared.changed` guards it."""
+
+    # -- the mailbox --------------------------------------------------------------------------------
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
-        for split in splits:  # there is one at most
-            position = decoded(split)
-            if position.stop is not None and not self._settings.bounded:
+        found = [decoded(split) for split in splits]  # there is one at most
+        for position in found:
+            if position.stop is not None and not self.settings.bounded:
                 position.stop = None
-            if position.stop is None and self._settings.bounded:
+            if position.stop is None and self.settings.bounded:
                 raise StateError(
                     f"slot {position.slot} is restored without an end, and the source has stop= now",
                     fix="leave stop= out; or give the source another name and slot",
                 )
             self._position = position
-            self.context.splits.opened(position.slot)
-            self._worker = _Worker(
-                self._settings,
-                self._rows,
-                self._schema,
-                position,
-                self.context,
-                self._shared,
-                self._wake,
-            )
-            self._start(self._worker, position.slot)
+        self.begin(found, "postgres")
 
-    def _took(self, piece: Piece[Position]) -> None:
-        self._position = piece.position
-        self._ended = self._ended or piece.ended
+    def cut(self, piece: Piece[Position], rows: int) -> Position:
+        if piece.position.reading_table:
+            last = key_at(piece.marks, rows - 1)
+            return msgspec.structs.replace(piece.position, last=last)
+        confirmed, transaction, done = map(int, piece.marks[rows - 1])
+        return msgspec.structs.replace(
+            piece.position, confirmed=confirmed, transaction=transaction, done=done
+        )
 
-    @property
-    def finished(self) -> bool:
-        return self._position is None or self._ended
-
-    def snapshot(self) -> list[bytes]:
-        if self._position is None or self._ended:
-            return []
-        return [msgspec.msgpack.encode(self._position)]
+    def offsets(self, piece: Piece[Position]) -> npt.NDArray[np.int64]:
+        if piece.position.reading_table:
+            return np.full(len(piece.marks), -1, np.int64)
+        return np.ascontiguousarray(np.asarray(piece.marks)[:, 1])
 
     def begin_checkpoint(self, checkpoint_id: int) -> None:
-        if self._position is not None:
-            self._cuts[checkpoint_id] = self._position.confirmed
+        for position in self._positions.values():
+            self._cuts[checkpoint_id] = position.confirmed
 
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Let the server forget the changes before the position of the checkpoint."""
         cut = self._cuts.get(checkpoint_id, 0)
         self._cuts = {id_: kept for id_, kept in self._cuts.items() if id_ > checkpoint_id}
         with self._shared.changed:
-            self._shared.confirm = max(self._shared.confirm, cut)
+            self._confirm = max(self._confirm, cut)
             self._shared.changed.notify_all()
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
         self._cuts.pop(checkpoint_id, None)
 
     def lag_bytes(self) -> int | None:
-        position, worker = self._position, self._worker
-        if position is None or worker is None or not worker.end:
+        if not self.end:
             return None
-        return 0 if self._ended else max(0, worker.end - position.confirmed)
+        return sum(
+            max(0, self.end - self._positions[name].confirmed) for name in list(self._going_on)
+        )
 
-    def lag_s(self) -> float | None:
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def confirmed(self) -> int:
+        """Return the place in the log up to which completed checkpoints have read."""
         with self._shared.changed:
-            times = [piece.ready_ms for piece in self._shared.pieces if piece.ready_ms >= 0]
-        return max(0.0, (self.context.clock.now_ms() - min(times)) / 1000) if times else 0.0
-
-
-class _Worker(Worker[Position]):
-    """The thread: it reads the table, then the stream, and goes on when the server comes back."""
-
-    def __init__(
-        self,
-        settings: CdcSettings,
-        rows: pa.Schema,
-        schema: pa.Schema,
-        position: Position,
-        context: OperatorContext,
-        shared: Shared[Position],
-        wake: Callable[[], None],
-    ) -> None:
-        super().__init__(settings.address, settings.buffer_bytes, shared, wake)
-        self.settings = settings
-        self.rows = rows
-        self.schema = schema
-        self._position = position
-        """Behind the last piece that was handed over."""
-        self.clock = context.clock
-        self._application = f"headgate-{context.job_name}-{context.operator_name}"
-        self._drops = context.drops
-        self.end = 0
-        """The end of the server's log, as far as it is known."""
-        self.ended = False
+            return self._confirm
 
     def read(self) -> None:
         """Read the table, unless that was done, and then the stream until the reader is closed."""
@@ -152,7 +122,7 @@ class _Worker(Worker[Position]):
             self._read_table()
         self._read_stream()
 
-    def _handed_over(self, piece: Piece[Position]) -> None:
+    def move(self, piece: Piece[Position]) -> None:
         self._position = piece.position
 
     # -- the table ----------------------------------------------------------------------------------
@@ -177,7 +147,7 @@ class _Worker(Worker[Position]):
             connection.close()
         done = msgspec.structs.replace(self._position, segments=position.segments)
         done.reading_table, done.last = False, None
-        self.hand_over(no_rows(done.slot, done))
+        self.hand_over(Piece(done))
 
     def _check_name(self, connection: Connection, position: Position) -> None:
         """Check that the table still has its name, by which its rows are read.
@@ -232,7 +202,7 @@ class _Worker(Worker[Position]):
                     fix=f"{again}; on_lost=`skip` goes on without them",
                 )
             _log.warning("changes were lost, as the table was not in the publication: %s", what)
-            self._drops.add(DropKind.DELETED, 1)
+            self.put(lost=1)
         return found.published
 
     def _begin_snapshot(self, connection: Connection, horizon: int) -> tuple[str, int]:
@@ -289,7 +259,7 @@ class _Worker(Worker[Position]):
         wanted = self.wanted()
         names = [str(place) for place in range(len(position.key) + len(wanted))]
         texts = parse_rows(lines, names)
-        keys = [texts.column(place) for place in range(len(position.key))]
+        keys = texts.select(range(len(position.key)))
         rows = {name: texts.column(len(position.key) + place) for place, name in enumerate(wanted)}
         count = texts.num_rows
         columns = [
@@ -300,20 +270,15 @@ class _Worker(Worker[Position]):
             else pa.nulls(count, each.type)
             for each in self.schema
         ]
-
-        def inside(count: int) -> Position:
-            last = [column[count - 1].as_py() for column in keys]
-            return msgspec.structs.replace(position, last=last)
-
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        size = batch.nbytes + ROW_BYTES
-        none = np.full(count, -1, np.int64)
-        self.hand_over(Piece(position.slot, batch, inside, inside(count), none, size))
+        last = key_at(keys, -1)
+        behind = msgspec.structs.replace(position, last=last)
+        self.hand_over(Piece(behind, batch, keys, size_bytes=batch.nbytes + ROW_BYTES))
 
     # -- the stream ---------------------------------------------------------------------------------
 
     def _read_stream(self) -> None:
-        stream = Stream(self.settings.address, self._application, self.clock)
+        stream = Stream(self.settings.address, self._application, self.context.clock)
         try:
             self._check_slot(stream.system, stream.written)
             self._start(stream, self._position)
@@ -363,7 +328,7 @@ class _Worker(Worker[Position]):
             )
         if reached > position.confirmed:
             _log.warning("changes were lost from=`%d` to=`%d`", position.confirmed, reached)
-            self._drops.add(DropKind.DELETED, 1)
+            self.put(lost=1)
             self._position = msgspec.structs.replace(
                 position, confirmed=reached, transaction=0, done=0
             )
@@ -378,9 +343,9 @@ class _Worker(Worker[Position]):
     def _start(self, stream: Stream, position: Position) -> None:
         """Start the stream, once the reader before this one has left the slot."""
         settings = self.settings
-        deadline = self.clock.monotonic() + _IN_USE_S_MAX
+        deadline = self.context.clock.monotonic() + _IN_USE_S_MAX
         while not stream.start(settings.slot, settings.publication, position.confirmed):
-            if self.clock.monotonic() > deadline:
+            if self.context.clock.monotonic() > deadline:
                 raise SourceError(
                     f"another process reads the slot slot=`{settings.slot}`",
                     fix="each source needs a slot of its own; SELECT * FROM pg_stat_replication shows who "

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SourceError
-from ...operators.clock import Clock
+from ...operators.base import OperatorContext
+from ..fetched_splits import Piece
 from .cdc_model import METADATA, CdcSettings, Position, Segments
 from .client import refusals
 from .pgoutput import UNCHANGED, Begin, Change, Commit, Relation, Row, Truncate, decode
-from .pieces import ROW_BYTES, Closed, Piece, Shared, no_rows
+from .pieces import ROW_BYTES, Closed
 from .replication import Stream, lsn_text
 from .values import from_texts
 
@@ -43,10 +44,17 @@ class Outlet(Protocol):
     settings: CdcSettings
     rows: pa.Schema
     schema: pa.Schema
-    clock: Clock
-    shared: Shared[Position]
+    context: OperatorContext
     end: int
     ended: bool
+
+    def is_closed(self) -> bool:
+        """Return True if the thread should end."""
+        ...
+
+    def confirmed(self) -> int:
+        """Return the place in the log up to which completed checkpoints have read."""
+        ...
 
     def wanted(self) -> list[str]:
         """Return the columns of the table that are read."""
@@ -74,6 +82,7 @@ class Streaming:
 
     def __init__(self, worker: Outlet, stream: Stream, position: Position) -> None:
         self._worker = worker
+        self._clock = worker.context.clock
         self._settings = worker.settings
         self._schema = worker.schema
         self._stream = stream
@@ -93,7 +102,7 @@ class Streaming:
         self._others: set[int] = set()
         self._known = set(position.columns)
         self._reported_s = 0.0
-        self._watched_s = worker.clock.monotonic()
+        self._watched_s = self._clock.monotonic()
         self._reported = 0
         self._clear()
 
@@ -110,10 +119,9 @@ class Streaming:
 
     def go_on(self) -> None:
         """Read until the reader is closed."""
-        worker, stream, shared = self._worker, self._stream, self._worker.shared
+        worker, stream = self._worker, self._stream
         while True:
-            with shared.changed:
-                closed = shared.closed
+            closed = worker.is_closed()
             self._serve(closed=closed)
             if closed:
                 raise Closed
@@ -131,7 +139,7 @@ class Streaming:
 
     def _watch(self, every_s: float) -> None:
         """Look at the table now and then: of one that left the publication the server says nothing."""
-        now_s = self._worker.clock.monotonic()
+        now_s = self._clock.monotonic()
         if now_s - self._watched_s >= every_s and not self._worker.ended:
             self._watched_s = now_s
             published = self._worker.published_now(self._position)
@@ -139,9 +147,7 @@ class Streaming:
 
     def _serve(self, *, closed: bool = False) -> None:
         """Report what is confirmed, and that the reader lives."""
-        now_s, shared = self._worker.clock.monotonic(), self._worker.shared
-        with shared.changed:
-            confirm = shared.confirm
+        now_s, confirm = self._clock.monotonic(), self._worker.confirmed()
         if confirm > self._reported or now_s - self._reported_s >= _REPORT_S:
             self._reported_s, self._reported = now_s, max(confirm, self._reported)
             self._stream.report(self._reported, ask=not closed)
@@ -205,7 +211,7 @@ class Streaming:
         position = self._now()
         self._worker.ended = ended
         self._position = position
-        self._worker.hand_over(no_rows(position.slot, position, ended=ended), self._serve)
+        self._worker.hand_over(Piece(position, ended=ended), self._serve)
 
     def _now(self) -> Position:
         """Return the position behind the last row."""
@@ -368,21 +374,10 @@ class Streaming:
         position = self._now()
         if not self._ops:
             return
-        begins, numbers, confirmeds = self._begins, self._numbers, self._confirmeds
-        base = self._position
-
-        def inside(count: int) -> Position:
-            return msgspec.structs.replace(
-                base,
-                confirmed=confirmeds[count - 1],
-                transaction=begins[count - 1].commit_lsn,
-                done=numbers[count - 1],
-            )
-
-        batch = self._batch()
-        offsets = np.fromiter((each.commit_lsn for each in begins), np.int64, len(begins))
-        ready_ms = begins[0].time_us // 1000
-        piece = Piece(position.slot, batch, inside, position, offsets, self._size, ready_ms)
+        commits = [begin.commit_lsn for begin in self._begins]
+        marks = np.column_stack((self._confirmeds, commits, self._numbers))
+        ready_ms = self._begins[0].time_us // 1000
+        piece = Piece(position, self._batch(), marks, [], self._size, ready_ms)
         self._position = position
         self._clear()
         self._worker.hand_over(piece, self._serve)

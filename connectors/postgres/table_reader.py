@@ -11,7 +11,7 @@ commit late may still add rows below the highest one that it sees now.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
@@ -19,14 +19,15 @@ from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, StateError
-from ...operators.base import OperatorContext
 from ...operators.elements import Batch
+from ..fetched_splits import Piece
 from .client import Connection, connect
-from .pieces import ROW_BYTES, Piece, PieceReader, Shared, Worker, no_rows
+from .pieces import ROW_BYTES, RowsReader, key_at
 from .relation import Relation
 from .values import copied_lines, from_texts, parse_rows, schema_of
 
@@ -99,7 +100,7 @@ def decoded(split: bytes, settings: TableSettings) -> TableSplit:
     return found
 
 
-class TableReader(PieceReader[TableSplit]):
+class TableReader(RowsReader[TableSplit]):
     """Reads some splits of a table."""
 
     def __init__(self, settings: TableSettings, rows: pa.Schema) -> None:
@@ -109,62 +110,39 @@ class TableReader(PieceReader[TableSplit]):
             settings: of the source.
             rows: the columns to return.
         """
-        super().__init__()
+        super().__init__(settings.relation.address, settings.buffer_bytes)
         self._settings = settings
         self._rows = rows
-        self._splits: dict[str, TableSplit] = {}
-        self._worker: _Worker | None = None
+        self._left: deque[TableSplit] = deque()
+        """The splits that are not finished in the thread, behind the rows that were handed over."""
+        self._behind = True
+        """There may be rows that were not handed over: the server takes its time, or they are too new."""
+
+    # -- the mailbox --------------------------------------------------------------------------------
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         found = [decoded(split, self._settings) for split in splits]
-        self._splits |= {each.name: each for each in found}
-        for each in found:
-            self.context.splits.opened(each.name)
-        if found:
-            self._worker = _Worker(
-                self._settings, self._rows, found, self.context, self._shared, self._wake
-            )
-            self._start(self._worker, str(self._settings.relation))
+        self._left.extend(found)
+        self.begin(found, "postgres")
 
     def poll(self) -> Batch | None:
         batch = super().poll()
-        self.held_back = bool(self._splits) and self._worker is not None and self._worker.behind
+        self.held_back = not self.finished and self._behind
         return batch
 
-    def _took(self, piece: Piece[TableSplit]) -> None:
-        self._splits[piece.split] = piece.position
-        if piece.ended:
-            del self._splits[piece.split]
+    def cut(self, piece: Piece[TableSplit], rows: int) -> TableSplit:
+        at, keys = piece.position, piece.marks
+        last = key_at(keys, rows - 1)
+        return msgspec.structs.replace(at, last=last, rows=at.rows - len(keys) + rows)
 
-    @property
-    def finished(self) -> bool:
-        return not self._splits
+    def offsets(self, piece: Piece[TableSplit]) -> npt.NDArray[np.int64]:
+        behind = piece.position.rows
+        return np.arange(behind - len(piece.marks), behind, dtype=np.int64)
 
-    def snapshot(self) -> list[bytes]:
-        return [msgspec.msgpack.encode(each) for each in self._splits.values()]
+    def lag_s(self) -> float | None:
+        return None
 
-
-class _Worker(Worker[TableSplit]):
-    """The thread of a reader: it reads its splits one after the other."""
-
-    def __init__(
-        self,
-        settings: TableSettings,
-        rows: pa.Schema,
-        splits: Sequence[TableSplit],
-        context: OperatorContext,
-        shared: Shared[TableSplit],
-        wake: Callable[[], None],
-    ) -> None:
-        super().__init__(settings.relation.address, settings.buffer_bytes, shared, wake)
-        self._settings = settings
-        self._rows = rows
-        self._left = deque(splits)
-        """The splits that are not finished, behind the rows that were handed over."""
-        self._clock = context.clock
-        self._application = f"headgate-{context.job_name}-{context.operator_name}"
-        self.behind = True
-        """There may be rows that were not handed over: the server takes its time, or they are too new."""
+    # -- the thread ---------------------------------------------------------------------------------
 
     def read(self) -> None:
         settings = self._settings
@@ -179,7 +157,7 @@ class _Worker(Worker[TableSplit]):
                     self._poll(connection)
                 self._read_range(connection, self._left[0].upto)
                 split = self._left[0]
-                self.hand_over(no_rows(split.name, split, ended=True))
+                self.hand_over(Piece(split, ended=True))
 
     def _check(self, connection: Connection) -> None:
         """Check that the table is the one of the positions, and has the columns.
@@ -228,14 +206,14 @@ class _Worker(Worker[TableSplit]):
                     fix="key= needs columns that have values in all rows and identify a row",
                 )
 
-    def _handed_over(self, piece: Piece[TableSplit]) -> None:
+    def move(self, piece: Piece[TableSplit]) -> None:
         self._left[0] = piece.position
         if piece.ended:
             self._left.popleft()
 
     def _poll(self, connection: Connection) -> None:
         """Read new rows again and again, until the reader is closed."""
-        settings, clock = self._settings, self._clock
+        settings, clock = self._settings, self.context.clock
         seen: deque[tuple[float, list[str]]] = deque()
         """The highest keys, and when they were seen."""
         read = None
@@ -252,7 +230,7 @@ class _Worker(Worker[TableSplit]):
             if bound is not None and bound != read:
                 self._read_range(connection, bound)
                 read = bound
-            self.behind = highest is not None and highest != read
+            self._behind = highest is not None and highest != read
             self.pause(settings.every_s)
 
     def _highest(self, connection: Connection) -> list[str] | None:
@@ -296,21 +274,16 @@ class _Worker(Worker[TableSplit]):
         split = self._left[0]
         width = len(split.key)
         texts = parse_rows(lines, [str(place) for place in range(width + len(self._rows))])
-        keys, count = texts.columns[:width], texts.num_rows
-        self._check_keys(keys, split)
+        keys = texts.select(range(width))
+        self._check_keys(keys.columns, split)
         columns = [
             from_texts(each.name, column, each.type)
             for each, column in zip(self._rows, texts.columns[width:], strict=True)
         ]
-
-        def inside(count: int) -> TableSplit:
-            last = [column[count - 1].as_py() for column in keys]
-            return msgspec.structs.replace(split, last=last, rows=split.rows + count)
-
         batch = pa.RecordBatch.from_arrays(columns, schema=self._rows)
-        numbers = np.arange(split.rows, split.rows + count, dtype=np.int64)
-        size = batch.nbytes + ROW_BYTES
-        self.hand_over(Piece(split.name, batch, inside, inside(count), numbers, size))
+        last = key_at(keys, -1)
+        position = msgspec.structs.replace(split, last=last, rows=split.rows + len(keys))
+        self.hand_over(Piece(position, batch, keys, size_bytes=batch.nbytes + ROW_BYTES))
 
     def _check_keys(self, keys: Sequence[pa.Array], split: TableSplit) -> None:
         """Check that each row has a key of its own, by which its place is known.
