@@ -34,6 +34,7 @@ import xxhash
 from ...errors import CorruptError, StorageError
 from ...operators.sink import OutputFile
 from ...state.checked_files import measure_file
+from ...state.durable_files import make_directories, sync
 
 
 class Committable(msgspec.Struct, frozen=True):
@@ -170,7 +171,7 @@ class LocalTarget:
 
     def prepare(self) -> None:
         try:
-            _make_directories(self._drafts)
+            make_directories(self._drafts)
         except OSError as error:
             raise StorageError(
                 f"the directory of a sink cannot be made path=`{self._drafts}`: {error}"
@@ -185,7 +186,7 @@ class LocalTarget:
     def begin_merged(self, name: str, held: Committable) -> Draft:
         try:
             # The directory may be missing if the guarantee of the sink has changed since.
-            _make_directories(self._hidden)
+            make_directories(self._hidden)
             return _LocalDraft(self._hidden / name, Path(held.target), direct=False)
         except OSError as error:
             raise failed("begun", self._hidden / name, error) from error
@@ -231,7 +232,7 @@ class LocalTarget:
             for committable in staged:
                 _publish(committable)
             for directory in {os.path.dirname(committable.target) for committable in staged}:
-                _sync_directory(directory)
+                sync(directory)
         except OSError as error:
             raise failed("committed", self._directory, error) from error
 
@@ -256,7 +257,7 @@ class _LocalDraft:
                 self.stream.close()
                 self._size = size
             if not self._direct:
-                _sync_directory(self._path.parent)
+                sync(self._path.parent)
         except OSError as error:
             self._broken = error
             raise failed("finished", self._path, error) from error
@@ -331,19 +332,6 @@ def _publish(committable: Committable) -> None:
         )
 
 
-def _make_directories(path: Path) -> None:
-    """Make directories like `mkdir -p`, durably."""
-    missing = []
-    while not path.exists():
-        missing.append(path)
-        path = path.parent
-    for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
-    if not path.is_dir():
-        raise NotADirectoryError(str(path))
-
-
 def files_in(directory: str | Path) -> Iterator[OutputFile]:
     """Yield the files in a local directory; none if it is missing."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -370,21 +358,13 @@ def delete_files(directory: str | Path, files: list[OutputFile]) -> int:
         except OSError as error:
             raise failed("deleted", path, error) from error
     with suppress(FileNotFoundError):
-        _sync_directory(directory)
+        sync(directory)
     return deleted
 
 
 def _version(found: os.stat_result) -> str:
     """Return a version that changes when a file is changed or replaced."""
     return f"{found.st_mtime_ns:x}-{found.st_size:x}"
-
-
-def _sync_directory(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def quoted(name: str) -> str:

@@ -34,6 +34,7 @@ from ...operators.sink import (
     stream_columns,
 )
 from ...operators.suggestions import suggest
+from ...state.durable_files import sync
 from ..arguments import check_count, parse_bytes
 from ..files.locations import (
     PathLike,
@@ -402,8 +403,4 @@ def _write_local(directory: Path, name: str, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.rename(directory / name)
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(directory)

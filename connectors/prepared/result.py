@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import pyarrow.fs as pafs
 
 from ...errors import CorruptError, StateError, StorageError
 from ...operators.source import SourceRun, SourceStorage
+from ...state.durable_files import sync
 from ...state.sealed import Record, SealedFormat
 from ..bad_records import OnBadRecord
 from ..files import locations
@@ -286,8 +286,9 @@ def describe_result(
     with ThreadPoolExecutor(locations.REQUESTS_MAX, "headgate-footers") as threads:
         looked = list(threads.map(lambda file: look_at(file.path), found))
     if place.scheme == "file":
+        # Those who write files leave that to the system, and the record must not reach the disk earlier.
         for path in [*(file.path for file in found), place.path]:
-            _sync(path)
+            sync(path)
     directory = attempt.rpartition("/")[2]
     return Result(
         query,
@@ -309,17 +310,6 @@ def _measured(store: pafs.FileSystem, path: str) -> list[str]:
         return measure_parquet(store, path)
     except (OSError, pa.ArrowException) as error:
         raise storage_error(path, error) from error
-
-
-def _sync(path: str) -> None:
-    """Sync a file: those who write files leave that to the system, and the record must not reach the
-    disk earlier.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _all_there(result: Result, address: str, options: Mapping[str, str]) -> bool:

@@ -16,6 +16,7 @@ from ...errors import DataError, InternalError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
 from ...operators.sink import SinkWriter
+from ...state.durable_files import sync
 from ..files.sink import tag_of
 
 OPEN_FILES_MAX: Final = 100
@@ -192,8 +193,4 @@ def copy_durably(local: Path, target: Path) -> None:
         output.flush()
         os.fsync(output.fileno())
     for directory in (target.parent, *(each.parent for each in made)):
-        opened = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        sync(directory)

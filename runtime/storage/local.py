@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import MissingFileError, StorageError, check
+from ...state.durable_files import make_directories, sync
 from ..observe.figures import Operation, StorageFigures
 from .base import CheckpointStore, Created, Existed, FileContent
 from .probe import probe_conditional_create
@@ -170,7 +171,7 @@ class LocalStore(CheckpointStore):
     # Below: in threads.
 
     def _check_writable(self) -> None:
-        _make_directory(self._root)
+        make_directories(self._root)
         os.unlink(self._write_temporary(self._root, b""))
 
     def _list(self, prefix: str) -> list[tuple[str, int]]:
@@ -254,7 +255,7 @@ class LocalStore(CheckpointStore):
             path = directory / f"{TEMPORARY_PREFIX}{self._rng.getrandbits(64):016x}"
             # In between, `_prune` may remove the empty directory again.
             with contextlib.suppress(FileNotFoundError):
-                _make_directory(directory)
+                make_directories(directory)
                 with contextlib.suppress(FileExistsError):
                     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), path
         raise FileNotFoundError(errno.ENOENT, "the directory does not stay", str(directory))
@@ -347,23 +348,7 @@ def _files_below(top: Path) -> Iterator[Path]:
             yield Path(directory, name)
 
 
-def _make_directory(directory: Path) -> None:
-    """Create it and its parents, each durable in its own parent."""
-    missing = []
-    while not directory.is_dir():
-        missing.append(directory)
-        directory = directory.parent
-    for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
-
-
 def _sync_directory(directory: Path) -> None:
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return  # another process deleted its contents, and then the directory
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    # Another process may have deleted its contents, and then the directory.
+    with contextlib.suppress(FileNotFoundError):
+        sync(directory)

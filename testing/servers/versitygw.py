@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from .process import HeldPort, ServerProcess
+from .process import LocalServer, ServerProcess
 from .programs import go_command, made_once
 
 VERSION = "v1.7.0"
@@ -36,7 +36,7 @@ def _build(directory: Path) -> None:
     go_command("install", MODULE, seconds_max=BUILD_S_MAX, GOBIN=str(directory))
 
 
-class S3Gateway:
+class S3Gateway(LocalServer):
     """A server on loopback over a directory, with the bucket `BUCKET`.
 
     Attributes:
@@ -55,8 +55,7 @@ class S3Gateway:
         """
         program = binary()
         (directory / BUCKET).mkdir(parents=True)
-        self._port = HeldPort()
-        self.port = self._port.number
+        super().__init__()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._process = ServerProcess(
             "versitygw",
@@ -67,23 +66,6 @@ class S3Gateway:
             directory.parent / "versitygw.log",
             lambda: _answers(self.endpoint),
         )
-
-    def start(self) -> None:
-        """Start it, or start it again with its objects.
-
-        Raises:
-            RuntimeError: it did not come up; the text has the end of its log.
-        """
-        self._process.start()
-
-    def kill(self) -> None:
-        """End it at once, as a crash of the process does."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Shut it down for good."""
-        self._process.stop()
-        self._port.release()
 
 
 @contextlib.contextmanager

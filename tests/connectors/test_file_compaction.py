@@ -307,7 +307,7 @@ def test_a_file_that_could_not_be_made_durable_stays_an_error(
         raise OSError("the disk is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafts, "_sync_directory", fail)
+        patch.setattr(drafts, "sync", fail)
         with pytest.raises(StorageError, match="the disk is broken"):
             writer.prepare(1)
     with pytest.raises(StorageError, match="the disk is broken"):
