@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
@@ -91,6 +92,29 @@ class ErrorListener:
     def not_delivered(self, error: Any, message: Any) -> None:
         """Take the report of a record that no broker has; the client calls this while it is polled."""
         self.undelivered = self.undelivered or str(error.str())
+
+
+class Reports:
+    """The callback of records that were handed to a producer, which knows when all have been reported.
+
+    Only a record that fails is a call, as a call for each record would cost as much as to hand it over. But
+    the client holds the callback of each record until it has reported it. So once nothing else holds this
+    object, it goes with the last of its records, also while later records are on their way.
+
+    Attributes:
+        complete: set when the last record has been reported, and before that every failure of one.
+    """
+
+    def __init__(self, errors: ErrorListener) -> None:
+        self._errors = errors
+        self.complete = threading.Event()
+
+    def __call__(self, error: Any, message: Any) -> None:
+        """Take the report of a record that failed; the client calls this while it is polled."""
+        self._errors.not_delivered(error, message)
+
+    def __del__(self) -> None:
+        self.complete.set()
 
 
 def client_properties(
@@ -263,9 +287,9 @@ def make_producer(
 ) -> Any:
     """Return a producer that is not yet connected. Its retries neither double nor reorder records.
 
-    Only records that fail are reported, to `errors`, as a call for each record would cost as much as to
-    hand it over. A record has arrived if it is not reported and `len(producer)` was 0 after it was handed
-    over: the client counts a record there until after its report.
+    Only records that fail are reported, to `errors` or to the callback that was given with them. A record
+    has arrived if it is not reported and `len(producer)` was 0 after it was handed over, as the client
+    counts a record there until after its report, or if its `Reports` are complete.
 
     Raises:
         UsageError: librdkafka does not know a property, or a secret cannot be read.

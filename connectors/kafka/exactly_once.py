@@ -114,6 +114,7 @@ class TransactionalWriter(CommittingWriter):
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
         current, self._current, self._producer = self._current, None, None
+        self._reports = None  # this epoch is flushed instead, as its producer gets no other records
         self._errors = ErrorListener()
         if current is None:
             self._renew_next()

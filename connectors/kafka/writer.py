@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,16 @@ from ...operators.event_time import milliseconds
 from ...operators.sink import SinkWriter
 from ...state.snapshot import CommitPermit
 from ..formats.format import Encode, Format, Values
-from .client import ErrorListener, make_producer
+from .client import ErrorListener, Reports, make_producer
 from .security import without_secrets
 
 SERVE_MS: Final = 500
 """Reports of delivery are looked at this often while no record comes."""
 FLUSH_S: Final = 0.5
+_SETTLE_S: Final = 0.005
+"""A checkpoint looks this often whether its records have arrived."""
+_ANY_PARTITION: Final = -1
+"""The client chooses the partition."""
 _LOOK_MS: Final = 5
 """Reports of delivery are looked at this often while no more records are wanted."""
 _FULL_SHARE: Final = 0.5
@@ -68,12 +73,10 @@ class KafkaWriter(SinkWriter):
         self._producer: Any = None
         self._failure = ""
         self._closed = False
-        self._sent = 0
-        """Records handed to the client."""
-        self._settled = 0
-        """The number of records, counted from the first, that are acknowledged or have failed."""
-        self._barrier = 0
-        """The records in front of the last barrier."""
+        self._reports: Reports | None = None
+        """Those of the records since the last barrier; None: there are none."""
+        self._looks = 0
+        """How often the subtask has looked at reports."""
         self._record_bytes = 0.0
         """The mean size of the records of the last batch."""
         self._looking = False
@@ -101,22 +104,14 @@ class KafkaWriter(SinkWriter):
             self.context.timers.call_later(SERVE_MS, self._serve)
 
     def _look_at_reports(self) -> None:
-        """Let the client report failures, and note whether all records have arrived."""
-        sent, producer = self._sent, self._producer
-        if producer is not None:
-            producer.poll(0)
-            if not len(producer):
-                self._settled = max(self._settled, sent)
+        """Let the client report records that have arrived or failed."""
+        self._looks += 1
+        if self._producer is not None:
+            self._producer.poll(0)
         self._check()
 
     def backlogged(self) -> bool:
-        """Return True while no more records are wanted.
-
-        So it is while half of the buffer waits, and behind a barrier until the records in front of it have
-        arrived: that is known only at a moment at which no other ones are on their way.
-        """
-        if self._settled < self._barrier:
-            return True
+        """Return True while no more records are wanted, because half of the buffer waits."""
         producer = self._producer
         waiting = 0.0 if producer is None else len(producer) * self._record_bytes
         return waiting > self._settings.buffer_bytes * _FULL_SHARE
@@ -147,6 +142,8 @@ class KafkaWriter(SinkWriter):
     def write(self, batch: Batch) -> None:
         if not len(batch):
             return
+        if self._reports is None:
+            self._reports = Reports(self._errors)
         values, given = self._encoded(batch)
         columns = {
             kind: fields_of(kind, given.column(column))
@@ -160,7 +157,6 @@ class KafkaWriter(SinkWriter):
                     value,
                     {kind: found[row] for kind, found in columns.items() if found[row] is not None},
                 )
-        self._sent += len(values)
         sizes = sum(map(len, filter(None, values))) + sum(
             map(len, filter(None, columns.get("key", ())))
         )
@@ -170,10 +166,10 @@ class KafkaWriter(SinkWriter):
 
     def _produce_keyed(self, values: Values, keys: Iterable[Any]) -> None:
         """Hand records to the client that are nothing but keys and values, the fast way."""
-        produce, topic = self._producer.produce, self._settings.topic
+        produce, topic, reports = self._producer.produce, self._settings.topic, self._reports
         for value, key in zip(values, keys, strict=True):
             try:
-                produce(topic, value, key)
+                produce(topic, value, key, _ANY_PARTITION, reports)
             except BufferError:
                 self._produce(value, {} if key is None else {"key": key})
 
@@ -181,7 +177,9 @@ class KafkaWriter(SinkWriter):
         """Hand one record to the client; wait while its buffer is full, as that of one large batch is."""
         while True:
             try:
-                self._producer.produce(self._settings.topic, value=value, **fields)
+                self._producer.produce(
+                    self._settings.topic, value=value, on_delivery=self._reports, **fields
+                )
                 return
             except BufferError:
                 self._check_size(value, fields)
@@ -213,22 +211,32 @@ class KafkaWriter(SinkWriter):
             )
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        if self._sent == self._barrier:
-            return None
-        self._barrier = self._sent
-        self.look_again()
-        return partial(self._settle, self._sent)
+        complete = self._complete()
+        return None if complete is None else partial(self._settle, complete)
 
-    def _settle(self, sent: int) -> list[bytes]:
-        """Wait until the first `sent` records are acknowledged. Nothing is left to commit."""
-        while self._settled < sent:
+    def _complete(self) -> threading.Event | None:
+        """Return what is set when all records since the last barrier are reported; None: there are none.
+
+        Records that follow have reports of their own, so they need not wait for these.
+        """
+        reports, self._reports = self._reports, None
+        return None if reports is None else reports.complete
+
+    def _settle(self, complete: threading.Event) -> list[bytes]:
+        """Wait until records are acknowledged, in a thread. Nothing is left to commit.
+
+        While the subtask writes, it looks at reports itself. If this thread did so at the same time, both
+        would wait for the interpreter's lock for each record that is reported.
+        """
+        while True:
+            looks = self._looks
+            if complete.wait(_SETTLE_S):
+                self._check()
+                return []
             self._check_open()
-            handed_over = self._sent
-            if not self._producer.flush(FLUSH_S):
-                self._settled = max(self._settled, handed_over)
             self._check()
-        self._check()
-        return []
+            if looks == self._looks:
+                self._producer.flush(_SETTLE_S)  # no records follow for which it is worth to wait
 
     def _check_open(self) -> None:
         """Raise if the writer was closed while its records were not settled."""
@@ -239,8 +247,12 @@ class KafkaWriter(SinkWriter):
         return None
 
     def finish(self) -> Callable[[], None] | None:
+        complete = self._complete()
+        if complete is None:
+            return None
+
         def settle() -> None:
-            self._settle(self._sent)
+            self._settle(complete)
 
         return settle
 

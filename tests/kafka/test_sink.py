@@ -157,23 +157,27 @@ def test_a_checkpoint_waits_for_its_own_records_only(
         writer.write(ColumnBatch(pa.record_batch({"id": [2], "text": ["second"]})))
         second = writer.roll(2)
         assert second is not None
-        while writer.backlogged():
-            await asyncio.sleep(0.01)
-            timers.fire()
+        await asyncio.to_thread(second)
         await asyncio.to_thread(broker.kill)
         writer.write(ColumnBatch(pa.record_batch({"id": [3], "text": ["third"]})))
         await asyncio.to_thread(second)
         third = writer.roll(3)
         assert third is not None
         timers.fire()
-        assert writer.backlogged()  # no more records until those in front of the barrier are there
-        await asyncio.to_thread(broker.start)
-        await asyncio.to_thread(third)
         assert not writer.backlogged()
+        writer.write(ColumnBatch(pa.record_batch({"id": [4], "text": ["fourth"]})))
+        settling = asyncio.create_task(asyncio.to_thread(third))
+        await asyncio.sleep(0.1)
+        assert not settling.done()
+        await asyncio.to_thread(broker.start)
+        await settling
+        fourth = writer.roll(4)
+        assert fourth is not None
+        await asyncio.to_thread(fourth)
         writer.close()
 
     run(scenario())
-    assert [row["id"] for row in written(broker, topic)] == [1, 2, 3]
+    assert [row["id"] for row in written(broker, topic)] == [1, 2, 3, 4]
 
 
 def test_records_that_no_broker_takes_in_time_fail_their_checkpoint(
