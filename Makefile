@@ -87,7 +87,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not rest and not kube"
 
 test-rest: $(STAMP)
-	@echo "==> running the slow tests (a quarter of an hour on two cores)"
+	@echo "==> running the slow tests (half an hour on two cores)"
 	@failed=0; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "rest and not (ray or chaos or kube)" || failed=1; \
 	echo "==> running the tests that start Ray, file by file (eight minutes)"; \
 	$(BIN)/python -m pytest -n $(RAY_TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "(ray or chaos) and not kube" $(RAY_TESTS) || failed=1; exit $$failed
