@@ -18,7 +18,7 @@ from ..base import Operator
 from ..elements import Batch, ColumnBatch, Positions, Timestamps
 from ..lazy_polars import pl
 from ..rows import column_batch
-from .arrow_filter import arrow_condition
+from .arrow_expressions import arrow_condition, arrow_number
 from .expressions import Column, result_type
 
 
@@ -225,12 +225,20 @@ class _Select:
             if not column.reads
         }
         varying = [column for column in computed if column.reads]
-        self._reads = tuple(sorted(frozenset().union(*(column.reads for column in varying))))
-        self._expressions = [column.expression for column in varying]
         self._types = {column.name: target.field(column.name).type for column in varying}
+        numbers = {
+            column.name: arrow_number(column.tree, schema, self._types[column.name])
+            for column in varying
+            if column.tree is not None
+        }
+        self._plain = {name: number for name, number in numbers.items() if number is not None}
+        """The columns that Arrow computes; Polars computes the others."""
+        others = [column for column in varying if column.name not in self._plain]
+        self._reads = tuple(sorted(frozenset().union(*(column.reads for column in others))))
+        self._expressions = [column.expression for column in others]
 
     def run(self, work: _Work) -> bool:
-        made: dict[str, pa.Array] = {}
+        made = {name: number(work.arrays) for name, number in self._plain.items()}
         series: dict[str, pl.Series] = {}
         if self._expressions:
             for column in work.frame(self._reads).select(self._expressions).get_columns():

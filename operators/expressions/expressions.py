@@ -40,7 +40,7 @@ class Column(msgspec.Struct, frozen=True):
     """A checked expression: the output column `name`, and its computation.
 
     `source` is set if it is an input column unchanged, perhaps renamed: then nothing is computed. `tree`
-    is that of a condition in SQL.
+    is that of SQL text; None for an expression of Polars.
     """
 
     name: str
@@ -220,7 +220,7 @@ def _text_column(
         return Column(name, made.alias(name), node.text, frozenset([node.text]))
     expression = made.alias(name)
     _resolve(expression, show(given), schema, step, where)
-    return Column(name, expression, None, columns_used(expression, schema))
+    return Column(name, expression, None, columns_used(expression, schema), node)
 
 
 def _as_it_stands(name: str) -> Column:
@@ -320,10 +320,24 @@ def _resolve(
         # Evaluated without rows: some wrong types, such as text > 3, only show then.
         types = dict(empty.select(expression).schema)
         _evaluate_alone(_branches(expression), empty)
-        return types
     except (Exception, pl.exceptions.PanicException) as error:
         raise PlanError(
             f"`{text}` in {step} does not fit the stream: {_reason(error)}", where=where
+        ) from error
+    for kind in types.values():
+        _check_type(kind, text, step, where)
+    return types
+
+
+def _check_type(kind: pl.DataType, text: str, step: str, where: str) -> None:
+    """Refuse a type that Arrow does not have, such as the 128 bits of `uint64 + int64`."""
+    try:
+        arrow_type(kind)
+    except pa.ArrowException as error:
+        raise PlanError(
+            f"`{text}` in {step} has the type {kind}, which a stream cannot have",
+            where=where,
+            fix="CAST an operand, such as CAST(n AS BIGINT)",
         ) from error
 
 

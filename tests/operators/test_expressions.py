@@ -156,6 +156,15 @@ def test_a_branch_of_wrong_types_is_refused_at_plan_time_whether_or_not_a_row_ta
         check_select([f"{given} AS x" if isinstance(given, str) else given.alias("x")], SCHEMA)
 
 
+def test_a_type_that_streams_do_not_have_is_refused_at_plan_time():
+    schema = pa.schema([("u", pa.uint64()), ("i", pa.int64())])
+    with pytest.raises(PlanError, match="`u \\+ i AS x` in select has the type Int128") as caught:
+        check_select(["u + i AS x"], schema)
+    assert "CAST" in str(caught.value)
+    (column,) = check_select(["CAST(u AS BIGINT) + i AS x"], schema)
+    assert result_type(column, schema) == pa.int64()
+
+
 @pytest.mark.parametrize(
     "given",
     [
