@@ -197,6 +197,13 @@ class CommittedPoints(Generic[V]):
         """The checkpoints that have a point."""
         return frozenset(point.checkpoint_id for point in self._points)
 
+    def take_all(self) -> dict[int, V]:
+        """Return the old values since each cut, by the checkpoint, and drop them here."""
+        taken = {point.checkpoint_id: point.old for point in self._points}
+        self._drop_all()
+        self.newest = None
+        return taken
+
     def _drop_all(self) -> None:
         dropped, self._points = self._points, []
         for point in dropped:

@@ -11,7 +11,7 @@ three older generations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from ...errors import InternalError
 from ...state.evolution import LAST_USED_COLUMN, LAST_USED_TYPE
-from ...state.slots.epochs import TableEpoch
+from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.slots.key_index import KeyCut, KeyHasher, plain_column
 from ...state.values import Array, Index
 from .aggregate_tables import CutPart
 from .aggregates import AggregatePlan
-from .keyed_aggregate import KeyedGroup, Rows
+from .keyed_aggregate import KeptGroup, KeptGroups, KeyedGroup, Rows
 
 _PER_LIFE: Final = 2
 """The generations that begin within one time to live."""
@@ -43,15 +43,15 @@ class _Generation:
     Attributes:
         group: the keys, and their state.
         left: the number of keys that have not moved.
+        moved: for each slot the number of the table's first cut without the row; 0: none is without it.
     """
 
-    def __init__(self, group: KeyedGroup) -> None:
+    def __init__(self, group: KeyedGroup, moved: npt.NDArray[np.uint32] | None = None) -> None:
         self.group = group
-        self.left = group.keys.size
         self._used = group.state.last_numbers()
         self._latest = int(self._used.max())
-        # The number of the table's first cut without the row; 0: none is without it.
-        self._moved: npt.NDArray[np.uint32] = np.zeros(self.left, np.uint32)
+        self.moved = np.zeros(group.keys.size, np.uint32) if moved is None else moved
+        self.left = int(np.count_nonzero(self.moved == 0))
 
     def is_over(self, dead_until: int) -> bool:
         """Return True if no row counts any more."""
@@ -59,17 +59,17 @@ class _Generation:
 
     def move(self, slots: Index, epoch: int) -> None:
         """Note that rows have moved before cut number `epoch`, or have expired."""
-        self._moved[slots] = epoch
+        self.moved[slots] = epoch
         self.left -= len(slots)
 
     def here(self, slots: Index) -> npt.NDArray[np.bool_]:
         """Return a mask of the slots whose rows have not moved; -1: no slot."""
-        here: npt.NDArray[np.bool_] = self._moved.take(slots, mode="clip") == 0
+        here: npt.NDArray[np.bool_] = self.moved.take(slots, mode="clip") == 0
         return here & (slots >= 0)
 
     def keys(self) -> tuple[KeyCut, Index]:
         """Return the keys, and the slots whose rows have not moved."""
-        return self.group.keys.cut(), np.flatnonzero(self._moved == 0)
+        return self.group.keys.cut(), np.flatnonzero(self.moved == 0)
 
     def alive(self, slots: Index, dead_until: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the slots that were used after `dead_until`."""
@@ -78,7 +78,7 @@ class _Generation:
 
     def cut(self, epoch: int, dead_until: int) -> CutPart:
         """Open cut number `epoch`, which leaves out rows that have moved or expired."""
-        size, moved, used = self.group.keys.size, self._moved, self._used
+        size, moved, used = self.group.keys.size, self.moved, self._used
 
         def alive(which: Rows) -> Rows:
             slots = np.arange(size) if isinstance(which, slice) else which
@@ -88,6 +88,29 @@ class _Generation:
             return kept
 
         return CutPart(self.group.cut(epoch), alive=alive)
+
+
+class KeptGenerations(KeptGroups):
+    """A cut to which keys that expire can go back.
+
+    Args:
+        groups: those of the generations, newest first.
+        moved: of the older ones, see `_Generation`; it goes on changing.
+        since: the time at which the newest generation began, ms.
+        epoch: the number of the cut.
+        has: see `KeptGroups`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KeptGroup],
+        moved: Sequence[npt.NDArray[np.uint32]],
+        since: int,
+        epoch: int,
+        has: Callable[[int, KeyedGroup], bool],
+    ) -> None:
+        super().__init__(dict(enumerate(groups)), has)
+        self.moved, self.since, self.epoch = moved, since, epoch
 
 
 class ExpiringGroup:
@@ -202,6 +225,33 @@ class ExpiringGroup:
         group = self._new_group()
         group.load(self._plan, self._hasher, table)
         self._older.append(_Generation(group))
+
+    def keep(self, grew: Callable[[], None]) -> KeptGenerations:
+        """Open a cut to which the keys can go back: that which the table has just counted.
+
+        `grew` is called now and then while old values come.
+        """
+        return KeptGenerations(
+            [group.keep(grew) for group in self._groups()],
+            [one.moved for one in self._older],
+            self._since,
+            self._epoch.current - 1,
+            lambda _, group: any(group is mine for mine in self._groups()),
+        )
+
+    def _groups(self) -> list[KeyedGroup]:
+        return [self.group, *(one.group for one in self._older)]
+
+    def go_back(self, kept: KeptGenerations) -> None:
+        """Take over the keys of another one, as they were at a cut; only into an empty group."""
+        newest, *older = kept.groups.values()
+        self.group, self._since = newest.go_back(self._epoch, self._load), kept.since
+        for group, moved in zip(older, kept.moved, strict=True):
+            # What has moved since is here again, and what moved before is missing in all cuts to come.
+            gone = np.where(
+                (moved > 0) & (moved <= kept.epoch), np.uint32(RESTORED_EPOCH), np.uint32(0)
+            )
+            self._older.append(_Generation(group.go_back(self._epoch), gone))
 
     def close(self) -> None:
         """Release the memory."""

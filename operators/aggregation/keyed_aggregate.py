@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import PlanError
-from ...state.aggregates.state import AggregateState, StateCut
+from ...state.aggregates.state import AggregateState, KeptAggregates, StateCut
 from ...state.slots.epochs import RESTORED_EPOCH, TableEpoch
 from ...state.slots.key_index import (
     BatchKeys,
@@ -117,6 +117,10 @@ class KeyedGroup:
         self.state.add(slots, values, self.keys.size)
         return slots
 
+    def ask(self, loader: Loader | None) -> None:
+        """Ask another loader from now on."""
+        self._loader = loader
+
     def slots_of(self, keys: BatchKeys, which: Rows | None = None) -> Index:
         """Return the slot of each key; the state of new keys is loaded, if it is stored elsewhere."""
         return self.slots_and_new(keys, which)[0]
@@ -183,6 +187,13 @@ class KeyedGroup:
         """Open cut number `epoch`, which the table has just counted."""
         return GroupCut(self.keys.cut(), self.state.cut(epoch))
 
+    def keep(self, grew: Callable[[], None]) -> KeptGroup:
+        """Open a cut to which the group can go back: that which the table has just counted.
+
+        `grew` is called now and then while old values come.
+        """
+        return KeptGroup(self, self.keys.cut(), self.state.keep(grew))
+
     def load(
         self,
         plan: AggregatePlan,
@@ -217,6 +228,61 @@ class GroupCut(msgspec.Struct, frozen=True):
     def close(self) -> None:
         """Close the cut."""
         self._state.close()
+
+
+class KeptGroup(msgspec.Struct, frozen=True):
+    """A cut to which a group can go back."""
+
+    group: KeyedGroup
+    _keys: KeyCut
+    _state: KeptAggregates
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of the old values."""
+        return self._state.slots.nbytes
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._state.slots.close()
+
+    def go_back(self, epoch: TableEpoch, loader: Loader | None = None) -> KeyedGroup:
+        """Return the group as it was, as a part of another table, which has been restored."""
+        self.group.keys.go_back(self._keys)
+        self.group.state.go_back(self._state, epoch)
+        self.group.ask(loader)
+        return self.group
+
+
+class KeptGroups:
+    """A cut to which a table of several groups can go back.
+
+    Args:
+        groups: the groups at the cut.
+        has: returns whether the table has a group still. One that it has dropped is kept as a whole.
+    """
+
+    def __init__(
+        self, groups: dict[int, KeptGroup], has: Callable[[int, KeyedGroup], bool]
+    ) -> None:
+        self.groups = groups
+        self._has: Callable[[int, KeyedGroup], bool] | None = has
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of old values and of groups that only this cut has."""
+        size = sum(kept.nbytes for kept in self.groups.values())
+        if self._has is not None:
+            for number, kept in self.groups.items():
+                if not self._has(number, kept.group):
+                    size += kept.group.used_bytes
+        return size
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._has = None
+        for kept in self.groups.values():
+            kept.close()
 
 
 def columns_of(batch: Batch, step: str) -> pa.RecordBatch:

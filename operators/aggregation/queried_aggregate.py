@@ -17,10 +17,11 @@ from ...state.keyed.keys import KeyShape, keys_of_columns
 from ...state.queryable import CommittedPoints, KeyScan, NotKept
 from ...state.slots.arrays import SlotArray
 from ...state.slots.key_index import BatchKeys, KeyHasher
-from ...state.snapshot import CommitPermit
+from ...state.snapshot import CommitPermit, KeptState
 from ...state.values import Index
 from ..base import OperatorContext
 from ..queries import old_values_max
+from ..rollback import Kept, Rollback
 from ..spilling_space import SpillingOperator
 from .aggregates import AggregatePlan
 from .expiring_group import ExpiringGroup
@@ -53,6 +54,7 @@ class QueriedAggregate(SpillingOperator):
         self._kept_since = SlotArray(np.uint32)
         self._expiring: ExpiringGroup | None = None
         self._spilling: SpillingGroup | None = None
+        self._rollback: Rollback[Any] = Rollback.off()
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -65,6 +67,13 @@ class QueriedAggregate(SpillingOperator):
         if self._expiring is not None:
             return self._expiring.group
         return self._in_memory if self._spilling is None else self._spilling.group
+
+    def _open_kept(self) -> Kept:
+        """Open a cut to which the aggregates in memory can go back; see `Rollback`."""
+        grew = self._rollback.grew
+        if self._expiring is not None:
+            return self._expiring.keep(grew)
+        return self._in_memory.keep(grew)
 
     @property
     def _keeper(self) -> Keeper | None:
@@ -217,12 +226,17 @@ class QueriedAggregate(SpillingOperator):
         return self._results_of(columns, used_after)
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        self._rollback.completed(permit.checkpoint_id)
         if self._points is not None:
             self._points.completed(permit.checkpoint_id)
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._rollback.aborted(checkpoint_id)
         if self._points is not None:
             self._points.aborted(checkpoint_id)
+
+    def keep(self) -> dict[str, KeptState]:
+        return self._rollback.keep()
 
     def _note_cut(self, checkpoint_id: int) -> None:
         """Note that a snapshot is taken of the aggregates as they are now."""

@@ -20,6 +20,7 @@ from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
 from ...state.values import NOW, Index, Values
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch, Timestamps
+from ..rollback import Rollback
 from .aggregate_tables import (
     CutPart,
     aggregate_info,
@@ -63,6 +64,8 @@ class RunningAggregate(QueriedAggregate):
         elif expires:
             self._expiring = ExpiringGroup(self._plan, self._hasher, self._epoch)
             self._clean_up()
+        if self._spilling is None:
+            self._rollback = Rollback(context.options, _RUNNING, self._open_kept)
 
     def _clean_up(self) -> None:
         """Drop what has expired, also while no records come."""
@@ -132,6 +135,7 @@ class RunningAggregate(QueriedAggregate):
             else self._expiring.cut(epoch)
         )
         cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        self._rollback.cut(checkpoint_id)
         return StateSnapshot(tables={_RUNNING: cut})
 
     def states(self) -> Sequence[StateInfo]:
@@ -146,6 +150,17 @@ class RunningAggregate(QueriedAggregate):
         """Restore the aggregates; new ones start empty."""
         self._note_restored()
         self._epoch.restored()
+        kept = self._rollback.found(state)
+        if kept is None:
+            self._read(state)
+        elif self._expiring is not None:
+            self._expiring.go_back(kept)
+        else:
+            self._in_memory = kept.go_back(self._epoch)
+        self._rollback.restored(self.context.restored_checkpoint)
+
+    def _read(self, state: RestoredState) -> None:
+        """Take over what was read."""
         files = state.files.get(_RUNNING)
         if files:
             if self._spilling is None:
@@ -165,6 +180,7 @@ class RunningAggregate(QueriedAggregate):
             self._in_memory.load(self._plan, self._hasher, rows)
 
     def close(self) -> None:
+        self._rollback.close()
         if self._cancel_cleanup is not None:
             self._cancel_cleanup()
         if self._expiring is not None:

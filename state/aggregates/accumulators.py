@@ -111,6 +111,16 @@ class Accumulator:
         """
         raise NotImplementedError
 
+    def noted(self) -> Any:
+        """Return what it knows beside its fields, for `go_back`."""
+        return None
+
+    def go_back(self, noted: Any) -> None:
+        """Take over what `noted` returned at an earlier cut, whose values the fields have again.
+
+        Fields that came after the cut are dropped.
+        """
+
     @property
     def object_bytes(self) -> int:
         """The memory of Python objects that the arrays refer to."""
@@ -224,6 +234,13 @@ class _NumericAccumulator(Accumulator):
     def fields(self) -> list[Field]:
         return [self._field] if self._seen.field is None else [self._field, self._seen.field]
 
+    def noted(self) -> Any:
+        return self._seen.field is not None
+
+    def go_back(self, noted: Any) -> None:
+        if not noted:
+            self._seen.reset()
+
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
         return [arrow_of(values[0], self.type, ~values[1] if len(values) > 1 else None)]
 
@@ -282,6 +299,13 @@ class IntSum(_NumericAccumulator):
     def load(self, slots: Index, table: pa.Table, known: int, size: int) -> None:
         super().load(slots, table, known, size)
         self._bound = max(self._bound, self._magnitude(self._field.data[slots]))
+
+    def noted(self) -> Any:
+        return super().noted(), self._bound, self._rows
+
+    def go_back(self, noted: Any) -> None:
+        seen, self._bound, self._rows = noted
+        super().go_back(seen)
 
     def _combine_at(self, slots: Index, data: Array) -> None:
         if not self._fits(data):
@@ -403,6 +427,12 @@ class ObjectAccumulator(Accumulator):
         self._field.reset(size)
         self._object_bytes = 0
 
+    def noted(self) -> Any:
+        return self._object_bytes
+
+    def go_back(self, noted: Any) -> None:
+        self._object_bytes = noted
+
     def fields(self) -> list[Field]:
         return [self._field]
 
@@ -453,6 +483,12 @@ class AvgAccumulator(Accumulator):
     def reset(self, size: int) -> None:
         self._total.reset(size)
         self._count.reset(size)
+
+    def noted(self) -> Any:
+        return self._total.noted()
+
+    def go_back(self, noted: Any) -> None:
+        self._total.go_back(noted)
 
     def fields(self) -> list[Field]:
         return [*self._count.fields(), *self._total.fields()]

@@ -131,7 +131,8 @@ class CollectAccumulator(Accumulator):
         return self._interned.values_in(values), times[order]
 
     def result(self, which: Index | slice) -> pa.Array:
-        starts, lengths = (entries_of(field.data, which) for field in self.fields())
+        lists = self._lists
+        starts, lengths = (entries_of(f.data, which) for f in (lists.starts, lists.lengths))
         return list_array(lengths, self._sorted(starts, lengths)[0])
 
     def reset(self, size: int) -> None:
@@ -139,19 +140,25 @@ class CollectAccumulator(Accumulator):
         if self._interned is not None:
             self._interned.clear()
 
+    def noted(self) -> Any:
+        return self._lists.used
+
+    def go_back(self, noted: Any) -> None:
+        self._lists.go_back(noted)
+
     @property
     def object_bytes(self) -> int:
         return self._lists.nbytes + (0 if self._interned is None else self._interned.nbytes)
 
     def fields(self) -> list[Field]:
-        return [self._lists.starts, self._lists.lengths]
+        return list(self._lists.fields())
 
     def state_fields(self) -> list[pa.Field]:
         times = pa.field(f"{self.name}__time", self._times_type)
         return [pa.field(self.name, self.type), times]
 
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
-        starts, lengths = values
+        starts, lengths, _ = values
         items, times = self._sorted(starts, lengths)
         return [list_array(lengths, items), list_array(lengths, pa.array(times))]
 
@@ -203,18 +210,26 @@ class DistinctAccumulator(Accumulator):
         self._interned.clear()
         self._pairs = SlotTable()
 
+    def noted(self) -> Any:
+        return self._lists.used, self._pairs.size
+
+    def go_back(self, noted: Any) -> None:
+        used, pairs = noted
+        self._lists.go_back(used)
+        self._pairs.forget(pairs)
+
     @property
     def object_bytes(self) -> int:
         return self._lists.nbytes + self._interned.nbytes + self._pairs.nbytes
 
     def fields(self) -> list[Field]:
-        return [self._lists.starts, self._lists.lengths]
+        return list(self._lists.fields())
 
     def state_fields(self) -> list[pa.Field]:
         return [pa.field(self.name, self._state_type)]
 
     def columns(self, values: Sequence[Array]) -> list[pa.Array]:
-        starts, lengths = values
+        starts, lengths, _ = values
         items = self._interned.values_in(self._lists.items(starts, lengths))
         return [list_array(lengths, items)]
 

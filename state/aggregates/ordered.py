@@ -143,6 +143,12 @@ class ChosenAccumulator(Accumulator):
             field.reset(size)
         self._object_bytes = 0
 
+    def noted(self) -> Any:
+        return self._object_bytes
+
+    def go_back(self, noted: Any) -> None:
+        self._object_bytes = noted
+
     def fields(self) -> list[Field]:
         return [self._values, self._seen, *self._orders]
 
@@ -314,6 +320,12 @@ class TopAccumulator(Accumulator):
         for field in self.fields():
             field.reset(size)
         self._object_bytes = 0
+
+    def noted(self) -> Any:
+        return self._object_bytes
+
+    def go_back(self, noted: Any) -> None:
+        self._object_bytes = noted
 
     def fields(self) -> list[Field]:
         fields: list[Field] = [self._items, self._counts]

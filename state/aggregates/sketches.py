@@ -28,7 +28,7 @@ Why they are our own, and not those of Apache DataSketches:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -412,6 +412,12 @@ class QuantileAccumulator(Accumulator):
         del self._counters[1:]
         for field in self.fields():
             field.reset(size)
+
+    def noted(self) -> Any:
+        return len(self._counters)
+
+    def go_back(self, noted: Any) -> None:
+        del self._counters[noted:]
 
     def fields(self) -> list[Field]:
         return [*self._odd, self._lowest, self._highest, *self._counters]

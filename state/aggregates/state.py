@@ -15,7 +15,14 @@ import pyarrow as pa
 
 from ...errors import PlanError
 from ..slots.arrays import SlotArray, entries_of
-from ..slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
+from ..slots.epochs import (
+    RESTORED_EPOCH,
+    ChangedSlots,
+    Field,
+    KeptSlots,
+    SlotCut,
+    TableEpoch,
+)
 from ..values import (
     EVENT_TIME,
     PARTIAL_ROWS,
@@ -340,6 +347,23 @@ class AggregateState:
         accumulators = [accumulator for accumulator, _ in self._accumulators]
         return StateCut(self._changed.cut(epoch, self.size), accumulators, counts, self._readers)
 
+    def keep(self, grew: Callable[[], None]) -> KeptAggregates:
+        """Open a cut to which they can go back: that which the table has just counted.
+
+        `grew` is called now and then while old values come.
+        """
+        slots = self._changed.keep(self.size, grew)
+        return KeptAggregates(slots, [accumulator.noted() for accumulator, _ in self._accumulators])
+
+    def go_back(self, kept: KeptAggregates, table: TableEpoch) -> None:
+        """Be as at a cut. They belong to another table from now on, whose restored state they are."""
+        kept.slots.go_back()
+        self.size = kept.slots.size
+        for (accumulator, _), noted in zip(self._accumulators, kept.noted, strict=True):
+            accumulator.go_back(noted)
+        self._changed, self._readers = ChangedSlots(table, self._fields), []
+        self._changed.mark(slice(0, self.size), self.size, RESTORED_EPOCH)
+
     def last_numbers(self) -> Array:
         """Return the values of the last aggregate by slot (a view), which is one number of each key."""
         numbers = self._accumulators[-1][0].fields()[0]
@@ -364,6 +388,18 @@ class AggregateState:
     def epochs_of(self, slots: Index) -> Array:
         """Return the epochs of the last changes of these slots."""
         return self._changed.epochs_of(slots)
+
+
+class KeptAggregates(msgspec.Struct, frozen=True):
+    """A cut to which aggregates can go back.
+
+    Attributes:
+        slots: their values at the cut.
+        noted: for each accumulator, what it knew beside them.
+    """
+
+    slots: KeptSlots
+    noted: list[Any]
 
 
 def _fields_of(accumulators: Sequence[tuple[Accumulator, AggregateSpec]]) -> list[Field]:

@@ -77,6 +77,14 @@ class SlotArray:
         """Give the first `size` entries their initial value again."""
         self.data[:size] = self._initial
 
+    def put(self, which: Index, values: Array) -> None:
+        """Set some entries."""
+        self.data[which] = values
+
+    def empty_from(self, size: int) -> None:
+        """Give all entries but the first `size` their initial value again."""
+        self.data[size : self.filled] = self._initial
+
     @property
     def nbytes(self) -> int:
         """Memory in use."""
@@ -121,6 +129,16 @@ class ObjectArray:
         """Give the first `size` entries their initial value again."""
         self.data[:size] = [None] * size
 
+    def put(self, which: Index, values: Array) -> None:
+        """Set some entries."""
+        held = self.data
+        for at, value in zip(which.tolist(), values.tolist(), strict=True):
+            held[at] = value
+
+    def empty_from(self, size: int) -> None:
+        """Give all entries but the first `size` their initial value again."""
+        self.data[size:] = [None] * (len(self.data) - size)
+
     @property
     def nbytes(self) -> int:
         """Memory in use, without the objects themselves."""
@@ -162,19 +180,24 @@ class SlotLists:
 
     Attributes:
         starts, lengths: the position of each list in the array, and the number of its items.
+        room: the number of items for which each list has room.
     """
 
     def __init__(self, dtype: Any = np.int64) -> None:
         self._dtype = dtype
         self.starts, self.lengths = SlotArray(np.int64), SlotArray(np.int64)
-        self._room = SlotArray(np.int64)
+        self.room = SlotArray(np.int64)
         self._ranks = SlotRanks()
         self._items = SlotArray(dtype)
         self._used = 0
 
+    def fields(self) -> list[SlotArray]:
+        """Return the arrays by slot."""
+        return [self.starts, self.lengths, self.room]
+
     def reserve(self, size: int) -> None:
         """Make sure that there are slots 0 to `size` - 1."""
-        for array in (self.starts, self.lengths, self._room):
+        for array in self.fields():
             array.reserve(size)
 
     def append(self, slots: Index, items: Array) -> None:
@@ -185,7 +208,7 @@ class SlotLists:
         counts = np.bincount(rank, minlength=len(unique))
         before = self.lengths.data.take(unique)
         after = before + counts
-        full = after > self._room.data.take(unique)
+        full = after > self.room.data.take(unique)
         if full.any():
             self._move(unique[full], before[full], after[full])
         order = np.argsort(rank.astype(np.uint16) if len(unique) < 2**16 else rank, kind="stable")
@@ -201,7 +224,7 @@ class SlotLists:
         self._items.reserve(int(ends[-1]))
         held = self._items.data[ranges(self.starts.data.take(slots), lengths)]
         self._items.data[ranges(starts, lengths)] = held
-        self.starts.data[slots], self._room.data[slots] = starts, room
+        self.starts.data[slots], self.room.data[slots] = starts, room
         self._used = int(ends[-1])
 
     def items(self, starts: Array, lengths: Array) -> Array:
@@ -215,9 +238,18 @@ class SlotLists:
 
     def reset(self, size: int) -> None:
         """Forget the first `size` lists, which are all."""
-        for array in (self.starts, self.lengths, self._room):
+        for array in self.fields():
             array.reset(size)
         self._items, self._used = SlotArray(self._dtype), 0
+
+    @property
+    def used(self) -> int:
+        """The number of items for which the lists together have room."""
+        return self._used
+
+    def go_back(self, used: int) -> None:
+        """Give away what lies behind the first `used` items: all lists are as they were before it came."""
+        self._used = used
 
     @property
     def nbytes(self) -> int:

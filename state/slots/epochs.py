@@ -7,6 +7,9 @@ since the cut, its old values and old epoch are put into the cut's undo log. The
 closes the cut, then lays the log over what it read: a change that it saw was logged before. This is
 multi-version reading in which versions are kept only while they may be read. The same epochs tell which
 slots changed between two cuts, so that a delta needs no marks of its own.
+
+A cut that is *kept* stays open until a later checkpoint is complete. Nobody reads it. If the subtask is
+cancelled, its log is laid over the arrays themselves, which then are those of the cut.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ RESTORED_EPOCH = 1
 """The epoch of rows that were restored; what changes afterwards belongs to cut 2."""
 MARK_ALL_FACTOR = 4
 """A table this many times smaller than a batch is marked as changed as a whole, which is one short fill."""
+LOOK_BYTES = 1 << 20
+"""The memory of kept logs is looked at once in this many bytes of old values."""
+_ARRAY_BYTES = 112
+"""The memory of an array without its entries."""
+_OBJECT_BYTES = 56
+"""Roughly the memory of a Python object that only a log has."""
 
 
 class TableEpoch:
@@ -61,10 +70,18 @@ class _Undo(msgspec.Struct, frozen=True):
     epochs: npt.NDArray[np.uint32]
     values: dict[Field, Array]
 
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory that it takes."""
+        size = self.slots.nbytes + self.epochs.nbytes + (2 + len(self.values)) * _ARRAY_BYTES
+        for values in self.values.values():
+            size += values.nbytes + _OBJECT_BYTES * len(values) * (values.dtype == object)
+        return size
+
 
 @dataclass(slots=True, eq=False)
-class SlotCut:
-    """The values of one group of slots at a cut. `slots`, `values` and `close` run in any one thread.
+class _OpenCut:
+    """A cut of one group of slots, and the values of those that have changed since.
 
     Attributes:
         epoch: the number of the cut.
@@ -74,10 +91,32 @@ class SlotCut:
     epoch: int
     size: int
     _owner: ChangedSlots
-    _epochs: Array
     _fields: list[Field]
+    _log: list[_Undo] = field(default_factory=list, init=False)
+
+    def close(self) -> None:
+        """Close the cut: the values of slots that change from now on are not noted."""
+        with self._owner.table.lock:
+            if self in self._owner.cuts:
+                self._owner.cuts.remove(self)
+
+    def add(self, undo: _Undo) -> None:
+        """Note values that are about to change, except those that have already changed since the cut."""
+        mine = undo.epochs <= self.epoch
+        mine &= undo.slots < self.size
+        if mine.all():
+            self._log.append(undo)
+        elif mine.any():
+            values = {one: values[mine] for one, values in undo.values.items()}
+            self._log.append(_Undo(undo.slots[mine], undo.epochs[mine], values))
+
+
+@dataclass(slots=True, eq=False)
+class SlotCut(_OpenCut):
+    """The values of one group of slots at a cut. `slots`, `values` and `close` run in any one thread."""
+
+    _epochs: Array
     _data: list[Array | list[Any]]
-    _log: list[_Undo] = field(default_factory=list)
 
     def slots(self, since: int | None) -> Which:
         """Return the slots that had changed after cut number `since`, ascending; None: all slots."""
@@ -105,21 +144,36 @@ class SlotCut:
         self._log.clear()
         return found
 
-    def close(self) -> None:
-        """Close the cut: nothing more will be read."""
-        with self._owner.table.lock:
-            if self in self._owner.cuts:
-                self._owner.cuts.remove(self)
+
+@dataclass(slots=True, eq=False)
+class KeptSlots(_OpenCut):
+    """A cut to which a group of slots can go back."""
+
+    grew: Callable[[], None]
+    """Called now and then while old values come."""
+    nbytes: int = field(default=0, init=False)
+    """Roughly the memory of the old values."""
 
     def add(self, undo: _Undo) -> None:
-        """Note values that are about to change, except those that have already changed since the cut."""
-        mine = undo.epochs <= self.epoch
-        mine &= undo.slots < self.size
-        if mine.all():
-            self._log.append(undo)
-        elif mine.any():
-            values = {one: values[mine] for one, values in undo.values.items()}
-            self._log.append(_Undo(undo.slots[mine], undo.epochs[mine], values))
+        before = len(self._log)
+        # Zero arguments would not do: slots=True makes a new class of this one.
+        _OpenCut.add(self, undo)
+        self.nbytes += sum(added.nbytes for added in self._log[before:])
+
+    def go_back(self) -> None:
+        """Let the slots have the values that they had at the cut; later ones are as if they were new.
+
+        Fields that came after the cut are left alone. Nothing else may read or write the slots.
+        """
+        self.close()
+        known = set(self._fields)
+        for undo in self._log:
+            for one, values in undo.values.items():
+                if one in known:
+                    one.put(undo.slots, values)
+        for one in self._fields:
+            one.empty_from(self.size)
+        self._log.clear()
 
 
 class ChangedSlots:
@@ -132,9 +186,10 @@ class ChangedSlots:
     def __init__(self, table: TableEpoch, fields: Callable[[], list[Field]]) -> None:
         self.table = table
         self._fields = fields
-        self.cuts: list[SlotCut] = []
+        self.cuts: list[SlotCut | KeptSlots] = []
         """The open cuts, oldest first."""
         self._epochs = SlotArray(np.uint32)
+        self._logged = 0
 
     def touch(self, slots: Index, size: int) -> None:
         """Note that `slots`, which may repeat, are about to change; there are `size` slots now."""
@@ -147,6 +202,11 @@ class ChangedSlots:
                 if self.cuts:
                     self._keep(np.arange(size) if isinstance(which, slice) else slots)
         self._epochs.data[which] = self.table.current
+        if self._logged >= LOOK_BYTES:
+            self._logged = 0
+            for cut in self.cuts[-1:]:
+                if isinstance(cut, KeptSlots):
+                    cut.grew()
 
     def first_changes(self, slots: Index, size: int, known: int) -> Index:
         """Return the slots that `touch` would mark for the first time since the last cut, each once.
@@ -156,7 +216,7 @@ class ChangedSlots:
         slots = np.arange(known) if size * MARK_ALL_FACTOR <= len(slots) else slots[slots < known]
         return np.unique(slots[self._epochs.data.take(slots) < self.table.current])
 
-    def mark(self, slots: Index, size: int, epochs: Any) -> None:
+    def mark(self, slots: Which, size: int, epochs: Any) -> None:
         """Set the epochs of slots that are new."""
         self._epochs.reserve(size)
         self._epochs.data[slots] = epochs
@@ -169,7 +229,14 @@ class ChangedSlots:
         """Open cut number `epoch`, which the table has just counted."""
         fields = self._fields()
         data = [one.data for one in fields]
-        cut = SlotCut(epoch, size, self, self._epochs.data, fields, data)
+        cut = SlotCut(epoch, size, self, fields, self._epochs.data, data)
+        with self.table.lock:
+            self.cuts.append(cut)
+        return cut
+
+    def keep(self, size: int, grew: Callable[[], None]) -> KeptSlots:
+        """Open a cut to which the slots can go back: that which the table has just counted."""
+        cut = KeptSlots(self.table.current - 1, size, self, self._fields(), grew)
         with self.table.lock:
             self.cuts.append(cut)
         return cut
@@ -207,3 +274,4 @@ class ChangedSlots:
         undo = _Undo(slots, before, {one: entries_of(one.data, slots) for one in self._fields()})
         for cut in self.cuts:
             cut.add(undo)
+        self._logged += undo.nbytes

@@ -269,6 +269,14 @@ class KeyIndex:
         """Return the keys as they are now."""
         return KeyCut(list(self._pieces), self.size)
 
+    def go_back(self, cut: KeyCut) -> None:
+        """Forget the keys that came after a cut."""
+        if self._dense is None:
+            self._table.forget(cut.size)
+        else:
+            self._dense.forget(cut.size)
+        self._pieces = cut.held()
+
 
 @dataclass(frozen=True, slots=True)
 class KeyCut:
@@ -276,6 +284,10 @@ class KeyCut:
 
     _pieces: list[_Piece]
     size: int
+
+    def held(self) -> list[_Piece]:
+        """Return the pieces of an index that has these keys."""
+        return list(self._pieces)
 
     def take(self, which: Rows | slice) -> list[pa.ChunkedArray]:
         """Return the keys of these slots, which must ascend. There are no columns if there never was a

@@ -58,6 +58,7 @@ class SlotTable:
         self._old: Slots | None = None  # the smaller index, while its keys are being moved
         self._moved = 0
         self._to_move = 0
+        self._settled = 0  # the number of keys when the last one was moved from an old index
         self._next: Slots | None = (
             None  # the next, larger index, and how many of its cells have memory
         )
@@ -82,7 +83,7 @@ class SlotTable:
         """Forget all keys; keeps the memory."""
         self._cells.fill(0)
         self._old = self._next = None
-        self._moved = self._to_move = self.size = self._backed = 0
+        self._moved = self._to_move = self._settled = self.size = self._backed = 0
         self._checks = None
 
     def lookup(self, hashes: Hashes, checks: Hashes | None = None) -> tuple[Slots, Rows]:
@@ -129,6 +130,21 @@ class SlotTable:
             self._checks = SlotArray(np.uint64)
             self._checks.reserve(self.size)
             self._checks.data[: self.size] = checks
+        self._rebuild()
+
+    def forget(self, size: int) -> None:
+        """Forget all keys but those in the first `size` slots. It looks at all cells."""
+        if size == self.size:
+            return
+        self.size = size
+        if self._old is None and self._settled <= size:
+            # The way to the cell of a key leads past keys with smaller slots, and those that moved.
+            self._cells[self._cells > size] = 0
+        else:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make the index again from the hashes."""
         self._old, self._moved, self._to_move = self._cells, 0, self.size
         self._cells = large_zeros(len(self._cells), np.int32)
         self._move(self.size)
@@ -318,7 +334,7 @@ class SlotTable:
             at = (at + steps) & mask
         self._moved = stop
         if stop == self._to_move:
-            self._old = None
+            self._old, self._settled = None, self.size
 
 
 def _most_keys(cells: int) -> int:
@@ -364,6 +380,13 @@ class DenseSlots:
         else:
             self._slots.fill(0)
         self.size = 0
+
+    def forget(self, size: int) -> None:
+        """Forget all keys but those in the first `size` slots. It looks at the whole array."""
+        if size < self.size:
+            held = self._slots[self._low - self._base : self._high - self._base + 1]
+            held[held > size] = 0
+            self.size = size
 
     def lookup(self, keys: npt.NDArray[np.int64]) -> tuple[Slots, Rows] | None:
         """Return the slot of each row's key, and for each new slot, in order, a row that holds its key.

@@ -13,6 +13,8 @@ from .counting import Trouble, key_of
 from .outside import KEYS, Numbers, World, time_of
 
 WINDOW_MS = 1000
+PER_KEY = 12
+"""The numbers of one key of running aggregates."""
 
 
 def windows(job: hg.Job, token: str, queryable: str | hg.Queryable = "") -> Any:
@@ -61,6 +63,47 @@ def expected_windows(rows: int) -> dict[tuple[int, int], tuple[int, int]]:
         counts[window] += 1
         totals[window] += number
     return {window: (counts[window], totals[window]) for window in counts}
+
+
+def running(job: hg.Job, token: str) -> Any:
+    """Running aggregates: their present results, again with each batch. New keys come all the time."""
+    return (
+        job.read(Numbers(token, columns=True), name="numbers")
+        .select(f"number // {PER_KEY} AS key", "number", name="keys")
+        .key_by("key")
+        .agg(
+            numbers=hg.count(),
+            total=hg.sum("number"),
+            different=hg.count_distinct("number"),
+            name="running",
+        )
+    )
+
+
+def check_running(world: World, record: tuple[Any, ...]) -> None:
+    """Each number is counted once, and the results of a key grow."""
+    key, numbers, _, different = record
+    before = max((other[1] for other in world.by_key.get(key, ())), default=0)
+    wanted = expected_totals(world.rows)[key]
+    if not before < numbers == different <= wanted[0]:
+        raise world.violated(f"a result of {wanted} behind {before}: {record}")
+
+
+def missing_running(world: World) -> list[Any]:
+    """Keys whose last result is not what it must be."""
+    last = {record[0]: record[1:3] for record in world.visible}
+    wanted = expected_totals(world.rows)
+    return sorted(key for key in wanted if last.get(key) != wanted[key])
+
+
+@cache
+def expected_totals(rows: int) -> dict[int, tuple[int, int]]:
+    """By key: how many numbers, and their sum."""
+    counts, totals = Counter[int](), Counter[int]()
+    for number in range(rows):
+        counts[number // PER_KEY] += 1
+        totals[number // PER_KEY] += number
+    return {key: (counts[key], totals[key]) for key in counts}
 
 
 class Sorted(hg.KeyedProcess[int, int, tuple[int, int, int]]):

@@ -29,6 +29,7 @@ from ...aggregation.queried_aggregate import QueriedAggregate
 from ...aggregation.spilling_group import AggregateSpace, SpillingGroup, lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch, ColumnBatch
+from ...rollback import Rollback
 from ...time_progress import KeyGroupTable
 from ..kinds import GlobalWindow
 from ..windowed_aggregate import EMIT_ROWS_MAX
@@ -70,6 +71,8 @@ class GlobalAggregate(QueriedAggregate):
             self._spilling = SpillingGroup(self._space)
             self._hasher = self._space.hasher
             self._on_disk = ChangedRows(self._spilling.table, self._space)
+        else:
+            self._rollback = Rollback(context.options, _WHOLE, self._open_kept)
 
     def process(self, batch: Batch, input_index: int) -> None:
         data = columns_of(batch, self._step)
@@ -142,6 +145,7 @@ class GlobalAggregate(QueriedAggregate):
         epoch = self._epoch.cut()
         parts = [CutPart(self._group.cut(epoch))]
         whole = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
+        self._rollback.cut(checkpoint_id)
         return StateSnapshot(tables={_WHOLE: whole, _TIME.name: time})
 
     def states(self) -> Sequence[StateInfo]:
@@ -162,6 +166,15 @@ class GlobalAggregate(QueriedAggregate):
         times = _TIME.restored(state)
         if times is not None:
             self._seen = int(times.column("seen").to_numpy().max())
+        kept = self._rollback.found(state)
+        if kept is None:
+            self._read(state)
+        else:
+            self._in_memory = kept.go_back(self._epoch)
+        self._rollback.restored(self.context.restored_checkpoint)
+
+    def _read(self, state: RestoredState) -> None:
+        """Take over what was read."""
         if files := state.files.get(_WHOLE):
             if self._spilling is None:
                 raise files_of_another_backend(_WHOLE, self._step)
@@ -176,6 +189,7 @@ class GlobalAggregate(QueriedAggregate):
             self._in_memory.load(self._plan, self._hasher, rows)
 
     def close(self) -> None:
+        self._rollback.close()
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()

@@ -1,0 +1,316 @@
+"""Tables of slots that go back to a checkpoint are what a restore from its files would make of them.
+
+An operator has a random history of records, time and checkpoints. Then it ends. One that takes its state
+over, and one that is restored from the files, go on side by side: all results and all later snapshots are
+equal, and deltas build on the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
+from headgate.operators.base import Operator
+from headgate.operators.elements import ColumnBatch
+from headgate.operators.windows.kinds import GlobalWindow
+from headgate.operators.windows.panes.global_windows import GlobalAggregate
+from headgate.runtime.options.recovery import KEEP_STATE
+from headgate.state.slots import arrays, epochs, key_index
+from headgate.state.slots import table as slot_table
+from headgate.state.snapshot import RestoredState
+from headgate.tests.support.operators import ManualClock, Recorder, operator_context
+
+TTL_MS = 40
+FEW = {"n": "count()", "total": "sum(i)", "low": "min(i)", "last": "max(s)"}
+MANY = FEW | {
+    "some": "count(i)",
+    "mean": "avg(i)",
+    "exact": "sum(f)",
+    "money": "sum(d)",
+    "spread": "variance(f)",
+    "begin": "first(s)",
+    "end": "last(i)",
+    "best": "max_by(s, by=i)",
+    "two": "top_n(i, 2)",
+    "words": "bottom_n(s, 2, by=i)",
+    "all": "collect(s)",
+    "list": "collect(i)",
+    "kinds": "count_distinct(s)",
+    "values": "count_distinct(i)",
+    "about": "approx_count_distinct(i)",
+    "middle": "quantile(f, 0.5)",
+}
+AGGREGATES = {"few": FEW, "many": MANY}
+VALUES = [
+    pa.field("i", pa.int64()),
+    pa.field("f", pa.float64()),
+    pa.field("d", pa.decimal128(9, 2)),
+    pa.field("s", pa.string()),
+]
+KEYS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
+    "dense": (pa.int64(), lambda n: n),
+    "spread": (pa.int64(), lambda n: n * 10**12 if n != 3 else None),
+    "text": (pa.string(), lambda n: f"key{n}" if n != 3 else None),
+    "none": (pa.int64(), lambda n: n),
+}
+
+
+@cache
+def plan_for(keys: str, texts: str, **more: Any) -> AggregatePlan:
+    schema = pa.schema([pa.field("k", KEYS[keys][0]), *VALUES])
+    named = {name: parse_aggregate(text) for name, text in AGGREGATES[texts].items()}
+    return AggregatePlan(() if keys == "none" else ("k",), named, schema, **more)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of operator: the name of its table, and a function that makes it."""
+
+    state: str
+    make: Callable[[str, str], Operator]
+
+
+KINDS = {
+    "running": Kind("running", lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
+    "expiring": Kind(
+        "running", lambda keys, texts: RunningAggregate(plan_for(keys, texts, ttl_ms=TTL_MS))
+    ),
+    "global": Kind(
+        "whole", lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tight() -> Any:
+    """Bounds so low that a few hundred keys cross them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (arrays, slot_table):
+            patch.setattr(module, "RESERVE_FROM", 64)
+            patch.setattr(module, "RESERVED_ENTRIES", 256)
+        patch.setattr(arrays, "_FILL_BLOCK", 8)
+        patch.setattr(slot_table, "_INITIAL_CELLS", 64)
+        patch.setattr(slot_table, "_MOVE_AT_LEAST", 8)
+        patch.setattr(key_index, "PIECE_BYTES_MAX", 128)
+        patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
+        yield
+
+
+def batch(keys: str, rows: list[tuple[Any, ...]]) -> ColumnBatch:
+    type_, key_of = KEYS[keys]
+    columns = [pa.array([key_of(row[0]) for row in rows], type_)]
+    for at, field in enumerate(VALUES, 1):
+        columns.append(pa.array([row[at] for row in rows], field.type))
+    data = pa.RecordBatch.from_arrays(columns, names=["k", *(field.name for field in VALUES)])
+    return ColumnBatch(data, np.array([row[-1] for row in rows], np.int64))
+
+
+def rows_of(table: pa.Table) -> list[str]:
+    return sorted(map(repr, table.to_pylist()))
+
+
+def merged(tables: list[pa.Table], keys: tuple[str, ...]) -> list[str]:
+    newest = {}
+    for table in tables:
+        for row in table.to_pylist():
+            newest[tuple(row[key] for key in keys)] = repr(row)
+    return sorted(newest.values())
+
+
+class Subject:
+    """An operator, and after a failure a twin of it that was restored from files.
+
+    Attributes:
+        at: the tables of each checkpoint.
+    """
+
+    def __init__(self, kind: str, keys: str, texts: str) -> None:
+        self.kind, self.keys, self.texts = KINDS[kind], keys, texts
+        self.clock = ManualClock()
+        self.outputs: list[Recorder] = []
+        self.at: dict[int, dict[str, pa.Table]] = {}
+        self.unread: list[tuple[int, list[Any]]] = []
+        self.last = 0
+        self.base: tuple[int, dict[str, pa.Table]] | None = None
+        self.operators = [self.start(0)]
+
+    def start(self, restored: int) -> Operator:
+        operator, output = self.kind.make(self.keys, self.texts), Recorder()
+        operator.output = output
+        self.outputs.append(output)
+        operator.open(
+            operator_context(
+                clock=self.clock,
+                timers=self.clock,
+                metrics=output,
+                restored_checkpoint=restored,
+                options={KEEP_STATE.key: "true"},
+            )
+        )
+        return operator
+
+    def tell(self, call: Callable[[Operator], Any]) -> None:
+        """Do the same with both; they emit the same."""
+        for operator in self.operators:
+            call(operator)
+        emitted = [sorted(map(repr, output.rows())) for output in self.outputs]
+        assert emitted[0] == emitted[-1]
+        for output in self.outputs:
+            output.events.clear()
+
+    def cut(self) -> None:
+        self.last += 1
+        snapshots = [operator.snapshot(self.last) for operator in self.operators]
+        self.unread.append((self.last, [snapshot.tables for snapshot in snapshots if snapshot]))
+
+    def read(self) -> None:
+        """Read what was cut; what the twin has is the same, also if it is a delta."""
+        for checkpoint_id, (mine, *twins) in self.unread:
+            made = {name: cut.make(None) for name, cut in mine.items()}
+            self.at[checkpoint_id] = made
+            for twin in twins:
+                for name, cut in twin.items():
+                    assert rows_of(cut.make(None)) == rows_of(made[name])
+        self.unread = []
+
+    def check_delta(self) -> None:
+        """What has changed since the restored checkpoint, on its files, is what there is."""
+        assert self.base is not None
+        tables = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
+        delta = tables[self.kind.state].make(1)
+        whole = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
+        everything = whole[self.kind.state].make(None)
+        found = merged([self.base[1][self.kind.state], delta], tables[self.kind.state].keys)
+        held = set(rows_of(everything))
+        # A table has no marks of rows that have expired.
+        assert held <= set(found)
+        if self.kind.state == "whole" or self.operators[0]._plan.ttl_ms is None:  # type: ignore[attr-defined]
+            assert held == set(found)
+        self.last += 1
+
+    def fail(self, which: int) -> None:
+        """End, and begin again from one of the checkpoints that are known."""
+        kept = self.operators[0].keep()
+        for operator in self.operators:
+            operator.close()
+        known = sorted(kept[self.kind.state].checkpoints & self.at.keys())
+        if not known:
+            self.operators = self.operators[:1]
+            self.__init__(  # type: ignore[misc]
+                next(n for n, k in KINDS.items() if k is self.kind), self.keys, self.texts
+            )
+            return
+        self.last = known[which % len(known)]
+        tables = self.at[self.last]
+        self.base = (self.last, tables)
+        self.outputs, self.unread = [], []
+        taker, reader = self.start(self.last), self.start(self.last)
+        others = {name: table for name, table in tables.items() if name != self.kind.state}
+        taker.restore(RestoredState(others, kept=kept, checkpoint_id=self.last))
+        reader.restore(RestoredState(tables))
+        self.operators = [taker, reader]
+
+    def close(self) -> None:
+        for operator in self.operators:
+            operator.close()
+
+
+few = st.integers(0, 5)
+rows_ = st.lists(
+    st.tuples(
+        few,
+        st.none() | st.integers(-50, 50),
+        st.none() | st.integers(-80, 80).map(lambda n: n / 8),
+        st.none() | st.integers(-999, 999).map(lambda n: Decimal(n) / 100),
+        st.none() | st.sampled_from(["a", "b", "a longer text"]),
+        st.integers(0, 45),
+    ),
+    min_size=1,
+    max_size=8,
+)
+actions = st.lists(
+    st.one_of(
+        rows_.map(lambda rows: ("rows", rows)),
+        rows_.map(lambda rows: ("rows", rows)),
+        st.integers(0, 3).map(lambda part: ("bulk", part)),
+        st.integers(0, 60).map(lambda ms: ("time", ms)),
+        st.just(("cut", 0)),
+        st.just(("cut", 0)),
+        st.just(("read", 0)),
+        st.integers(0, 3).map(lambda back: ("aborted", back)),
+        st.integers(0, 3).map(lambda back: ("completed", back)),
+        st.integers(0, 3).map(lambda which: ("fail", which)),
+    ),
+    max_size=24,
+)
+
+
+def run(subject: Subject, history: list[tuple[str, Any]]) -> None:
+    watermark = 0
+    for action, what in history:
+        match action:
+            case "rows":
+                subject.tell(lambda o, rows=what: o.process(batch(subject.keys, rows), 0))
+            case "bulk":
+                numbers = range(60 * what, 60 * what + 50)
+                rows = [(n, n, n / 8, Decimal(n), None, n % 45) for n in numbers]
+                subject.tell(lambda o, rows=rows: o.process(batch(subject.keys, rows), 0))
+            case "time":
+                subject.clock.advance(what)
+                watermark = max(watermark, what)
+                subject.tell(lambda o, time=watermark: o.on_watermark(time))
+            case "cut":
+                subject.cut()
+            case "read":
+                subject.read()
+            case "aborted" if subject.last > what:
+                subject.tell(lambda o, id_=subject.last - what: o.on_checkpoint_aborted(id_))
+            case "completed" if subject.last > what:
+                permit = Permit(subject.last - what)
+                subject.tell(lambda o, permit=permit: o.on_checkpoint_complete(permit))
+            case "fail":
+                subject.read()
+                subject.fail(what)
+    subject.cut()
+    subject.tell(lambda o: o.process(batch(subject.keys, [(2, 5, 1.0, None, "x", 9)]), 0))
+    subject.read()
+    subject.fail(0)
+    subject.tell(lambda o: o.process(batch(subject.keys, [(2, 6, -1.0, None, "y", 9)]), 0))
+    subject.tell(lambda o: o.process(batch(subject.keys, [(200, None, None, None, "z", 9)]), 0))
+    subject.check_delta()
+    subject.cut()
+    subject.read()
+    subject.close()
+
+
+@dataclass(frozen=True)
+class Permit:
+    """What the notice of a complete checkpoint needs of a permit."""
+
+    checkpoint_id: int
+
+
+CASES = [(kind, keys) for kind in KINDS for keys in KEYS if (kind, keys) != ("expiring", "none")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(history=actions, case=st.sampled_from(CASES))
+def test_aggregates_go_back_to_a_checkpoint(case: tuple[str, str], history: Any) -> None:
+    run(Subject(*case, "few"), history)
+
+
+@settings(max_examples=60, deadline=None)
+@given(history=actions, case=st.sampled_from(CASES))
+def test_all_aggregates_go_back_to_a_checkpoint(case: tuple[str, str], history: Any) -> None:
+    run(Subject(*case, "many"), history)
