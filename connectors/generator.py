@@ -14,11 +14,11 @@ from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import UsageError
 from ..operators.durations import parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
+from ..operators.lazy_arrow import pc
 from ..operators.origin import capture_origin
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import BATCH_ROWS, Record, Record_co

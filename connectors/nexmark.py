@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import UsageError
 from ..operators.elements import Batch, ColumnBatch
+from ..operators.lazy_arrow import pc
 from . import draws
 from .rows import DEFAULT_SPLITS, RowSource
 

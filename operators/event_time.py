@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import BadRecordError, PlanError, UserCodeError
 from .elements import Batch, ColumnBatch, Timestamps
 from .functions.user_code import bad_result, describe_record
+from .lazy_arrow import pc
 from .origin import Origin
 from .per_record.base import UserFunction
 from .rows import text_of_value, to_rows

@@ -18,11 +18,11 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import DataError, InternalError
 from .elements import Batch, ColumnBatch
 from .functions.bytecode import used_columns
+from .lazy_arrow import pc
 from .schema import unknown_column
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

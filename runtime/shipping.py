@@ -24,7 +24,6 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache, partial
-from importlib.metadata import distributions
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -145,6 +144,8 @@ def _installed_below(path: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def _distributed_in(root: str) -> frozenset[str]:
     """The packages and modules in `root` that a distribution installed there says are its own."""
+    from importlib.metadata import distributions  # loads a parser of e-mail, and few jobs get here
+
     return frozenset(
         Path(str(file)).parts[0]
         for distribution in distributions(path=[root])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow.parquet as pq
 import xxhash
+
+if TYPE_CHECKING:  # its import takes a while, and most that use this module read no Parquet
+    import pyarrow.parquet as pq
 
 READ_CHUNK_BYTES: Final = 4 << 20
 

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...state.values import Array, Values, values_of
+from ..lazy_arrow import pc
 from .sql.tree import SqlNode
 
 Arrays: TypeAlias = Mapping[str, pa.Array]
@@ -25,14 +25,14 @@ Condition: TypeAlias = Callable[[Arrays], pa.BooleanArray]
 Computation: TypeAlias = Callable[[Arrays], pa.Array]
 _Operand: TypeAlias = Callable[[Arrays], Any]
 
-_KERNELS: Final = {
-    "=": pc.equal,
-    "<>": pc.not_equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+_KERNELS: Final = {  # Arrow loads its functions when the first one is asked for
+    "=": "equal",
+    "<>": "not_equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
 }
 _EQUALITY: Final = ("=", "<>", "!=")
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -98,9 +98,9 @@ def _binary(node: SqlNode, schema: pa.Schema) -> Condition | None:
 
 
 def _comparison(sign: str, left: SqlNode, right: SqlNode, schema: pa.Schema) -> Condition | None:
-    kernel = _KERNELS.get(sign)
-    if kernel is None or (left.is_literal and right.is_literal):
+    if sign not in _KERNELS or (left.is_literal and right.is_literal):
         return None
+    kernel = getattr(pc, _KERNELS[sign])
     if pa.types.is_string(_type_of(left, schema)) and sign in _EQUALITY:
         name, text = left.text, _TEXT.fullmatch(right.text) if right.is_literal else None
         if text is None:
@@ -124,7 +124,7 @@ def _compared_with_literal(
     common = pa.int64() if pa.int64() == number.type == literal.type else pa.float64()
     value = literal.literal if common == pa.int64() else float(literal.literal)
     wanted = pa.scalar(value, common)
-    kernel = _KERNELS[sign]
+    kernel = getattr(pc, _KERNELS[sign])
 
     def operand(arrays: Arrays) -> pa.Array:
         given = arrays[left.text] if left.kind == "column" else _array(number.values(arrays))

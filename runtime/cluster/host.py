@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,7 +19,6 @@ from ..control.cluster import Cluster
 from ..control.job_client import ask_once
 from ..coordinator.job import JobCoordinator
 from ..listening import ListenerLimits
-from ..observe.endpoint import open_endpoint
 from ..observe.logs import tapped
 from ..observe.metrics import MetricsRegistry
 from ..options.monitoring import METRICS_HOST, METRICS_PORT
@@ -28,6 +27,9 @@ from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
 from ..rest.server import RestServer, needs_port
 from ..storage.base import StoreOpener
+
+if TYPE_CHECKING:
+    from ..observe.endpoint import MetricsEndpoint
 
 DISMISS_S: Final = 5.0
 """A new coordinator waits at most this long for the one that it has taken over from, in s."""
@@ -81,13 +83,7 @@ async def host_coordinator(
     metrics = metrics or MetricsRegistry()
     options = Options(spec.options)
     query_token = registry.query_token(options, token)
-    endpoint = open_endpoint(
-        metrics,
-        options.get(METRICS_PORT),
-        options.get(METRICS_HOST),
-        ListenerLimits.of(options),
-        place.host,
-    )
+    endpoint = _open_endpoint(metrics, options, place)
     coordinator = JobCoordinator(
         spec,
         cluster=cluster,
@@ -115,6 +111,19 @@ async def host_coordinator(
         await asyncio.shield(rest.close())
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
+
+
+def _open_endpoint(
+    metrics: MetricsRegistry, options: Options, place: CoordinatorPlace
+) -> MetricsEndpoint | None:
+    """Open the Prometheus endpoint of this process, if the job has one."""
+    port = options.get(METRICS_PORT)
+    if port is None:
+        return None
+    from ..observe.endpoint import open_endpoint  # an HTTP server takes a while to import
+
+    limits = ListenerLimits.of(options)
+    return open_endpoint(metrics, port, options.get(METRICS_HOST), limits, place.host)
 
 
 async def _open_port(

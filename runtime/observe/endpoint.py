@@ -148,7 +148,7 @@ def open_endpoint(
     if port is None:
         return None
     registry = CollectorRegistry()
-    registry.register(metrics)
+    registry.register(JobMetrics(metrics))
     registry.register(ProcessMetrics(metrics))
     app = make_wsgi_app(registry)
     tried = [0] if port == 0 else range(port, min(port + PORTS_TRIED_MAX, 65536))
@@ -177,6 +177,25 @@ def _serve(app: Callable[..., Any], port: int, host: str) -> _Server:
     family, _, _, _, address = found[0]
     kind = type("_Server", (_Server,), {"address_family": family})
     return make_server(str(address[0]), port, app, kind, handler_class=_Handler)
+
+
+class JobMetrics(Collector):
+    """The metrics of a registry as families of prometheus_client."""
+
+    def __init__(self, metrics: MetricsRegistry) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics, with the values of now; prometheus_client calls this."""
+        for family in self._metrics.collect():
+            metric = Metric(family.name, family.help, family.kind)
+            for sample in family.samples:
+                metric.add_sample(sample.name, sample.labels, sample.value)
+            yield metric
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: no metric is known before it exists; prometheus_client calls this."""
+        return ()
 
 
 class ProcessMetrics(Collector):

@@ -1,4 +1,4 @@
-"""Metrics of one process, as Prometheus text.
+"""Metrics of one process. `endpoint.py` serves them as Prometheus text.
 
 A counter is a plain Python number that one subtask adds to. Metrics are read when they are scraped, in the
 endpoint's thread: so a gauge may only look at single values, never walk over what the job changes.
@@ -12,18 +12,11 @@ import math
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
 from ...errors import UsageError
 from ...operators.base import Counter, Histogram, Metrics
@@ -36,11 +29,6 @@ OTHER: Final = "other"
 _INVALID: Final = re.compile(r"[^a-zA-Z0-9_]")
 _LABEL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _RESERVED: Final = frozenset({"job_name", "task", "operator", "subtask", "le"})
-_FAMILIES: Final = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
 _MERGE: Final[Mapping[Merge, Callable[[float, float], float]]] = {
     "sum": lambda a, b: a + b,
     "max": max,
@@ -303,7 +291,24 @@ def _subtask(index: int, labelled: bool) -> dict[str, str]:
     return {"subtask" if labelled else "_subtask": str(index)}
 
 
-class MetricsRegistry(Collector):
+class Sample(msgspec.Struct, frozen=True):
+    """One number of a metric, under the name that Prometheus gives it."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class MetricFamily(msgspec.Struct, frozen=True):
+    """A metric with its values of now."""
+
+    name: str
+    help: str
+    kind: Kind
+    samples: list[Sample]
+
+
+class MetricsRegistry:
     """All metrics of this process."""
 
     def __init__(self) -> None:
@@ -330,8 +335,8 @@ class MetricsRegistry(Collector):
         with self._lock:
             return {name for group in self._groups if (name := group._labels.get("job_name"))}
 
-    def collect(self) -> Iterable[Metric]:
-        """All metrics as families, with the values of now; prometheus_client calls this."""
+    def collect(self) -> list[MetricFamily]:
+        """Return all metrics, with the values of now."""
         with self._lock:
             groups = list(self._groups)
         families: dict[str, _Family] = {}
@@ -351,11 +356,7 @@ class MetricsRegistry(Collector):
                 else:
                     assert series.read is not None
                     family.add(series.labels, self._read(series.name, series.read))
-        return [family.metric() for family in families.values() if family.values]
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: no metric is known before it exists; prometheus_client calls this."""
-        return ()
+        return [family.collected() for family in families.values() if family.values]
 
     def _read(self, name: str, read: Callable[[], T | None]) -> T | None:
         """A gauge may call user code: one that fails must not take all others with it."""
@@ -398,30 +399,28 @@ class _Family:
             total.counts = [a + b for a, b in zip(total.counts, counts, strict=True)]
             total.sum += histogram.sum
 
-    def metric(self) -> Metric:
+    def collected(self) -> MetricFamily:
         full = PREFIX + self._name
-        metric: Metric = _FAMILIES[self.kind](full, self._help)
+        samples: list[Sample] = []
         for key, value in self.values.items():
             labels = dict(key)
             if isinstance(value, PlainHistogram):
-                _add_histogram(metric, full, labels, value)
+                samples += _samples_of(value, full, labels)
             else:
                 # A counter's sample ends in `_total`, as Prometheus wants it.
                 sample = f"{full}_total" if self.kind == "counter" else full
-                metric.add_sample(sample, labels, value)
-        return metric
+                samples.append(Sample(sample, labels, value))
+        return MetricFamily(full, self._help, self.kind, samples)
 
 
 def _bound_text(bound: float) -> str:
     return "+Inf" if math.isinf(bound) else repr(float(bound))
 
 
-def _add_histogram(
-    metric: Metric, full: str, labels: dict[str, str], histogram: PlainHistogram
-) -> None:
+def _samples_of(histogram: PlainHistogram, full: str, labels: dict[str, str]) -> Iterator[Sample]:
     total = 0
     for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
         total += count
-        metric.add_sample(f"{full}_bucket", {**labels, "le": _bound_text(bound)}, total)
-    metric.add_sample(f"{full}_count", labels, total)
-    metric.add_sample(f"{full}_sum", labels, histogram.sum)
+        yield Sample(f"{full}_bucket", {**labels, "le": _bound_text(bound)}, total)
+    yield Sample(f"{full}_count", labels, total)
+    yield Sample(f"{full}_sum", labels, histogram.sum)

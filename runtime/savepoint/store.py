@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Final
 
 from ...errors import StateError, StorageError
@@ -40,6 +39,8 @@ _FORMAT: Final = SealedFormat[Savepoint]("savepoint's metadata", Savepoint)
 
 def savepoint_of(manifest: Manifest, job: str, *, native: bool) -> Savepoint:
     """Return the savepoint of `job` with the state of `manifest`."""
+    from importlib.metadata import version  # loads a parser of e-mail, and few jobs get here soon
+
     return Savepoint(
         job=job,
         created_ms=manifest.completed_ms,

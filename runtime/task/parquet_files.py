@@ -17,10 +17,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import check
+from ...operators.lazy_arrow import pq
 from ...state.checked_files import Pieces, footer_of, row_group_extent
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN

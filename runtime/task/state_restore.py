@@ -22,10 +22,10 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StorageError
+from ...operators.lazy_arrow import pc
 from ...operators.lazy_polars import pl
 from ...state.checked_files import measure_file, tail_bytes
 from ...state.keygroups import KeyGroupRange

@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ....errors import DataError, PlanError, UsageError
 from ...durations import Duration, format_duration, parse_duration
 from ...expressions.expressions import Column, check_select, result_type, show
+from ...lazy_arrow import pc
 from ...lazy_polars import is_expression, pl
 from ...time_range import DURATION_MAX_MS
 from ..records.window import WindowTime, is_processing
