@@ -41,7 +41,6 @@ from .rest.client import RestClient
 from .rest.following import ChangesReader
 from .rest.state_answers import (
     ChangesAnswer,
-    OwnersAnswer,
     QueryableAnswer,
     QueryAnswer,
     RowAnswer,
@@ -53,7 +52,7 @@ from .rest.state_answers import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .reads.client import DirectReader, ReadValue
+    from .reads.client import DirectReader, ReadValues
 
 T = TypeVar("T")
 Level: TypeAlias = Literal["live", "committed"]
@@ -150,8 +149,10 @@ class AsyncQueryClient:
 
         The other arguments and the errors are those of `query`.
         """
-        answer = await self.query(state, key, level=level)
-        return answer.value if answer.found else default
+        (value,) = await self._patiently(
+            partial(self._values, state=state, keys=[key], default=default, level=level)
+        )
+        return value
 
     async def get_many(
         self, state: str, keys: Iterable[Any], default: Any = None, *, level: Level = "live"
@@ -161,8 +162,10 @@ class AsyncQueryClient:
         That is much cheaper than a `get` for each of them. At the level `committed` all of it is of one
         checkpoint.
         """
-        rows = (await self.query_many(state, keys, level=level)).rows
-        return [row.value if row.found else default for row in rows]
+        listed = list(keys)
+        return await self._patiently(
+            partial(self._values, state=state, keys=listed, default=default, level=level)
+        )
 
     async def follow(
         self, state: str, *keys: Any, level: Level = "committed", after: str = ""
@@ -294,9 +297,16 @@ class AsyncQueryClient:
     ) -> QueryAnswer:
         found = await self._read_directly(client, state, [key], level)
         if found is not None:
-            row = msgspec.structs.asdict(found.rows[0])
-            shared = {n: v for n, v in msgspec.structs.asdict(found).items() if n != "rows"}
+            rows = _rows(found, level, [key])
+            row = msgspec.structs.asdict(rows.rows[0])
+            shared = {n: v for n, v in msgspec.structs.asdict(rows).items() if n != "rows"}
             return QueryAnswer(**shared, **row)
+        return await self._query_there(client, state, key, level)
+
+    async def _query_there(
+        self, client: RestClient, state: str, key: Any, level: Level
+    ) -> QueryAnswer:
+        """Ask the coordinator."""
         (text,) = await self._texts(client, state, [key])
         answer = await client.query(state, text, level)
         self._saw(state, answer.checkpoint)
@@ -306,24 +316,45 @@ class AsyncQueryClient:
         self, client: RestClient, *, state: str, keys: list[Any], level: Level
     ) -> RowsAnswer:
         found = await self._read_directly(client, state, keys, level) if keys else None
-        if found is None:
-            found = await client.rows(state, await self._texts(client, state, keys), level)
-            self._saw(state, found.checkpoint)
-        return found
+        if found is not None:
+            return _rows(found, level, keys)
+        return await self._query_many_there(client, state, keys, level)
+
+    async def _query_many_there(
+        self, client: RestClient, state: str, keys: list[Any], level: Level
+    ) -> RowsAnswer:
+        """Ask the coordinator."""
+        rows = await client.rows(state, await self._texts(client, state, keys), level)
+        self._saw(state, rows.checkpoint)
+        return rows
+
+    async def _values(
+        self, client: RestClient, *, state: str, keys: list[Any], default: Any, level: Level
+    ) -> list[Any]:
+        """Return the values alone: of a direct read no rows are made."""
+        found = await self._read_directly(client, state, keys, level) if keys else None
+        if found is not None:
+            for place in found.absent:
+                found.values[place] = default
+            return found.values
+        if len(keys) == 1:
+            answer = await self._query_there(client, state, keys[0], level)
+            return [answer.value if answer.found else default]
+        rows = (await self._query_many_there(client, state, keys, level)).rows
+        return [row.value if row.found else default for row in rows]
 
     async def _read_directly(
         self, client: RestClient, state: str, keys: list[Any], level: Level
-    ) -> RowsAnswer | None:
+    ) -> ReadValues | None:
         """Read keys at the workers that have them; None: the coordinator must be asked."""
-        known = await self._state(client, state)
+        known = self._known.get(state) or await self._state(client, state)
         if known is None or not self._reads_directly:
             return None
         if self._direct is None:
             from .reads.client import DirectReader
 
             self._direct = DirectReader()
-        found = await self._direct.read(client, known, keys, level)
-        return None if found is None else _rows(found[0], known, level, keys, found[1])
+        return await self._direct.read(client, known, keys, level)
 
     def _saw(self, state: str, checkpoint: int | None) -> None:
         if self._direct is not None:
@@ -368,6 +399,8 @@ class AsyncQueryClient:
 
         A coordinator that cannot be found has a successor soon, or the job is over.
         """
+        if self._client is not None and not self._connecting.locked() and not self._closed:
+            return self._client
         async with self._connecting:
             if self._closed:
                 raise UsageError("the client is closed", fix="use it in a `with` block")
@@ -565,14 +598,21 @@ class QueryClient:
         self._loop.close()
 
 
-def _rows(
-    owners: OwnersAnswer,
-    known: QueryableAnswer,
-    level: Level,
-    keys: list[Any],
-    values: list[ReadValue],
-) -> RowsAnswer:
+def _rows(found: ReadValues, level: Level, keys: list[Any]) -> RowsAnswer:
     """Return what was read at the owners as the REST API answers it."""
+    owners, placed = found.owners, found.placed
+    rows: dict[int, RowAnswer] = {}
+    for part in placed.parts:
+        owner = owners.owners[part.owner]
+        for place in part.places:
+            rows[place] = RowAnswer(
+                attempt=owner.attempt,
+                subtask=owner.subtask,
+                key=key_as_plain(found.types, keys[place]),
+                key_group=placed.groups[place],
+                found=place not in found.absent,
+                value=found.values[place],
+            )
     return RowsAnswer(
         job=owners.job,
         run=owners.run,
@@ -580,18 +620,8 @@ def _rows(
         kind=owners.kind,
         step=owners.step,
         level=level,
-        checkpoint=values[0].checkpoint or None,
-        rows=[
-            RowAnswer(
-                attempt=read.owner.attempt,
-                subtask=read.owner.subtask,
-                key=key_as_plain(known.key, key),
-                key_group=read.key_group,
-                found=read.found,
-                value=read.value,
-            )
-            for key, read in zip(keys, values, strict=True)
-        ],
+        checkpoint=found.checkpoint or None,
+        rows=[rows[place] for place in range(len(keys))],
     )
 
 

@@ -144,7 +144,11 @@ class KeyedGroup:
         """
         if not columns:
             return np.arange(1) - (self.state.size == 0)
-        return self.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
+        return self.find_keys(BatchKeys(self._hasher, columns))
+
+    def find_keys(self, keys: BatchKeys) -> Index:
+        """Return the slot of each of some keys, as `find_many` does."""
+        return self.keys.find_keys(keys).astype(np.intp)
 
     def find(self, columns: list[pa.Array], used_after: int | None) -> Index:
         """Return the slot of one key, if it is here; nothing changes.

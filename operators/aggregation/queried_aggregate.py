@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from ...state.hashing import Hashes
 from ...state.keyed.base import ABSENT
-from ...state.keyed.keys import KeyShape, keys_of_columns
+from ...state.keyed.keys import EncodedKeys, KeyShape, keys_of_columns
 from ...state.queryable import CommittedPoints, KeyScan, NotKept
 from ...state.slots.arrays import SlotArray
 from ...state.slots.key_index import BatchKeys, KeyHasher
 from ...state.snapshot import CommitPermit, KeptState
 from ...state.values import Index
 from ..base import OperatorContext
+from ..queried_columns import Column, QueriedColumns, plain_column
 from ..queries import old_values_max
 from ..rollback import Kept, Rollback
 from ..spilling_space import SpillingOperator
@@ -136,47 +136,51 @@ class QueriedAggregate(SpillingOperator):
     def query_many(self, state: str, keys: Sequence[Any], checkpoint_id: int = 0) -> Iterable[Any]:
         if self._spilling is not None or self._expiring is not None or not self._plan.keys:
             return super().query_many(state, keys, checkpoint_id)
-        columns = self._key_shape.to_arrays(keys)
-        values: list[Any] = [ABSENT] * len(keys)
-        rest = np.arange(len(keys))
-        if checkpoint_id:
-            rest = self._fill_as_of(values, columns, checkpoint_id)
-            columns = [column.take(pa.array(rest)) for column in columns]
-        slots = self._in_memory.keys.find_keys(BatchKeys(self._hasher, columns)).astype(np.intp)
-        found = np.flatnonzero(slots >= 0)
-        rows = self._rows(self._in_memory.state.results(slots[found]))
-        if len(rows) == len(keys):
-            return rows
-        for place, row in zip(rest[found].tolist(), rows, strict=True):
-            values[place] = row
-        return values
+        wanted, names = self._wanted(keys), tuple(self._plan.aggregates)
+        if not checkpoint_id:
+            places, results = self._present(wanted)
+            return QueriedColumns(names, results, places, len(keys))
+        parts, rest = self._parts_as_of(wanted, checkpoint_id)
+        if len(rest):
+            places, results = self._present(wanted.take(rest))
+            parts.append((rest if places is None else rest[places], results))
+        return QueriedColumns.joined(names, parts, len(keys))
 
-    def _fill_as_of(
-        self, values: list[Any], columns: Sequence[pa.Array], checkpoint_id: int
-    ) -> Index:
-        """Fill in the values of keys that have changed since a checkpoint; return the places of others."""
-        if self._points is None:
-            raise NotKept
-        hashes, checks = self._hasher.identify(columns)
-        rest = np.arange(len(values))
-        for old in self._points.since(checkpoint_id):
-            known, found = old.find(hashes[rest], None if checks is None else checks[rest])
-            for at, results in found:
-                rows = self._rows(results)
-                for place, row in zip(rest[at].tolist(), rows, strict=True):
-                    values[place] = row
-            rest = np.delete(rest, known)
-        return rest
-
-    def _rows(self, results: Sequence[pa.Array]) -> list[Any]:
-        """Return the results of some keys, one object for each key."""
-        lists = [column.to_pylist() for column in results[: len(self._plan.aggregates)]]
-        return list(map(self._row_type, *lists))
+    def _wanted(self, keys: Sequence[Any]) -> BatchKeys:
+        """Return keys that are looked for."""
+        if isinstance(keys, EncodedKeys) and keys.words is not None and self._has_int64_keys:
+            return BatchKeys(self._hasher, (), keys.words)
+        return BatchKeys(self._hasher, self._key_shape.to_arrays(keys))
 
     @cached_property
-    def _row_type(self) -> type[msgspec.Struct]:
-        names = {f"r{number}": name for number, name in enumerate(self._plan.aggregates)}
-        return msgspec.defstruct("Results", names, rename=names, gc=False)
+    def _has_int64_keys(self) -> bool:
+        return self._hasher.dense and self._hasher.types[0] == pa.int64()
+
+    def _present(self, wanted: BatchKeys) -> tuple[Index | None, list[Column]]:
+        """Return the places of the keys that are in memory, None for all of them, and their results."""
+        slots = self._in_memory.find_keys(wanted)
+        places = None
+        if slots.size and int(slots.min()) < 0:
+            places = np.flatnonzero(slots >= 0)
+            slots = slots[places]
+        return places, self._in_memory.state.plain_results(slots)
+
+    def _parts_as_of(
+        self, wanted: BatchKeys, checkpoint_id: int
+    ) -> tuple[list[tuple[Index, Sequence[Column]]], Index]:
+        """Return what keys had that have changed since a checkpoint, by their places, and the places of
+        the other keys.
+        """
+        if self._points is None:
+            raise NotKept
+        hashes, checks = wanted.lanes(None)
+        rest, count = np.arange(len(hashes)), len(self._plan.aggregates)
+        parts: list[tuple[Index, Sequence[Column]]] = []
+        for old in self._points.since(checkpoint_id):
+            known, found = old.find(hashes[rest], None if checks is None else checks[rest])
+            parts += [(rest[at], list(map(plain_column, results[:count]))) for at, results in found]
+            rest = np.delete(rest, known)
+        return parts, rest
 
     def _named(self, results: list[pa.Array] | None) -> Any:
         """Return the results of one key as the value that clients read."""

@@ -7,7 +7,7 @@ subtask, state and level.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -16,11 +16,8 @@ import msgspec
 
 from ...errors import ExchangeError, HeadgateError, JobNotReady
 from ...operators.durations import format_duration
-from ...operators.queries import plain_key
-from ...state.hashing import hash_key, key_group_of
-from ...state.keyed.base import ABSENT
-from ...state.keyed.keys import encode_key
-from ...state.keygroups import owner_of
+from ...operators.queried_columns import received
+from ...state.keyed.keys import ClientKeys, joined_keys
 from ..control.job_client import HungUp
 from ..control.messages import StateOutcome
 from ..exchange.hub import this_host
@@ -29,6 +26,7 @@ from ..exchange.settings import ExchangeSettings
 from ..exchange.wire import FrameKind, Header, frame
 from ..rest.client import RestClient
 from ..rest.state_answers import OwnerAnswer, OwnersAnswer, QueryableAnswer
+from .places import KeyPlaces, KeysOfOwner, PlacedKeys
 from .wire import (
     KEYS_MAX,
     LIVE_NOW,
@@ -45,8 +43,6 @@ UNREACHABLE_S: Final = 30.0
 """For this time no other attempt is made to reach it, in s."""
 _REQUEST_BYTES: Final = 32 << 10
 """With this many bytes of keys, a request is sent at once."""
-_KEY_BYTES: Final = 8
-"""The most bytes that a request needs for a key beside the key itself."""
 _ANSWER_BYTES_MAX: Final = 65 << 20
 """The largest answer that is accepted: `headgate.queries.answer-max` cannot be larger."""
 _HEAD_BYTES: Final = 1_000
@@ -69,22 +65,31 @@ class Moved(JobNotReady):
 
 
 @final
-class ReadValue(NamedTuple):
-    """The value of a key, and where it was read."""
+class ReadValues(NamedTuple):
+    """The values of some keys, and where they were read."""
 
-    owner: OwnerAnswer
-    key_group: int
+    types: Mapping[str, str] | None
+    """Of the key columns."""
+    owners: OwnersAnswer
     checkpoint: int
-    found: bool
-    value: Any
+    """0: the values are live."""
+    values: list[Any]
+    """Plain data; None for the keys that have no value."""
+    absent: frozenset[int]
+    """The places of those keys."""
+    placed: PlacedKeys
 
 
 class _Read(NamedTuple):
-    """The answer for one key: the checkpoint, and the value as plain data."""
+    """The answer for some keys of one subtask; see `ReadValues`."""
 
     checkpoint: int
-    found: bool
-    value: Any
+    values: list[Any]
+    absent: Collection[int]
+
+
+_Waiting: TypeAlias = list[tuple[asyncio.Future[_Read], int]]
+"""Those that wait for an answer, in the order of the keys, each with its number of keys."""
 
 
 class WorkerConnection(FrameConnection):
@@ -100,15 +105,13 @@ class WorkerConnection(FrameConnection):
         self.request_bytes_max = 0
         """The largest request that the worker takes."""
         self._numbers = count()
-        self._asked: dict[int, tuple[list[asyncio.Future[_Read]], asyncio.TimerHandle]] = {}
+        self._asked: dict[int, tuple[_Waiting, asyncio.TimerHandle]] = {}
 
     def connected(self) -> None:
         self.write(frame(FrameKind.READ_HELLO, _encode(self._hello)))
 
-    def ask(
-        self, request: ReadRequest, waiting: list[asyncio.Future[_Read]], timeout_s: float
-    ) -> None:
-        """Send a request; its number is given here. Each of those that wait gets the value of one key."""
+    def ask(self, request: ReadRequest, waiting: _Waiting, timeout_s: float) -> None:
+        """Send a request; its number is given here. Those that wait get the values of its keys."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         over = loop.call_later(timeout_s, self._give_up, number, timeout_s)
@@ -148,18 +151,10 @@ class WorkerConnection(FrameConnection):
         del self._asked[answer.number]
         over.cancel()
 
-    def _settle(self, asked: list[asyncio.Future[_Read]], answer: ReadAnswer) -> None:
+    def _settle(self, asked: _Waiting, answer: ReadAnswer) -> None:
         match answer.outcome:
             case StateOutcome.READ:
-                values, absent = _VALUES.decode(answer.values), set(answer.absent)
-                if len(values) != len(asked):
-                    raise ExchangeError(
-                        f"an answer has other values than the request has keys values=`{len(values)}` "
-                        f"keys=`{len(asked)}`"
-                    )
-                for place, (waiter, value) in enumerate(zip(asked, values, strict=True)):
-                    if not waiter.done():
-                        waiter.set_result(_Read(answer.checkpoint, place not in absent, value))
+                _share(asked, answer, _values_of(answer, sum(keys for _, keys in asked)))
             case StateOutcome.ELSEWHERE:
                 _fail(asked, Moved("the key groups have moved"))
             case StateOutcome.STARTING:
@@ -176,8 +171,44 @@ class WorkerConnection(FrameConnection):
         self.end(Moved(f"the connection to the worker broke: {error.message}"))
 
 
-def _fail(waiting: Sequence[asyncio.Future[_Read]], error: Exception) -> None:
-    for waiter in waiting:
+def _values_of(answer: ReadAnswer, keys: int) -> list[Any]:
+    """Return the values for this many keys.
+
+    Raises:
+        ExchangeError: the answer has others.
+    """
+    if answer.columns:
+        try:
+            return received(answer.columns, answer.absent, keys)
+        except ValueError as error:
+            raise ExchangeError(f"the columns of an answer do not fit: {error}") from error
+    values = _VALUES.decode(answer.values)
+    if len(values) != keys:
+        raise ExchangeError(
+            f"an answer has other values than the request has keys values=`{len(values)}` "
+            f"keys=`{keys}`"
+        )
+    return values
+
+
+def _share(asked: _Waiting, answer: ReadAnswer, values: list[Any]) -> None:
+    """Give each of those that wait its part of the values."""
+    if len(asked) == 1:
+        waiter, _ = asked[0]
+        if not waiter.done():
+            waiter.set_result(_Read(answer.checkpoint, values, answer.absent))
+        return
+    absent, first = set(answer.absent), 0
+    for waiter, keys in asked:
+        if not waiter.done():
+            missing = [place for place in range(keys) if first + place in absent] if absent else ()
+            part = values[first : first + keys]
+            waiter.set_result(_Read(answer.checkpoint, part, missing))
+        first += keys
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    for waiter, _ in waiting:
         if not waiter.done():
             waiter.set_exception(error)
             waiter.exception()  # the caller may be gone, and then asyncio would report the error
@@ -187,8 +218,9 @@ class _Pending:
     """The keys that are read at one subtask with the next request."""
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.waiting: list[asyncio.Future[_Read]] = []
+        self.parts: list[ClientKeys] = []
+        self.waiting: _Waiting = []
+        self.keys = 0
         self.size_bytes = 0
 
 
@@ -200,20 +232,25 @@ class Connections:
         self._by_worker: dict[tuple[str, str, int], asyncio.Task[WorkerConnection]] = {}
         self._unreachable_until: dict[tuple[str, str, int], float] = {}
 
+    def ready(self, owner: OwnerAnswer) -> WorkerConnection | None:
+        """Return the connection to the worker of an owner, if it is open."""
+        task = self._by_worker.get((owner.worker, owner.host, owner.port))
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return None if task.result().broken else task.result()
+
     async def to(self, owner: OwnerAnswer, ticket: str) -> WorkerConnection:
         """Return a connection to the worker of an owner.
 
         Raises:
             Refused: it cannot be reached from here, or does not want us.
         """
+        connection = self.ready(owner)
+        if connection is not None:
+            return connection
         place = (owner.worker, owner.host, owner.port)
         loop = asyncio.get_running_loop()
         task = self._by_worker.get(place)
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            connection = task.result()
-            if not connection.broken:
-                return connection
-            task = None
         if task is None or task.done():
             if loop.time() < self._unreachable_until.get(place, 0.0):
                 raise Refused
@@ -279,21 +316,9 @@ class StateReader:
         """The newest checkpoint that the caller has seen: it sees none that is older."""
         self._pending: dict[tuple[int, bool], _Pending] = {}
         self._room_bytes = _HEAD_BYTES + len(owners.step) * 4 + len(owners.stored_as) * 4
+        self._places = KeyPlaces(types, len(owners.owners), owners.max_parallelism)
 
-    def place(self, key: Any) -> tuple[bytes, int, OwnerAnswer] | None:
-        """Return a key as bytes, its key group, and who has it; None: only the job knows."""
-        known = plain_key(self._types, key)
-        if known is ABSENT:
-            return None
-        try:
-            group = key_group_of(hash_key(known), self.owners.max_parallelism)
-            encoded = encode_key(known)
-        except (HeadgateError, UnicodeError, TypeError):
-            return None
-        owners = self.owners.owners
-        return encoded, group, owners[owner_of(group, len(owners), self.owners.max_parallelism)]
-
-    async def read(self, keys: Sequence[Any], level: Level) -> list[ReadValue]:
+    async def read(self, keys: Sequence[Any], level: Level) -> ReadValues:
         """Return the value of each key. Those of level `committed` are all of one checkpoint.
 
         Raises:
@@ -301,69 +326,57 @@ class StateReader:
             JobNotReady: there is no answer now.
             Refused: the coordinator must be asked.
         """
-        placed = [self.place(key) for key in keys]
-        known = [each for each in placed if each is not None]
+        placed = None if len(keys) > KEYS_MAX else self._places.of(keys)
         committed = level == "committed"
-        several = len({owner.subtask for _, _, owner in known}) > 1
-        if len(known) < len(placed) or (committed and several) or len(keys) > KEYS_MAX:
+        if placed is None or (committed and len(placed.parts) > 1):
             raise Refused
-        to: dict[int, WorkerConnection] = {}
-        size_bytes = self._room_bytes + sum(len(encoded) + _KEY_BYTES for encoded, _, _ in known)
-        for _, _, owner in known:
-            if owner.subtask not in to:
+        to: list[WorkerConnection] = []
+        for part in placed.parts:
+            owner = self.owners.owners[part.owner]
+            connection = self._connections.ready(owner)
+            if connection is None:
                 connection = await self._connections.to(owner, self.owners.ticket)
-                if size_bytes > connection.request_bytes_max:
-                    raise Refused
-                to[owner.subtask] = connection
+            if self._room_bytes + part.size_bytes > connection.request_bytes_max:
+                raise Refused
+            to.append(connection)
         # No await in between: keys of one owner are read at one moment.
-        waiting = self._ask(known, committed, to)
+        waiting = [
+            self._ask(part, committed, at) for part, at in zip(placed.parts, to, strict=True)
+        ]
         found = [await waiter for waiter in waiting]
         checkpoints = {read.checkpoint for read in found}
         if len(checkpoints) > 1:
             raise Refused
         self.newest = max(self.newest, *checkpoints)
-        return [
-            ReadValue(owner, group, *read)
-            for (_, group, owner), read in zip(known, found, strict=True)
-        ]
+        return ReadValues(self._types, self.owners, *_together(placed, found), placed)
 
     def _ask(
-        self,
-        known: Sequence[tuple[bytes, int, OwnerAnswer]],
-        committed: bool,
-        to: Mapping[int, WorkerConnection],
-    ) -> list[asyncio.Future[_Read]]:
-        """Add keys to the requests that are sent next."""
+        self, part: KeysOfOwner, committed: bool, connection: WorkerConnection
+    ) -> asyncio.Future[_Read]:
+        """Add keys to the request that is sent next."""
         loop = asyncio.get_running_loop()
-        per_owner: dict[int, list[tuple[bytes, OwnerAnswer, asyncio.Future[_Read]]]] = {}
-        waiting = []
-        for encoded, _, owner in known:
-            waiter: asyncio.Future[_Read] = loop.create_future()
-            waiting.append(waiter)
-            per_owner.setdefault(owner.subtask, []).append((encoded, owner, waiter))
-        for subtask, some in per_owner.items():
-            connection, owner, place = to[subtask], some[0][1], (subtask, committed)
-            size = sum(len(encoded) + _KEY_BYTES for encoded, _, _ in some)
-            pending = self._pending.get(place)
-            room = min(_REQUEST_BYTES, connection.request_bytes_max - self._room_bytes)
-            if pending is not None and (
-                len(pending.keys) + len(some) > KEYS_MAX or pending.size_bytes + size > room
-            ):
-                self._send(place, connection, owner)
-                pending = None
-            if pending is None:
-                pending = self._pending[place] = _Pending()
-                loop.call_soon(partial(self._send, place, connection, owner, pending))
-            pending.keys += [encoded for encoded, _, _ in some]
-            pending.waiting += [waiter for _, _, waiter in some]
-            pending.size_bytes += size
-        return waiting
+        place = (part.owner, committed)
+        pending = self._pending.get(place)
+        room = min(_REQUEST_BYTES, connection.request_bytes_max - self._room_bytes)
+        if pending is not None and (
+            pending.keys + part.number > KEYS_MAX or pending.size_bytes + part.size_bytes > room
+        ):
+            self._send(place, connection)
+            pending = None
+        if pending is None:
+            pending = self._pending[place] = _Pending()
+            loop.call_soon(partial(self._send, place, connection, pending))
+        waiter: asyncio.Future[_Read] = loop.create_future()
+        pending.parts.append(part.keys)
+        pending.waiting.append((waiter, part.number))
+        pending.keys += part.number
+        pending.size_bytes += part.size_bytes
+        return waiter
 
     def _send(
         self,
         place: tuple[int, bool],
         connection: WorkerConnection,
-        owner: OwnerAnswer,
         which: _Pending | None = None,
     ) -> None:
         """Send the request that waits, if it is `which` or that is None."""
@@ -374,6 +387,7 @@ class StateReader:
         if connection.broken:
             _fail(pending.waiting, Moved("the connection to the worker broke"))
             return
+        owner = self.owners.owners[place[0]]
         request = ReadRequest(
             number=0,
             attempt=owner.attempt,
@@ -382,9 +396,23 @@ class StateReader:
             operator=self.owners.step,
             state=self.owners.stored_as,
             checkpoint=self.newest if place[1] else LIVE_NOW,
-            keys=tuple(pending.keys),
+            keys=joined_keys(pending.parts),
         )
         connection.ask(request, pending.waiting, self._timeout_s)
+
+
+def _together(placed: PlacedKeys, found: Sequence[_Read]) -> tuple[int, list[Any], frozenset[int]]:
+    """Return the checkpoint, the values in the order of all keys, and the places of those without."""
+    checkpoint = found[0].checkpoint
+    if len(found) == 1:
+        return checkpoint, found[0].values, frozenset(found[0].absent)
+    values: list[Any] = [None] * len(placed.groups)
+    absent: list[int] = []
+    for part, read in zip(placed.parts, found, strict=True):
+        for place, value in zip(part.places, read.values, strict=True):
+            values[place] = value
+        absent += [part.places[place] for place in read.absent]
+    return checkpoint, values, frozenset(absent)
 
 
 class DirectReader:
@@ -397,7 +425,7 @@ class DirectReader:
 
     async def read(
         self, client: RestClient, known: QueryableAnswer, keys: Sequence[Any], level: Level
-    ) -> tuple[OwnersAnswer, list[ReadValue]] | None:
+    ) -> ReadValues | None:
         """Return the value of each key, and where they were read; None: the coordinator must be asked.
 
         Args:
@@ -415,8 +443,10 @@ class DirectReader:
         moved: StateReader | None = None
         while True:
             try:
-                reader = await self._reader(client, known, moved)
-                return reader.owners, await reader.read(keys, level)
+                reader = self._readers.get(known.name)
+                if reader is None or reader is moved:
+                    reader = await self._reader(client, known, moved)
+                return await reader.read(keys, level)
             except Refused:
                 return None
             except Moved:
@@ -428,9 +458,6 @@ class DirectReader:
         self, client: RestClient, known: QueryableAnswer, moved: StateReader | None
     ) -> StateReader:
         """Return the reader of a state: another one than `moved`, whose key groups are elsewhere."""
-        reader = self._readers.get(known.name)
-        if reader is not None and reader is not moved:
-            return reader
         async with self._asking:
             reader = self._readers.get(known.name)
             if reader is not None and reader is not moved:

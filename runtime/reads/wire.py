@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
+from ...operators.queried_columns import SentColumn
 from ..control.messages import StateOutcome
 
-READS_VERSION: Final = 2
+READS_VERSION: Final = 3
 KEYS_MAX: Final = 250
 """The most keys of one request: a subtask reads all of them in one turn."""
 LIVE_NOW: Final = -1
@@ -64,8 +66,8 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """`LIVE_NOW`; or else the newest checkpoint that the client has seen, and 0 if it has seen none: the
     values are those of this one, or of a later one that the subtask knows to be complete.
     """
-    keys: tuple[bytes, ...]
-    """The keys, by `encode_key`; at most `KEYS_MAX`."""
+    keys: bytes | tuple[Any, ...]
+    """The keys, as `ClientKeys`; at most `KEYS_MAX`."""
 
 
 class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +79,8 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: int = 0
     """The checkpoint that the values are of; 0: they are live."""
     values: bytes = b""
-    """A JSON array of the value of each key; null where the state has none."""
-    absent: tuple[int, ...] = ()
+    """A JSON array of the value of each key; null where the state has none. Not beside `columns`."""
+    absent: Sequence[int] = ()
     """The places of the keys for which the state has no value."""
+    columns: Sequence[SentColumn] = ()
+    """The members of the values of the other keys, which are objects."""

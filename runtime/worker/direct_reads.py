@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -23,8 +23,9 @@ import msgspec
 from ...errors import ExchangeError
 from ...operators.base import Operator
 from ...operators.clock import Clock
+from ...operators.queried_columns import QueriedColumns
 from ...operators.queries import TooLarge, to_json_array
-from ...state.keyed.keys import EncodedKeys
+from ...state.keyed.keys import ClientKeys, EncodedKeys, joined_keys, key_count
 from ...state.queryable import NotKept
 from ..control.messages import StateOutcome
 from ..exchange.hub import ExchangeHub
@@ -50,6 +51,8 @@ _REQUEST: Final = msgspec.msgpack.Decoder(ReadRequest)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _KEYS_AT_ONCE: Final = 500
 """About the most keys that are looked up together."""
+_COLUMNS_FROM: Final = 8
+"""With fewer keys per request, their values are written one by one."""
 _Place: TypeAlias = tuple[int, int, int]
 """Attempt, vertex and index of a subtask."""
 _Alike: TypeAlias = tuple[str, str, int]
@@ -74,13 +77,14 @@ class _Client:
                 f"a client that reads state sent another frame kind=`{header.kind}`"
             )
         request = _REQUEST.decode(payload)
-        if not 0 < len(request.keys) <= KEYS_MAX:
-            raise ExchangeError(f"a request has 1 to {KEYS_MAX} keys keys=`{len(request.keys)}`")
-        self._unanswered += len(request.keys)
+        keys = key_count(request.keys)
+        if not 0 < keys <= KEYS_MAX:
+            raise ExchangeError(f"a request has 1 to {KEYS_MAX} keys keys=`{keys}`")
+        self._unanswered += keys
         if self._unanswered >= self._unanswered_max and not self._paused:
             self._paused = True
             self.end.pause_reading()
-        self._reads.take(self, request)
+        self._reads.take(self, request, keys)
 
     def answered(self, keys: int) -> None:
         """Note that this many keys wait no more."""
@@ -100,7 +104,8 @@ class _Waiting:
 
     client: _Client
     number: int
-    keys: tuple[bytes, ...]
+    keys: ClientKeys
+    count: int
     deadline: float
 
 
@@ -131,20 +136,21 @@ class _Queue:
         slice_s, timeout_s = options.get(QUERY_SLICE) / 1000, options.get(QUERY_TIMEOUT) / 1000
         return cls(subtask, options.get(QUERY_ANSWER_MAX), slice_s, timeout_s)
 
-    def add(self, client: _Client, request: ReadRequest, now: float) -> None:
-        """Let a request wait."""
+    def add(self, client: _Client, request: ReadRequest, keys: int, now: float) -> None:
+        """Let a request for this many keys wait."""
         level = request.checkpoint if request.checkpoint > self.subtask.committed else 0
         kind = (request.operator, request.state, LIVE_NOW if request.checkpoint < 0 else level)
         waiting = self.by_kind.get(kind)
         if waiting is None:
             waiting = self.by_kind[kind] = deque()
-        waiting.append(_Waiting(client, request.number, request.keys, now + self.timeout_s))
+        deadline = now + self.timeout_s
+        waiting.append(_Waiting(client, request.number, request.keys, keys, deadline))
 
     def take(self) -> tuple[_Alike, list[_Waiting]]:
         """Take requests that are read together: at least one, if there is one."""
         kind, waiting = next(iter(self.by_kind.items()))
         taken, keys = [waiting.popleft()], 0
-        while waiting and (keys := keys + len(taken[-1].keys)) < _KEYS_AT_ONCE:
+        while waiting and (keys := keys + taken[-1].count) < _KEYS_AT_ONCE:
             taken.append(waiting.popleft())
         del self.by_kind[kind]
         if waiting:
@@ -214,13 +220,13 @@ class DirectReads:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def take(self, client: _Client, request: ReadRequest) -> None:
-        """Have a request wait for its subtask, or refuse it."""
+    def take(self, client: _Client, request: ReadRequest, keys: int) -> None:
+        """Have a request for this many keys wait for its subtask, or refuse it."""
         found = self._find((request.attempt, request.vertex, request.index))
         if isinstance(found, StateOutcome):
-            _send([(client, ReadAnswer(request.number, found), len(request.keys))])
+            _send([(client, ReadAnswer(request.number, found), keys)])
             return
-        found.add(client, request, self._clock.monotonic())
+        found.add(client, request, keys, self._clock.monotonic())
         if not found.due:
             found.due = True
             self._read_soon(found)
@@ -327,34 +333,40 @@ class DirectReads:
             if not checkpoint_id:
                 raise NotKept
         operator = _operator_of(queue.subtask, name)
-        encoded = wanted[0].keys
-        if len(wanted) > 1:
-            encoded = tuple(chain.from_iterable(each.keys for each in wanted))
-        read = operator.query_many(state, EncodedKeys(encoded), checkpoint_id)
-        take = _taker(read)
+        keys = EncodedKeys(joined_keys([each.keys for each in wanted]))
+        take = _taker(operator.query_many(state, keys, checkpoint_id), len(wanted))
         answers: list[tuple[_Client, ReadAnswer, int]] = []
         for each in wanted:
-            keys = len(each.keys)
-            values = to_json_array(take(keys), queue.answer_bytes_max)
+            found = take(each.count)
+            if isinstance(found, QueriedColumns):
+                columns, absent = found.sent(queue.answer_bytes_max)
+                values: tuple[Any, ...] = b"", absent, columns
+            else:
+                values = to_json_array(found, queue.answer_bytes_max)
             answer = ReadAnswer(each.number, StateOutcome.READ, checkpoint_id, *values)
-            answers.append((each.client, answer, keys))
+            answers.append((each.client, answer, each.count))
             if self._clock.monotonic() >= until:
                 break
         _send(answers)
         return len(answers)
 
 
-def _taker(read: Iterable[Any]) -> Callable[[int], Iterable[Any]]:
-    """Return a function that takes the next values, as a list if all of them are there."""
-    if not isinstance(read, list):
+def _taker(read: Iterable[Any], requests: int) -> Callable[[int], Iterable[Any]]:
+    """Return a function that takes the next values, as a list or columns if all of them are there."""
+    if isinstance(read, QueriedColumns):
+        if requests == 1:
+            return lambda count: read
+        if len(read) < _COLUMNS_FROM * requests:
+            read = list(read)
+    if not isinstance(read, list | QueriedColumns):
         values = iter(read)
         return lambda count: islice(values, count)
     taken = 0
 
     def take(count: int) -> Iterable[Any]:
         nonlocal taken
-        taken += count
-        return read[taken - count : taken]
+        first, taken = taken, taken + count
+        return read[first:taken] if isinstance(read, list) else read.part(first, taken)
 
     return take
 
@@ -366,7 +378,7 @@ def _operator_of(subtask: Subtask, name: str) -> Operator:
 def _refused(
     waiting: Iterable[_Waiting], outcome: StateOutcome
 ) -> list[tuple[_Client, ReadAnswer, int]]:
-    return [(each.client, ReadAnswer(each.number, outcome), len(each.keys)) for each in waiting]
+    return [(each.client, ReadAnswer(each.number, outcome), each.count) for each in waiting]
 
 
 def _send(answers: Sequence[tuple[_Client, ReadAnswer, int]]) -> None:

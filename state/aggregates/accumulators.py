@@ -88,6 +88,10 @@ class Accumulator:
         """
         raise NotImplementedError
 
+    def numbers(self, which: Index | slice) -> Array | None:
+        """Return a copy of results of int64 or float64; None: they are others, or may be null."""
+        return None
+
     def result(self, which: Index | slice) -> pa.Array:
         """Return the aggregate of these slots."""
         raise NotImplementedError
@@ -163,6 +167,9 @@ class CountAccumulator(Accumulator):
         """Return the counts as numpy."""
         return self._counts.data[which]
 
+    def numbers(self, which: Index | slice) -> Array | None:
+        return entries_of(self._counts.data, which)
+
     def result(self, which: Index | slice) -> pa.Array:
         return pa.array(entries_of(self._counts.data, which))
 
@@ -189,6 +196,7 @@ class _NumericAccumulator(Accumulator):
         self.name, self.type = name, type_
         self._field = SlotArray(dtype, initial)
         self._seen = _Seen()
+        self._plain = type_ in (pa.int64(), pa.float64())
 
     def add(self, slots: Index, values: Values | None, known: int, size: int) -> None:
         assert values is not None
@@ -222,6 +230,11 @@ class _NumericAccumulator(Accumulator):
 
     def _combine_all(self, data: Array) -> None:
         raise NotImplementedError
+
+    def numbers(self, which: Index | slice) -> Array | None:
+        if self._seen.field is not None or not self._plain:
+            return None
+        return entries_of(self._field.data, which)
 
     def result(self, which: Index | slice) -> pa.Array:
         values = entries_of(self._field.data, which)

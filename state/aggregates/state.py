@@ -288,6 +288,14 @@ class AggregateState:
         """Return the results for these slots, one column per aggregate."""
         return [accumulator.result(which) for accumulator, _ in self._accumulators]
 
+    def plain_results(self, which: Index | slice) -> list[Array | pa.Array]:
+        """Return `results`, with columns of int64 and float64 that have no null as numpy."""
+        found: list[Array | pa.Array] = []
+        for accumulator, _ in self._accumulators:
+            numbers = accumulator.numbers(which)
+            found.append(accumulator.result(which) if numbers is None else numbers)
+        return found
+
     def reset(self) -> None:
         """Forget everything but keep the memory. No cut may be open."""
         assert not self.busy

@@ -20,6 +20,7 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import StateError
@@ -37,10 +38,6 @@ _MICROSECOND = timedelta(microseconds=1)
 _SIGN = 1 << 63
 _LENGTH = struct.Struct(">I")
 _WORD = struct.Struct(">Q")
-_TEXT_AT = 1 + _LENGTH.size
-_INT_BYTES = 1 + _WORD.size
-_COLUMN_FROM = 16
-"""Fewer keys are decoded faster one by one."""
 
 
 def token(key: Any) -> Token:
@@ -189,39 +186,91 @@ def decode_key(data: bytes) -> Any:
     return key_of(decode_token(data)[0])
 
 
+ClientKeys: TypeAlias = bytes | tuple[bytes | str, ...]
+"""Keys as clients send them: whole numbers of 64 bits as little-endian words, one behind the other; or
+texts as they are, and other keys by `encode_key`.
+"""
+
+
+def key_count(keys: ClientKeys) -> int:
+    """Return the number of these keys.
+
+    Raises:
+        StateError: they are not whole words, or neither texts nor bytes.
+    """
+    if not isinstance(keys, bytes):
+        if not set(map(type, keys)) <= {bytes, str}:
+            raise StateError("keys are neither texts nor bytes")
+        return len(keys)
+    count, rest = divmod(len(keys), _WORD.size)
+    if rest:
+        raise StateError(f"keys are not whole words bytes=`{len(keys)}`")
+    return count
+
+
+def joined_keys(parts: Sequence[ClientKeys]) -> ClientKeys:
+    """Return the keys of all parts, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, bytes) for part in parts):
+        return b"".join(parts)  # type: ignore[arg-type]
+    return tuple(key for part in parts for key in _one_by_one(part))
+
+
 @final
 class EncodedKeys(Sequence[Any]):
-    """Keys as bytes, each of which is decoded when it is asked for (see `encode_key`)."""
+    """Keys that clients have sent, each of which becomes a Python value when it is asked for."""
 
-    def __init__(self, encoded: Sequence[bytes]) -> None:
-        self._encoded = encoded
+    def __init__(self, keys: ClientKeys) -> None:
+        self.words: npt.NDArray[np.int64] | None = None
+        """The keys, if all of them were sent as whole numbers."""
+        self._keys: Sequence[bytes | str] = ()
+        if isinstance(keys, bytes):
+            self.words = np.frombuffer(keys, "<i8")
+        else:
+            self._keys = keys
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return len(self._keys if self.words is None else self.words)
 
     @overload
     def __getitem__(self, at: int) -> Any: ...
     @overload
-    def __getitem__(self, at: slice) -> EncodedKeys: ...
+    def __getitem__(self, at: slice) -> Sequence[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return EncodedKeys(self._encoded[at])
-        return decode_key(self._encoded[at])
+            return [self[each] for each in range(*at.indices(len(self)))]
+        if self.words is not None:
+            return int(self.words[at])
+        key = self._keys[at]
+        return key if isinstance(key, str) else decode_key(key)
 
-    def column(self) -> pa.Array | None:
-        """Return the keys as one column; None: they are few, or neither texts nor numbers of 64 bits."""
-        if len(self._encoded) < _COLUMN_FROM:
-            return None
-        if self._encoded[0][:1] == b"s":
-            texts = [key[_TEXT_AT:].decode() for key in self._encoded if key[:1] == b"s"]
-            return pa.array(texts, pa.string()) if len(texts) == len(self) else None
-        if set(map(len, self._encoded)) != {_INT_BYTES}:
-            return None
-        data = np.frombuffer(b"".join(self._encoded), np.uint8).reshape(-1, _INT_BYTES)
-        if (data[:, 0] != ord("i")).any():
-            return None
-        words = data[:, 1:].copy().view(">u8").ravel().astype(np.uint64)
-        return pa.array((words ^ np.uint64(_SIGN)).view(np.int64))
+    def column(self, column: KeyColumn) -> pa.Array | None:
+        """Return the keys as a column of this type; None: they have to be looked at one by one.
+
+        Raises:
+            pyarrow.ArrowException: a key does not fit the type.
+        """
+        if self.words is not None and column.kind is int:
+            return _int_array(self.words, column.type)
+        if column.kind is str and set(map(type, self._keys)) == {str}:
+            return pa.array(self._keys, column.type)
+        return None
+
+
+def _one_by_one(keys: ClientKeys) -> Iterable[bytes | str]:
+    if not isinstance(keys, bytes):
+        return keys
+    return map(encode_key, np.frombuffer(keys, "<i8").tolist())
+
+
+def _int_array(words: npt.NDArray[np.int64], type_: pa.DataType) -> pa.Array:
+    """Return whole numbers as a column. The cast of Arrow takes long, unless it has just been used."""
+    dtype = type_.to_pandas_dtype()
+    narrow = words.astype(dtype, copy=False)
+    if dtype is not np.int64 and (narrow != words).any():
+        return pa.array(words).cast(type_)  # which says what is wrong
+    return pa.array(narrow)
 
 
 # --- keys as columns -------------------------------------------------------------------------------
@@ -351,10 +400,10 @@ class KeyShape(msgspec.Struct, frozen=True):
             return [pa.array(map(encode_key, keys), pa.binary()), pa.array(texts, pa.string())]
         if not self.is_tuple:
             (column,) = self.columns
-            if isinstance(keys, EncodedKeys) and column.kind in (int, str):
-                found = keys.column()
+            if isinstance(keys, EncodedKeys):
+                found = keys.column(column)
                 if found is not None:
-                    return [found.cast(column.type)]
+                    return [found]
             return [_to_array(keys, column)]
         lists = zip(*keys, strict=True) if keys else [()] * len(self.columns)
         return [_to_array(list(v), c) for v, c in zip(lists, self.columns, strict=True)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import StateError
-from ..hashing import Hashes, check_key_type, hash_columns, identity_columns
+from ..hashing import Hashes, check_key_type, hash_columns, identity_columns, mixed
 from ..values import Array
 from .table import DenseSlots, Rows, Slots, SlotTable
 
@@ -78,18 +78,38 @@ class BatchKeys:
 
     __slots__ = ("_hasher", "_lanes", "columns", "integers")
 
-    def __init__(self, hasher: KeyHasher, columns: Sequence[pa.Array]) -> None:
+    def __init__(
+        self,
+        hasher: KeyHasher,
+        columns: Sequence[pa.Array],
+        integers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """
+        Args:
+            hasher: of the keys.
+            columns: the keys.
+            integers: the keys instead, for a hasher that is `dense`; they can only be looked for.
+        """
         self.columns = columns
-        self.integers: npt.NDArray[np.int64] | None = None
+        self.integers = integers
         self._hasher = hasher
         self._lanes: tuple[Hashes, Hashes | None] | None = None
-        if hasher.dense and not columns[0].null_count:
+        if integers is None and hasher.dense and not columns[0].null_count:
             integers = columns[0].to_numpy(zero_copy_only=False)
             self.integers = integers.astype(np.int64, copy=False)
 
+    def take(self, rows: Rows) -> BatchKeys:
+        """Return some of the keys."""
+        if not self.columns:
+            assert self.integers is not None
+            return BatchKeys(self._hasher, (), self.integers[rows])
+        return BatchKeys(self._hasher, [taken_keys(column, rows) for column in self.columns])
+
     def lanes(self, which: Rows | slice | None) -> tuple[Hashes, Hashes | None]:
         """Return the identities (see `KeyHasher.identify`) of some rows; None: of all rows."""
-        if self._lanes is None:
+        if self._lanes is None and not self.columns and self.integers is not None:
+            self._lanes = mixed(self.integers.view(np.uint64)), None  # as `identify` does
+        elif self._lanes is None:
             self._lanes = self._hasher.identify(self.columns)
         hashes, checks = self._lanes
         if which is None:

@@ -183,7 +183,7 @@ def request(owners: Any, owner: Any, *users: str, **more: Any) -> ReadRequest:
 
 def ask(connection: WorkerConnection, asked: ReadRequest) -> list[asyncio.Future[Any]]:
     waiting = [asyncio.get_running_loop().create_future() for _ in asked.keys]
-    connection.ask(asked, waiting, 10.0)
+    connection.ask(asked, [(waiter, 1) for waiter in waiting], 10.0)
     return waiting
 
 
@@ -252,9 +252,8 @@ def test_requests_of_one_state_are_answered_in_order(lab: Any) -> None:
                     waiting.append(waiter)
             assert len(await asyncio.gather(*waiting)) == 600
             assert done == sorted(done)
-            counts = [
-                waiter.result().value["count"] for waiter in waiting[::2] if waiter.result().found
-            ]
+            found = [waiter.result().values[0] for waiter in waiting[::2]]
+            counts = [value["count"] for value in found if value is not None]
             assert counts == sorted(counts)
             connection.end(JobNotReady("over"))
 
@@ -337,5 +336,5 @@ def test_an_answer_that_is_wrong_fails_its_reads(values: bytes) -> None:
 def test_outcomes_travel() -> None:
     """The names of outcomes are part of the format."""
     data = msgspec.msgpack.encode(ReadAnswer(1, StateOutcome.ELSEWHERE))
-    assert msgspec.msgpack.decode(data) == [1, "elsewhere", 0, b"", []]
+    assert msgspec.msgpack.decode(data) == [1, "elsewhere", 0, b"", [], []]
     assert frame(FrameKind.READ_ANSWER, data)[0][4] == FrameKind.READ_ANSWER == 12

@@ -281,7 +281,7 @@ def test_who_is_welcome() -> None:
         end = End()
         assert worker.connect(end, ticket, version) is None
         refusals.append(msgspec.msgpack.decode(end.sent[0][1], type=ReadWelcome).refusal)
-    assert refusals == ["wrong ticket", "wrong ticket", "other version version=`9` ours=`2`"]
+    assert refusals == ["wrong ticket", "wrong ticket", "other version version=`9` ours=`3`"]
     first, second = End(), End()
     client = worker.connect(first)
     assert worker.connect(second) is None

@@ -35,6 +35,8 @@ from headgate.state.keyed.keys import (
     KeyShape,
     decode_key,
     encode_key,
+    joined_keys,
+    key_count,
     keys_of_columns,
     keys_of_type,
 )
@@ -265,21 +267,39 @@ def test_a_value_that_json_does_not_know_is_an_error() -> None:
     ids=str,
 )
 def test_encoded_keys_lie_in_columns_like_the_keys_themselves(type_: Any, keys: list[Any]) -> None:
-    keys = keys * 20  # a few keys are decoded one by one
     shape = keys_of_columns([pa.field("k", type_)])
-    encoded = EncodedKeys([encode_key(key) for key in keys])
-    assert list(encoded) == keys
-    assert list(encoded[1:]) == keys[1:]
-    (column,) = shape.to_arrays(encoded)
-    assert column.equals(shape.to_arrays(keys)[0])
-    assert shape.to_arrays(EncodedKeys([]))[0].equals(pa.array([], type_))
+    forms = [tuple(map(encode_key, keys))]
+    if all(isinstance(key, str) for key in keys):
+        forms.append(tuple(keys))
+    elif all(isinstance(key, int) and key < 1 << 63 for key in keys):
+        forms.append(np.array(keys, "<i8").tobytes())
+    for form in [*forms, joined_keys([form[:0] for form in forms] + forms[-1:])]:
+        assert key_count(form) == len(keys)
+        encoded = EncodedKeys(form)
+        assert list(encoded) == keys
+        assert list(encoded[1:]) == keys[1:]
+        (column,) = shape.to_arrays(encoded)
+        assert column.equals(shape.to_arrays(keys)[0])
+        assert shape.to_arrays(EncodedKeys(form[:0]))[0].equals(pa.array([], type_))
 
 
 def test_encoded_keys_of_other_types_are_refused() -> None:
-    for type_, keys in ((pa.int64(), [1, "a"]), (pa.string(), ["a", 1]), (pa.int8(), [300])):
+    words = np.array([1, -2], "<i8").tobytes()
+    for type_, keys in (
+        (pa.int64(), (encode_key(1), encode_key("a"))),
+        (pa.int64(), ("1", "2")),
+        (pa.string(), ("a", encode_key(1))),
+        (pa.string(), words),
+        (pa.int8(), np.array([300], "<i8").tobytes()),
+        (pa.uint64(), words),
+        (pa.date32(), ("2026-01-31",)),
+    ):
         shape = keys_of_columns([pa.field("k", type_)])
         with pytest.raises((pa.ArrowException, TypeError, OverflowError)):
-            shape.to_arrays(EncodedKeys([encode_key(key) for key in keys * 20]))
+            shape.to_arrays(EncodedKeys(keys))
+    for wrong in (b"1234567", (1,)):
+        with pytest.raises(StateError, match="keys are n"):
+            key_count(wrong)  # type: ignore[arg-type]
 
 
 def test_values_of_several_keys_are_one_array() -> None:
