@@ -25,7 +25,7 @@ from headgate.connectors import numbers
 from headgate.operators.clock import SystemClock
 from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator

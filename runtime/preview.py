@@ -21,7 +21,7 @@ from ..operators.graph import Graph, Input, Node
 from ..operators.origin import Origin
 from ..operators.partitioning import Global
 from ..operators.sink import Guarantee, Sink, SinkOperator, SinkWriter
-from .cluster.inprocess import InProcessCluster
+from .cluster.launch import InProcessCluster
 from .coordinator.job import JobCoordinator
 from .options.execution import PARALLELISM, RUNTIME_MODE
 from .options.monitoring import METRICS_PORT

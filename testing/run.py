@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..errors import HeadgateError, JobError
 from ..operators.elements import Batch
-from ..runtime.cluster.inprocess import InProcessCluster
+from ..runtime.cluster.launch import InProcessCluster
 from ..runtime.control.job_client import PublishedEvent
 from ..runtime.coordinator.clients import LocalClient
 from ..runtime.coordinator.job import JobCoordinator

@@ -21,7 +21,7 @@ import headgate as hg
 from headgate.connectors import blackhole
 from headgate.connectors.generator import generator, random_int, sequence
 from headgate.operators.clock import SystemClock
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator

@@ -75,12 +75,16 @@ class Outcome(msgspec.Struct, frozen=True):
     refused: tuple[RequestFailed, ...] = ()
 
 
-class CheckpointHost(Protocol):
-    """The part of a job that the checkpoint driver needs; `JobContext` is one."""
+class Broadcaster(Protocol):
+    """Reaches all workers of the present attempt; `AttemptWorkers` is one."""
 
     def broadcast(self, message: Messages) -> None:
         """Send a message to all workers."""
         ...
+
+
+class CheckpointHost(Protocol):
+    """The part of a job that the checkpoint driver needs; `JobContext` is one."""
 
     def wake_at(self, at_ms: int) -> None:
         """Arrange a call of `tick` at this time; replaces the one before."""
@@ -99,12 +103,14 @@ class CheckpointDriver:
         self,
         protocol: CheckpointCoordinator[SubtaskAck],
         env: JobEnvironment,
+        workers: Broadcaster,
         host: CheckpointHost,
         commits: GlobalCommitter,
     ) -> None:
         checkpoint = env.spec.checkpoint
         self.protocol = protocol
         self._env = env
+        self._workers = workers
         self._host = host
         self._commits = commits
         self._log = log = env.log
@@ -371,7 +377,7 @@ class CheckpointDriver:
                     self._publish(decision)
                 case NotifyComplete(checkpoint_id):
                     self.committed = checkpoint_id
-                    self._host.broadcast(
+                    self._workers.broadcast(
                         CheckpointCompleted(
                             attempt=self._attempt,
                             checkpoint_id=checkpoint_id,
@@ -405,7 +411,7 @@ class CheckpointDriver:
             for index in range(vertex.parallelism)
         ]
         self.history.started(CheckpointRecord(checkpoint_id, kind, trigger_ms, everyone))
-        self._host.broadcast(
+        self._workers.broadcast(
             TriggerCheckpoint(
                 attempt=self._attempt,
                 checkpoint_id=checkpoint_id,
@@ -436,7 +442,9 @@ class CheckpointDriver:
                 id=checkpoint_id,
                 status="FAILED",
             )
-        self._host.broadcast(CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id))
+        self._workers.broadcast(
+            CheckpointAborted(attempt=self._attempt, checkpoint_id=checkpoint_id)
+        )
 
     def _publish(self, decision: Publish[SubtaskAck]) -> None:
         checkpoint_id, options = decision.checkpoint_id, decision.options

@@ -23,7 +23,6 @@ from typing import TypeAlias, final
 import msgspec
 
 from ...operators.clock import Clock
-from ..control.messages import Messages
 from ..job_settings import checkpoint_rules
 from ..observe.figures import JobFigures
 from ..options.network import REST_CURVES
@@ -42,7 +41,7 @@ from .output import OutputReplacer
 from .placement import SlotAffinity
 from .restore import RestorePoints, dispose_claimed
 from .sources import FreshSplits
-from .workers import LiveWorker, WorkerPool
+from .workers import AttemptWorkers, LiveWorker, WorkerPool
 
 
 @final
@@ -194,13 +193,16 @@ class JobContext:
         self.env = env
         self.pool = pool
         self.attempt = Attempt(env)
+        self.workers = AttemptWorkers(pool, self.attempt)
         log, clock = env.log, env.clock
         began_ms = clock.now_ms() if log is None else log.view.history.began_ms
         self.lifecycle = Lifecycle(clock, began_ms)
         self.failures = Failures.of(env.spec, env.options)
         rules = checkpoint_rules(env.spec.checkpoint, env.options)
         self.commits = GlobalCommitter(env)
-        self.checkpoints = CheckpointDriver(CheckpointCoordinator(rules), env, self, self.commits)
+        self.checkpoints = CheckpointDriver(
+            CheckpointCoordinator(rules), env, self.workers, self, self.commits
+        )
         self.old_output = OutputReplacer(env)
         self.restore_points = RestorePoints(env)
         self.splits = FreshSplits(env)
@@ -276,13 +278,6 @@ class JobContext:
         self.pool.warm_up = self.attempt.warm_up
 
     # -- what the checkpoint driver asks for (`CheckpointHost`) -------------------------------------
-
-    def broadcast(self, message: Messages) -> None:
-        """Send a message to all workers, once for each attempt that some region is in."""
-        for attempt in self.attempt.executions.attempts:
-            own = msgspec.structs.replace(message, attempt=attempt)
-            for worker in self.pool.live.values():
-                worker.send(own)
 
     def wake_at(self, at_ms: int) -> None:
         """Put a `Tick` into the queue of events at this time; replaces the one before."""

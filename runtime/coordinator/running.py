@@ -139,7 +139,9 @@ class Running:
         self._answer_rescale()
         try:
             following = self._start_checkpoints()
-            self._job.discovery.start(self._attempt.plan, self._job.broadcast, self._ended_splits)
+            self._job.discovery.start(
+                self._attempt.plan, self._job.workers.broadcast, self._ended_splits
+            )
             while following is None:
                 following = self._handle(await self._env.events.get())
             # A process that has to leave does not begin again, even if something failed meanwhile.
@@ -195,7 +197,7 @@ class Running:
         """Let sources go live whose history is over, and note whether there is a backlog."""
         backlog, over = read_histories(self._attempt.plan, self._attempt.statistics)
         for vertex in over:
-            self._job.broadcast(HistoryOver(attempt=self._attempt.number, vertex=vertex))
+            self._job.workers.broadcast(HistoryOver(attempt=self._attempt.number, vertex=vertex))
         return self._checkpoints.backlog(backlog)
 
     def _ended_splits(self, vertex: Vertex) -> frozenset[str]:
@@ -204,7 +206,7 @@ class Running:
     def _end_quiet_sources(self) -> None:
         """Let sources end for which nothing has come for long enough."""
         for vertex in quiet_sources(self._attempt.plan, self._attempt.statistics):
-            self._job.broadcast(EndSource(attempt=self._attempt.number, vertex=vertex.id))
+            self._job.workers.broadcast(EndSource(attempt=self._attempt.number, vertex=vertex.id))
             if vertex.id not in self._ended_sources:
                 self._ended_sources.add(vertex.id)
                 name = vertex.head.name
@@ -328,7 +330,7 @@ class Running:
         if self._attempt.restarting:
             if result.error is None and not result.savepoint:
                 # Only its entry was missing when a region failed: subtasks that run may commit.
-                self._job.broadcast(self._completed(result.checkpoint_id))
+                self._job.workers.broadcast(self._completed(result.checkpoint_id))
             self._regional.changed()
         return following
 
@@ -353,7 +355,7 @@ class Running:
     def _announce(self, announcements: list[Announcement]) -> None:
         """Tell the sources how far they may read."""
         for group, limit in announcements:
-            self._job.broadcast(
+            self._job.workers.broadcast(
                 WatermarkLimit(attempt=self._attempt.number, group=group, limit=limit)
             )
 
@@ -362,7 +364,7 @@ class Running:
         loop, number = back.loop, back.number
         total = self._loops[loop].report(back.index, number, back.records)
         if total is not None:
-            self._job.broadcast(
+            self._job.workers.broadcast(
                 LoopRoundOver(attempt=back.attempt, loop=loop, number=number, records=total)
             )
 
@@ -386,7 +388,7 @@ class Running:
     def _terminate(self, ending: Transition) -> None:
         """Let the subtasks leave: everything is durable, and they know what to commit."""
         self._ending = ending
-        self._job.broadcast(Terminate(attempt=self._attempt.number))
+        self._job.workers.broadcast(Terminate(attempt=self._attempt.number))
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -527,7 +529,7 @@ class Running:
         if not drain:
             return self._request_stop(command)
         self._draining = True
-        self._job.broadcast(FinishSources(attempt=self._attempt.number))
+        self._job.workers.broadcast(FinishSources(attempt=self._attempt.number))
         return None
 
     def _hand_over(self, command: ClientCommand) -> Transition | None:

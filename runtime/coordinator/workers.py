@@ -59,6 +59,7 @@ from ..options.registry import Options
 from ..protocol.ids import WorkerId
 from ..protocol.liveness import HeartbeatMonitor
 from ..protocol.restart import StartFailures
+from .attempt import Attempt
 from .environment import FromWorker, PutEvent, WorkerLost
 from .failures import SILENT
 from .leadership import Leadership
@@ -661,6 +662,22 @@ class WorkerPool:
         for killing in self._killing:
             killing.cancel()
         self._killing.clear()
+
+
+@final
+class AttemptWorkers:
+    """The workers of the present attempt, which are told the same."""
+
+    def __init__(self, pool: WorkerPool, attempt: Attempt) -> None:
+        self._pool = pool
+        self._attempt = attempt
+
+    def broadcast(self, message: Messages) -> None:
+        """Send a message to all workers, once for each attempt that some region is in."""
+        for attempt in self._attempt.executions.attempts:
+            own = msgspec.structs.replace(message, attempt=attempt)
+            for worker in self._pool.live.values():
+                worker.send(own)
 
 
 async def _from_cluster(

@@ -106,7 +106,7 @@ class DrivenJob:
             publish=lambda kind, text, **_: self.announced.append((kind, text)),
         )
         self.driver = CheckpointDriver(
-            CheckpointCoordinator(self.settings), env, self, GlobalCommitter(env)
+            CheckpointCoordinator(self.settings), env, self, self, GlobalCommitter(env)
         )
         self.driver.start(1, self.plan, used=0, base=0, committed=0)
         return self.driver

@@ -11,7 +11,7 @@ import headgate as hg
 from headgate.connectors import blackhole, numbers
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster.host import CoordinatorPlace, host_coordinator
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.job_client import EventQueue
 from headgate.runtime.coordinator import job as coordinators
 from headgate.runtime.coordinator.job import JobCoordinator

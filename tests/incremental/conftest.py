@@ -21,7 +21,7 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.job import runnable
 from headgate.runtime.protocol import joblog, names
 from headgate.runtime.protocol.checkpoints.manifest import Manifest

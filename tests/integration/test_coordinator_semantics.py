@@ -496,7 +496,7 @@ def test_an_old_coordinator_is_fenced(lab: Any) -> None:
 
     async def both() -> None:
         from headgate.operators.clock import SystemClock
-        from headgate.runtime.cluster.inprocess import InProcessCluster
+        from headgate.runtime.cluster.launch import InProcessCluster
         from headgate.runtime.storage.open_store import open_store
 
         kind, over = lab.running, asyncio.Event()

@@ -14,7 +14,7 @@ from headgate.connectors import collect, csv_sink, generator, parquet_sink
 from headgate.errors import JobError, UsageError
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.output import starts_without_state
 from headgate.runtime.job import runnable

@@ -24,7 +24,7 @@ from headgate.connectors.files import drafts
 from headgate.errors import JobError, StorageError, UsageError
 from headgate.operators.clock import SystemClock
 from headgate.operators.sink import Sink
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.coordinator import output
 from headgate.runtime.coordinator.output import OutputReplacer
 from headgate.runtime.job import runnable

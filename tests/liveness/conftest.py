@@ -16,7 +16,7 @@ import pytest
 
 import headgate as hg
 from headgate.operators.clock import Clock, SystemClock
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.cluster import ControlEndpoint
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.job import JobCoordinator

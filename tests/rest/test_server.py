@@ -21,7 +21,7 @@ from headgate.errors import HeadgateError, JobError, StateError, UsageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.cluster import host
 from headgate.runtime.cluster.host import CoordinatorPlace, host_coordinator
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.views import masked
 from headgate.runtime.job import runnable

@@ -19,7 +19,7 @@ import pytest
 import headgate as hg
 from headgate.errors import StorageError
 from headgate.operators.clock import SystemClock
-from headgate.runtime.cluster.inprocess import InProcessCluster, InProcessWorker
+from headgate.runtime.cluster.launch import InProcessCluster, InProcessWorker
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate.runtime.cluster.inprocess import InProcessCluster
+from headgate.runtime.cluster.launch import InProcessCluster
 
 sys.path.append(str(Path(__file__).parent))  # manifests name functions by modules
 
