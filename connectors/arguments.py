@@ -78,6 +78,33 @@ def check_position(
         )
 
 
+def check_positions(
+    start: object,
+    stop: object,
+    words: Sequence[str],
+    others: str,
+    *,
+    least: int | None = None,
+    least_stop: int | None = None,
+) -> None:
+    """Check where reading a stream starts and stops, as `check_position` does.
+
+    Args:
+        start: the argument of this name.
+        stop: likewise; None: reading never stops.
+        words: those that mean a start; a stop may be `latest`.
+        others: the other forms of a position, for the error.
+        least: the lowest number to start at; None: numbers are no positions.
+        least_stop: the lowest number to stop at, likewise.
+
+    Raises:
+        UsageError: one of them is no position.
+    """
+    check_position("start", start, words, others, least=least)
+    if stop is not None:
+        check_position("stop", stop, ("latest",), others, least=least_stop)
+
+
 def parse_time(name: str, text: str) -> datetime:
     """Return a time that is written as in ISO 8601; raise UsageError if it is not."""
     try:

@@ -8,6 +8,8 @@ from typing import Any, Final
 from ..api.manifest.fields import ChoiceKind, Field, Items, OneOf, Section, TextKind, size
 from ..errors import UsageError
 from .arguments import parse_time
+from .formats.fields import format_field
+from .formats.text import FORMATS
 
 PASSWORD: Final = Field(
     TextKind(), "the password, or `file:/path` or `env:NAME`, read on each machine"
@@ -96,3 +98,21 @@ def metadata_field(kinds: Iterable[str], meaning: str) -> Field:
     known = tuple(kinds)
     columns = TextKind("|".join(known), f"one of {', '.join(known)}")
     return Field(Items(TextKind(), columns), meaning)
+
+
+def message_fields(
+    kinds: Iterable[str], example: str, format: Field | None = None
+) -> dict[str, Field]:
+    """Return the fields with the columns that a source makes of messages.
+
+    Args:
+        kinds: the metadata that there is.
+        example: of columns of it.
+        format: the field with the format of the data; None: it may be any format.
+    """
+    meaning = f"further columns, by what they hold, such as `{example}`"
+    return {
+        "format": format_field(FORMATS) if format is None else format,
+        "delimiter": DELIMITER,
+        "metadata": metadata_field(kinds, meaning),
+    }

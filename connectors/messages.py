@@ -14,11 +14,15 @@ from ..operators.schema import SchemaLike, record_class, to_schema
 from ..operators.sink import stream_columns
 from ..operators.source import Record_co, Source
 from ..operators.suggestions import suggest
+from .arguments import ON_LOST, OnLost, check_count, check_policy, parse_bytes
+from .bad_records import BadRecordPolicy, OnBadRecord, parse_policy
 from .files.decode import Decoded
 from .formats.format import Format, UndecodableError, planning
 
 M = TypeVar("M")
 """A message, in the form of its reader."""
+Start = TypeVar("Start")
+Stop = TypeVar("Stop")
 P = TypeVar("P")
 """The data of a message, in the form that its format decodes."""
 
@@ -66,6 +70,63 @@ class MessageColumns:
         format.check_columns(values)
         wanted = check_metadata(metadata, known.names, values, messages)
         return cls(format, values, wanted, None if wanted else record_class(schema))
+
+    def decoder(
+        self, values: pa.Schema, schema: pa.Schema, known: pa.Schema
+    ) -> MessageDecoder[Any]:
+        """Return a decoder of messages.
+
+        Args:
+            values: the columns made of the data.
+            schema: the columns that are read.
+            known: the metadata that there is, with the types.
+        """
+        return MessageDecoder(self.format.decoder(values), schema, self.metadata, known)
+
+
+@dataclass(frozen=True)
+class Reading(Generic[Start, Stop]):
+    """The reading of streams that keep their messages, as the user wants it.
+
+    Attributes:
+        columns: those made of messages.
+        start: where a run without state begins.
+        stop: where reading ends; None: never.
+        on_bad_record: the treatment of unreadable messages.
+        on_lost: what happens if messages have been deleted before they were read.
+        batch_rows: most rows per batch.
+        buffer_bytes: about the most bytes of a subtask that wait to be processed.
+    """
+
+    columns: MessageColumns
+    start: Start
+    stop: Stop | None
+    on_bad_record: OnBadRecord
+    on_lost: OnLost
+    batch_rows: int
+    buffer_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        columns: MessageColumns,
+        start: Start,
+        stop: Stop | None,
+        on_bad_record: BadRecordPolicy,
+        on_lost: OnLost,
+        batch_rows: int,
+        buffer: str | int,
+    ) -> Reading[Start, Stop]:
+        """Return what the arguments of a source say, of which `start` and `stop` are checked already.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        check_policy("on_lost", on_lost, ON_LOST)
+        check_count("batch_rows", batch_rows, 1)
+        buffer_bytes = parse_bytes("buffer", buffer)
+        policy = parse_policy(on_bad_record)
+        return cls(columns, start, stop, policy, on_lost, batch_rows, buffer_bytes)
 
 
 class MessageSource(Source[Record_co]):

@@ -35,7 +35,7 @@ from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
 from .formats.fields import format_field, with_format
-from .formats.text import FORMATS, OUTPUT_FORMATS
+from .formats.text import OUTPUT_FORMATS
 from .functions.manifest import (
     FUNCTION,
     WRITE_AHEAD,
@@ -65,8 +65,8 @@ from .kinesis import manifest as kinesis
 from .kinesis.sink import KinesisSink
 from .lines import SocketSink, socket_sink, socket_source, stdin_source
 from .manifest_fields import (
-    DELIMITER,
     PASSWORD,
+    message_fields,
     metadata_field,
     position_fields,
     with_positions,
@@ -351,11 +351,7 @@ SOURCES["kafka"] = SourceConnector(
                 "a regular expression for the names of topics, also of later ones, `orders-.*`",
             ),
             "bootstrap": _BOOTSTRAP,
-            "format": format_field(FORMATS),
-            "delimiter": DELIMITER,
-            "metadata": metadata_field(
-                METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
-            ),
+            **message_fields(METADATA.names, "{timestamp: sent_at}"),
             **position_fields(_POSITION, ("earliest", "latest", "committed")),
             "group": Field(
                 TextKind(), "consumer group to which offsets of completed checkpoints are written"

@@ -22,6 +22,7 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..formats.fields import format_field, with_format
 from ..formats.text import FORMATS
+from ..manifest_fields import metadata_field
 from .events import METADATA, sse_source
 from .polling import http_source
 from .sink import BODIES, METHODS, ON_REFUSED, http_sink
@@ -101,9 +102,8 @@ SSE_SOURCE: Final = Section(
     {
         "url": _URL,
         "format": format_field(FORMATS),
-        "metadata": Field(
-            Items(TextKind(), TextKind("|".join(METADATA), f"one of {', '.join(METADATA)}")),
-            "further columns, by what they hold, such as `{event: kind}`",
+        "metadata": metadata_field(
+            METADATA, "further columns, by what they hold, such as `{event: kind}`"
         ),
         "events": Field(ListOf(TextKind()), "the types of events that are read; absent: all"),
         "replay": Field(

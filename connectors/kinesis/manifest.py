@@ -14,11 +14,10 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS, OUTPUT_FORMATS
+from ..formats.text import OUTPUT_FORMATS
 from ..manifest_fields import (
-    DELIMITER,
     READ_BUFFER,
-    metadata_field,
+    message_fields,
     position_fields,
     service_fields,
     with_positions,
@@ -33,11 +32,7 @@ _POSITION: Final = {
 }
 SOURCE: Final = {
     **_STREAM,
-    "format": format_field(FORMATS),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
-    ),
+    **message_fields(METADATA.names, "{timestamp: sent_at}"),
     **position_fields(_POSITION, ("trim_horizon", "latest")),
     "every": Field(duration(), "the pause between two requests to a shard; 250ms"),
     "discoverEvery": Field(duration(), "how often it is asked which shards there are; 10s"),

@@ -10,10 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
-from ..arguments import OnLost
 from ..aws import AwsService
-from ..bad_records import OnBadRecord
-from ..messages import MessageColumns
+from ..messages import Reading
 
 REJECTED_SCHEMA: Final = pa.schema(
     [
@@ -79,11 +77,5 @@ class KinesisSettings:
 
     stream: str
     service: AwsService
-    columns: MessageColumns
-    start: Start
-    stop: Stop | None
     every_ms: int
-    on_bad_record: OnBadRecord
-    on_lost: OnLost
-    batch_rows: int
-    buffer_bytes: int
+    reading: Reading[Start, Stop]

@@ -18,7 +18,6 @@ import pyarrow as pa
 from ...errors import SourceError
 from ..aws import PAUSE_S, Requests, answered_ms, code_of, reason_of
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
-from ..messages import MessageDecoder
 from .model import METADATA, REJECTED_SCHEMA, KinesisSettings, ShardSplit, decoded
 
 _RECORD_BYTES: Final = 500
@@ -44,16 +43,19 @@ class KinesisReader(LoopedReader[ShardSplit]):
             values: the columns made of the data of records.
             schema: the columns to return.
         """
-        super().__init__(settings.buffer_bytes, settings.on_bad_record, "what writes to the stream")
-        self._settings = settings
-        self._decoder = MessageDecoder(
-            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
+        reading = settings.reading
+        super().__init__(
+            reading.buffer_bytes,
+            reading.on_bad_record,
+            "what writes to the stream",
         )
+        self._settings = settings
+        self._decoder = reading.columns.decoder(values, schema, METADATA)
         self._added: list[ShardSplit] = []
         """Shards for the thread to begin; `_shared.changed` guards them."""
         self._behind_ms: dict[str, int] = {}
         """How far the positions of the thread are behind the end of each shard, as the service says."""
-        self._limit = min(_LIMIT, max(settings.batch_rows, 64))
+        self._limit = min(_LIMIT, max(reading.batch_rows, 64))
         self._retention_ms = 0
 
     # -- the mailbox --------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [msgspec.structs.replace(decoded(split), parents=()) for split in splits]
         for split in added:
-            if split.stop_ms is not None and self._settings.stop is None:
+            if split.stop_ms is not None and self._settings.reading.stop is None:
                 raise no_stop_any_more("shard", split.shard, "", "the time")
         with self._shared.changed:
             self._added += [msgspec.structs.replace(split) for split in added]
@@ -216,7 +218,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         text = (
             f"{what} may have been deleted before the job has read them: the stream keeps {hours} h"
         )
-        if self._settings.on_lost == "fail":
+        if self._settings.reading.on_lost == "fail":
             raise SourceError(
                 f"a shard was not read in time stream=`{at.stream}` shard=`{at.shard}`: {text}",
                 fix="let the stream keep records for longer; on_lost='skip' goes on with what is left",
@@ -244,9 +246,9 @@ class KinesisReader(LoopedReader[ShardSplit]):
         self._behind_ms[at.name] = behind_ms
         sizes = [_RECORD_BYTES + len(each["Data"]) for each in kept]
         if sizes:
-            fitting = self._settings.buffer_bytes // 4 // max(sizes)
+            fitting = self._settings.reading.buffer_bytes // 4 // max(sizes)
             self._limit = max(1, min(_LIMIT, fitting, self._limit * 4))
-        rows = self._settings.batch_rows
+        rows = self._settings.reading.batch_rows
         for start in range(0, len(kept), rows):
             part = kept[start : start + rows]
             at.after, at.read_to_ms = part[-1]["SequenceNumber"], _arrived(part[-1])

@@ -19,13 +19,13 @@ from ...operators.connections import counted
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
-from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
+from ..arguments import OnLost, check_count, check_positions
 from ..aws import AwsService, answered_ms
-from ..bad_records import BadRecordPolicy, parse_policy
+from ..bad_records import BadRecordPolicy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageColumns, MessageSource
+from ..messages import MessageColumns, MessageSource, Reading
 from .model import (
     METADATA,
     REJECTED_SCHEMA,
@@ -52,9 +52,9 @@ class KinesisSource(MessageSource[Record_co]):
     splits_have_parents = True
 
     def __init__(self, settings: KinesisSettings, discover_every_ms: int) -> None:
-        super().__init__("kinesis", settings.columns, METADATA)
+        super().__init__("kinesis", settings.reading.columns, METADATA)
         self.settings = settings
-        self.bounded = settings.stop is not None
+        self.bounded = settings.reading.stop is not None
         self.discover_every_ms = discover_every_ms
 
     def splits(self, parallelism: int) -> list[bytes]:
@@ -62,11 +62,11 @@ class KinesisSource(MessageSource[Record_co]):
         settings, now_ms = self.settings, SystemClock().now_ms()
         shards, asked_ms = _shards(settings)
         there = {each["ShardId"] for each in shards}
-        latest = settings.start == "latest"
+        latest = settings.reading.start == "latest"
         # What has arrived has done so before the end of the second in which the service answered.
-        stop_ms = asked_ms + 1_000 if settings.stop == "latest" else None
-        if isinstance(settings.stop, datetime):
-            stop_ms = _ms(settings.stop)
+        stop_ms = asked_ms + 1_000 if settings.reading.stop == "latest" else None
+        if isinstance(settings.reading.stop, datetime):
+            stop_ms = _ms(settings.reading.stop)
         found = []
         for shard in shards:
             parents = _parents(shard)
@@ -76,14 +76,16 @@ class KinesisSource(MessageSource[Record_co]):
             split = ShardSplit(settings.stream, shard["ShardId"], stop_ms=stop_ms)
             if latest:
                 split.ended, split.since_ms = closed, now_ms
-            elif isinstance(settings.start, datetime):
-                split.since_ms = _ms(settings.start)
+            elif isinstance(settings.reading.start, datetime):
+                split.since_ms = _ms(settings.reading.start)
             found.append(split)
         return [msgspec.msgpack.encode(split) for split in found]
 
     def discover(self, known: Mapping[str, bytes]) -> list[bytes]:
         settings = self.settings
-        since_ms = _ms(settings.start) if isinstance(settings.start, datetime) else 0
+        since_ms = (
+            _ms(settings.reading.start) if isinstance(settings.reading.start, datetime) else 0
+        )
         # Shards that were there before a start at the latest records are known, and never read from here.
         return [
             msgspec.msgpack.encode(
@@ -106,7 +108,7 @@ class KinesisSource(MessageSource[Record_co]):
         return decoded(split).parents
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.columns.format.check_connection()
+        self.settings.reading.columns.format.check_connection()
         return counted(len(_shards(self.settings)[0]), "shard")
 
     def reader(self) -> SourceReader:
@@ -234,28 +236,15 @@ def kinesis_source(
     columns = MessageColumns.of(
         to_format(format, delimiter), schema, metadata, METADATA, "records of Kinesis"
     )
-    check_position("start", start, ("trim_horizon", "latest"), "or a datetime")
-    if stop is not None:
-        check_position("stop", stop, ("latest",), "or a datetime")
-    check_policy("on_lost", on_lost, ON_LOST)
+    check_positions(start, stop, ("trim_horizon", "latest"), "or a datetime")
     every_ms = parse_duration(every, "every")
     check_count("every", every_ms, _EVERY_MS_MIN)
     discover_every_ms = parse_duration(discover_every, "discover_every")
     check_count("discover_every", discover_every_ms, 1)
-    check_count("batch_rows", batch_rows, 1)
-    buffer_bytes = parse_bytes("buffer", buffer)
-    settings = KinesisSettings(
-        stream,
-        service,
-        columns,
-        start,
-        stop,
-        every_ms,
-        parse_policy(on_bad_record),
-        on_lost,
-        batch_rows,
-        buffer_bytes,
+    reading = Reading[Start, Stop].of(
+        columns, start, stop, on_bad_record, on_lost, batch_rows, buffer
     )
+    settings = KinesisSettings(stream, service, every_ms, reading)
     return KinesisSource(settings, discover_every_ms)
 
 

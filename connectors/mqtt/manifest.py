@@ -15,8 +15,8 @@ from ...api.manifest.fields import (
 from ...operators.sink import Sink
 from ...operators.source import Source
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, PASSWORD, TLS, metadata_field
+from ..formats.text import OUTPUT_FORMATS
+from ..manifest_fields import PASSWORD, TLS, message_fields
 from .model import METADATA
 from .sink import mqtt_sink
 from .source import mqtt_source
@@ -35,11 +35,7 @@ _BROKER: Final = {
 SOURCE: Final = {
     "topics": Field(ListOf(TextKind()), "topics, or filters with `+` and `#`", required=True),
     **_BROKER,
-    "format": format_field(FORMATS),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{topic: device}`"
-    ),
+    **message_fields(METADATA.names, "{topic: device}"),
     "clientId": Field(
         TextKind(), "the name of the session; made of those of the job and the source"
     ),

@@ -18,7 +18,6 @@ import pyarrow as pa
 from ...errors import SourceError
 from ..acknowledged import AcknowledgingReader, QueueSplit
 from ..fetched_splits import Piece
-from ..messages import MessageDecoder
 from .client import AWAY_S, PAUSE_S, Connection, Refused, cannot_use, is_lost, reason_of
 from .model import METADATA, REJECTED_SCHEMA, MqttSettings
 
@@ -48,9 +47,7 @@ class MqttReader(AcknowledgingReader[Any]):
         """
         super().__init__(_BUFFER_BYTES, settings.on_bad_record, "what publishes the messages")
         self._settings = settings
-        self._decoder = MessageDecoder(
-            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
-        )
+        self._decoder = settings.columns.decoder(values, schema, METADATA)
         self._received: list[Any] = []
         """Messages that have come, and that the mailbox does not know yet."""
         self._waiting: dict[int, Any] = {}

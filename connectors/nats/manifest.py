@@ -15,13 +15,13 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS, OUTPUT_FORMATS
+from ..formats.text import OUTPUT_FORMATS
 from ..manifest_fields import (
-    DELIMITER,
     PASSWORD,
     READ_BUFFER,
     STAGED_BUFFER,
     TLS,
+    message_fields,
     metadata_field,
     position_fields,
     with_positions,
@@ -54,11 +54,7 @@ SOURCE: Final = {
     "stream": Field(TextKind(), "the name of the stream", required=True),
     **_SERVERS,
     "subjects": Field(ListOf(TextKind()), "only messages of these subjects, each of them a split"),
-    "format": format_field(FORMATS),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
-    ),
+    **message_fields(METADATA.names, "{timestamp: sent_at}"),
     **position_fields(_POSITION, ("earliest", "latest")),
     "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
     "buffer": READ_BUFFER,

@@ -11,9 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
-from ..arguments import OnLost
-from ..bad_records import OnBadRecord
-from ..messages import MessageColumns
+from ..messages import Reading
 from .client import Servers
 
 REJECTED_SCHEMA: Final = pa.schema(
@@ -86,10 +84,4 @@ class NatsSettings:
     stream: str
     subjects: tuple[str, ...]
     servers: Servers
-    columns: MessageColumns
-    start: Start
-    stop: Stop | None
-    on_bad_record: OnBadRecord
-    on_lost: OnLost
-    batch_rows: int
-    buffer_bytes: int
+    reading: Reading[Start, Stop]

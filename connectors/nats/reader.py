@@ -19,7 +19,6 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
-from ..messages import MessageDecoder
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -52,18 +51,19 @@ class NatsReader(LoopedReader[NatsSplit]):
             values: the columns made of the data of messages.
             schema: the columns to return.
         """
+        reading = settings.reading
         super().__init__(
-            settings.buffer_bytes, settings.on_bad_record, "what publishes to the stream"
+            reading.buffer_bytes,
+            reading.on_bad_record,
+            "what publishes to the stream",
         )
         self._settings = settings
-        self._decoder = MessageDecoder(
-            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
-        )
+        self._decoder = reading.columns.decoder(values, schema, METADATA)
         self._fetched: dict[str, NatsSplit] = {}
         """The positions of the thread, of the splits that have not ended there."""
         self._pending: dict[str, int] = {}
         """The messages of splits that the server had not sent when it sent the last one."""
-        self._count = min(_FIRST_COUNT, settings.batch_rows)
+        self._count = min(_FIRST_COUNT, reading.batch_rows)
         self._worked_s = 0.0
         """When the server answered last."""
 
@@ -72,7 +72,7 @@ class NatsReader(LoopedReader[NatsSplit]):
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [decoded(split) for split in splits]
         for split in added:
-            if split.stop is not None and self._settings.stop is None:
+            if split.stop is not None and self._settings.reading.stop is None:
                 raise no_stop_any_more("split", split.name, f", {split.stop}", "the message")
             self._fetched[split.name] = msgspec.structs.replace(split)
         self.begin(added, "nats")
@@ -203,7 +203,7 @@ class NatsReader(LoopedReader[NatsSplit]):
         """Note that the messages behind `after` and before `first` are gone."""
         which = " that may have been of the subject" if at.subject else ""
         what = f"messages {after + 1} to {first - 1}{which} were deleted before they were read"
-        if self._settings.on_lost == "fail":
+        if self._settings.reading.on_lost == "fail":
             raise SourceError(
                 f"a stream has lost messages split=`{at.name}`: {what}",
                 fix="keep messages for longer (max_age, max_bytes, max_msgs); on_lost='skip' goes on with "
@@ -255,8 +255,8 @@ class NatsReader(LoopedReader[NatsSplit]):
         """Decode messages of one split."""
         sizes = [_MESSAGE_BYTES + len(message.data) for message in found]
         if sizes:
-            fitting = self._settings.buffer_bytes // 4 // max(sizes)
-            self._count = max(1, min(self._settings.batch_rows, fitting, self._count * 4))
+            fitting = self._settings.reading.buffer_bytes // 4 // max(sizes)
+            self._count = max(1, min(self._settings.reading.batch_rows, fitting, self._count * 4))
         decoded = self._decoder.decode(
             list(zip(sequences, found, strict=True)),
             [message.data for message in found],

@@ -17,12 +17,12 @@ from ...errors import SourceError, UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
-from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
-from ..bad_records import BadRecordPolicy, parse_policy
+from ..arguments import OnLost, check_positions
+from ..bad_records import BadRecordPolicy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageColumns, MessageSource
+from ..messages import MessageColumns, MessageSource, Reading
 from .client import Servers, cannot_use, connected, failures, is_missing
 from .model import (
     METADATA,
@@ -45,9 +45,9 @@ class NatsSource(MessageSource[Record_co]):
     rejected_schema = REJECTED_SCHEMA
 
     def __init__(self, settings: NatsSettings) -> None:
-        super().__init__("nats", settings.columns, METADATA)
+        super().__init__("nats", settings.reading.columns, METADATA)
         self.settings = settings
-        self.bounded = settings.stop is not None
+        self.bounded = settings.reading.stop is not None
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split for the stream, or one per subject, with the first and the last message."""
@@ -55,7 +55,7 @@ class NatsSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in found]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.columns.format.check_connection()
+        self.settings.reading.columns.format.check_connection()
         return f"{counted(in_thread(lambda: _messages(self.settings)), 'message')} in the stream"
 
     def reader(self) -> SourceReader:
@@ -118,7 +118,7 @@ async def _state(jetstream: Any, settings: NatsSettings) -> Any:
 
 async def _first(jetstream: Any, settings: NatsSettings, state: Any) -> int:
     """Return the sequence number of the first message to read; 1: that of the first one there is."""
-    at, behind = settings.start, int(state.last_seq) + 1
+    at, behind = settings.reading.start, int(state.last_seq) + 1
     if at == "earliest":
         return 1 if state.messages else behind
     if at == "latest":
@@ -132,7 +132,7 @@ async def _first(jetstream: Any, settings: NatsSettings, state: Any) -> int:
 
 async def _last(jetstream: Any, settings: NatsSettings, state: Any) -> int | None:
     """Return the sequence number of the last message to read; None: there is no end."""
-    at = settings.stop
+    at = settings.reading.stop
     if at is None:
         return None
     if at == "latest":
@@ -264,24 +264,12 @@ def nats_source(
     columns = MessageColumns.of(
         to_format(format, delimiter), schema, metadata, METADATA, "messages"
     )
-    check_position("start", start, ("earliest", "latest"), _NUMBERS, least=1)
-    if stop is not None:
-        check_position("stop", stop, ("latest",), _NUMBERS, least=0)
-    check_policy("on_lost", on_lost, ON_LOST)
-    check_count("batch_rows", batch_rows, 1)
-    buffer_bytes = parse_bytes("buffer", buffer)
-    settings = NatsSettings(
-        stream,
-        _check_subjects((subjects,) if isinstance(subjects, str) else tuple(subjects)),
-        servers,
-        columns,
-        start,
-        stop,
-        parse_policy(on_bad_record),
-        on_lost,
-        batch_rows,
-        buffer_bytes,
+    check_positions(start, stop, ("earliest", "latest"), _NUMBERS, least=1, least_stop=0)
+    reading = Reading[Start, Stop].of(
+        columns, start, stop, on_bad_record, on_lost, batch_rows, buffer
     )
+    names = (subjects,) if isinstance(subjects, str) else tuple(subjects)
+    settings = NatsSettings(stream, _check_subjects(names), servers, reading)
     return NatsSource(settings)
 
 

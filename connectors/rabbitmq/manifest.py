@@ -15,14 +15,13 @@ from ...operators.sink import Sink
 from ...operators.source import Source
 from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
-from ..formats.text import FORMATS, OUTPUT_FORMATS
+from ..formats.text import OUTPUT_FORMATS
 from ..manifest_fields import (
-    DELIMITER,
     PASSWORD,
     READ_BUFFER,
     STAGED_BUFFER,
     TLS,
-    metadata_field,
+    message_fields,
     position_fields,
     with_positions,
 )
@@ -62,11 +61,7 @@ SOURCE: Final = {
     "streams": Field(ListOf(TextKind()), "the streams, each of them a split; or `superStream`"),
     "superStream": Field(TextKind(), "a super stream, whose partitions are splits"),
     **_BROKER,
-    "format": format_field(FORMATS),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
-    ),
+    **message_fields(METADATA.names, "{timestamp: sent_at}"),
     **position_fields(_START, ("earliest", "latest"), _STOP),
     "onLost": Field(ChoiceKind(ON_LOST), "messages were deleted before they were read; fail"),
     "buffer": READ_BUFFER,

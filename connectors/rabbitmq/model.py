@@ -10,9 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
-from ..arguments import OnLost
-from ..bad_records import OnBadRecord
-from ..messages import MessageColumns
+from ..messages import Reading
 from .client import Broker
 from .envelope import EnvelopeName
 
@@ -71,11 +69,5 @@ class RabbitSettings:
     streams: tuple[str, ...]
     super_stream: str | None
     broker: Broker
-    columns: MessageColumns
     envelope: EnvelopeName
-    start: Start
-    stop: Stop | None
-    on_bad_record: OnBadRecord
-    on_lost: OnLost
-    batch_rows: int
-    buffer_bytes: int
+    reading: Reading[Start, Stop]

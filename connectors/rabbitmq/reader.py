@@ -21,7 +21,6 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
-from ..messages import MessageDecoder
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -59,13 +58,14 @@ class RabbitReader(LoopedReader[StreamSplit]):
             values: the columns made of the data of messages.
             schema: the columns to return.
         """
+        reading = settings.reading
         super().__init__(
-            settings.buffer_bytes, settings.on_bad_record, "what publishes to the stream"
+            reading.buffer_bytes,
+            reading.on_bad_record,
+            "what publishes to the stream",
         )
         self._settings = settings
-        self._decoder = MessageDecoder(
-            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
-        )
+        self._decoder = reading.columns.decoder(values, schema, METADATA)
         self._fetched: dict[str, StreamSplit] = {}
         """The positions of the thread, of the splits that have not ended there."""
         self._ends: dict[str, int] = {}
@@ -78,7 +78,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [decoded(split) for split in splits]
         for split in added:
-            if split.stop is not None and self._settings.stop is None:
+            if split.stop is not None and self._settings.reading.stop is None:
                 raise no_stop_any_more("split", split.name, f", {split.stop}", "the message")
             self._fetched[split.name] = msgspec.structs.replace(split)
             self._taken[split.name] = split.next
@@ -220,7 +220,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
             await self._check_gap(connection, at, first)
         skipped = max(0, at.next - first)
         stop = behind if at.stop is None else min(behind, at.stop + 1)
-        rows = self._settings.batch_rows
+        rows = self._settings.reading.batch_rows
         for start in range(skipped, stop - first, rows):
             part = messages[start : min(start + rows, stop - first)]
             at.next = first + start + len(part)
@@ -244,7 +244,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
         begins = await connection.first() if at.next else None
         if begins is not None and begins > at.next:
             what = f"messages {at.next} to {begins - 1} were deleted before they were read"
-            if self._settings.on_lost == "fail":
+            if self._settings.reading.on_lost == "fail":
                 raise SourceError(
                     f"a stream has lost messages stream=`{at.name}`: {what}",
                     fix="keep messages for longer (max-age, max-length-bytes); on_lost='skip' goes on with "

@@ -18,12 +18,12 @@ from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
-from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
-from ..bad_records import BadRecordPolicy, parse_policy
+from ..arguments import OnLost, check_positions
+from ..bad_records import BadRecordPolicy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..functions.loop_thread import in_thread
-from ..messages import MessageColumns, MessageSource
+from ..messages import MessageColumns, MessageSource, Reading
 from .client import (
     Broker,
     Connection,
@@ -56,9 +56,9 @@ class RabbitSource(MessageSource[Record_co]):
     rejected_schema = REJECTED_SCHEMA
 
     def __init__(self, settings: RabbitSettings) -> None:
-        super().__init__("rabbitmq", settings.columns, METADATA)
+        super().__init__("rabbitmq", settings.reading.columns, METADATA)
         self.settings = settings
-        self.bounded = settings.stop is not None
+        self.bounded = settings.reading.stop is not None
         self.discovers = settings.super_stream is not None and not self.bounded
 
     def splits(self, parallelism: int) -> list[bytes]:
@@ -67,7 +67,7 @@ class RabbitSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in planned]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.columns.format.check_connection()
+        self.settings.reading.columns.format.check_connection()
         in_thread(lambda: _plan(self.settings))
         if self.settings.super_stream is None:
             return counted(len(self.settings.streams), "stream")
@@ -114,8 +114,8 @@ async def _plan_one(settings: RabbitSettings, stream: str) -> StreamSplit | None
     try:
         async with connected(settings.broker, stream, "headgate-splits") as connection:
             end = await connection.end()
-            start = await _first(connection, settings.start, end)
-            stop = await _last(connection, settings.stop, end)
+            start = await _first(connection, settings.reading.start, end)
+            stop = await _last(connection, settings.reading.stop, end)
     except failures() as error:
         if is_missing(error):
             raise no_stream(settings.broker, stream) from error
@@ -276,25 +276,12 @@ def rabbitmq_source(
     made = to_format(format, delimiter)
     check_envelope(envelope)
     columns = MessageColumns.of(made, schema, metadata, METADATA, "messages")
-    check_position("start", start, ("earliest", "latest"), "a datetime, or an offset", least=0)
-    if stop is not None:
-        check_position("stop", stop, ("latest",), "a datetime, or an offset", least=0)
-    check_policy("on_lost", on_lost, ON_LOST)
-    check_count("batch_rows", batch_rows, 1)
-    buffer_bytes = parse_bytes("buffer", buffer)
-    settings = RabbitSettings(
-        names,
-        super_stream,
-        broker,
-        columns,
-        envelope,
-        start,
-        stop,
-        parse_policy(on_bad_record),
-        on_lost,
-        batch_rows,
-        buffer_bytes,
+    others = "a datetime, or an offset"
+    check_positions(start, stop, ("earliest", "latest"), others, least=0, least_stop=0)
+    reading = Reading[Start, Stop].of(
+        columns, start, stop, on_bad_record, on_lost, batch_rows, buffer
     )
+    settings = RabbitSettings(names, super_stream, broker, envelope, reading)
     return RabbitSource(settings)
 
 

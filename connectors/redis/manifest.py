@@ -19,11 +19,10 @@ from ...operators.source import Source
 from ..arguments import ON_LOST
 from ..formats.fields import format_field, with_format
 from ..manifest_fields import (
-    DELIMITER,
     PASSWORD,
     READ_BUFFER,
     TLS,
-    metadata_field,
+    message_fields,
     position_fields,
     with_positions,
 )
@@ -53,10 +52,8 @@ _POSITION: Final = {
 SOURCE: Final = {
     "streams": Field(ListOf(TextKind()), "the streams", required=True),
     **_SERVER,
-    "format": format_field(source.FORMATS, default="fields"),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+    **message_fields(
+        METADATA.names, "{timestamp: sent_at}", format_field(source.FORMATS, default="fields")
     ),
     **position_fields(_POSITION, ("earliest", "latest")),
     "group": Field(

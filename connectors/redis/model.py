@@ -12,9 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from ...operators.source import decode_split
-from ..arguments import OnLost
-from ..bad_records import OnBadRecord
-from ..messages import MessageColumns
+from ..messages import Reading
 from .client import Address
 
 FIRST: Final = "0-0"
@@ -152,13 +150,7 @@ class RedisSettings:
 
     streams: tuple[str, ...]
     address: Address
-    columns: MessageColumns
     field: str
-    start: Start
-    stop: Stop | None
     group: str | None
-    on_bad_record: OnBadRecord
-    on_lost: OnLost
     on_missing: OnMissing
-    batch_rows: int
-    buffer_bytes: int
+    reading: Reading[Start, Stop]

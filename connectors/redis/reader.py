@@ -55,22 +55,23 @@ class RedisReader(CommandedReader[StreamSplit]):
             values: the columns made of the fields of entries.
             schema: the columns to return.
         """
+        reading = settings.reading
         super().__init__(
-            settings.buffer_bytes,
-            settings.on_bad_record,
+            reading.buffer_bytes,
+            reading.on_bad_record,
             "what writes to the stream",
             settings.group,
         )
         self._settings = settings
         self._decoder = MessageDecoder(
-            entry_decoder(settings.columns.format, settings.field, values),
+            entry_decoder(reading.columns.format, settings.field, values),
             schema,
-            settings.columns.metadata,
+            reading.columns.metadata,
             METADATA,
         )
         self._fetched: dict[str, StreamSplit] = {}
         """The positions of the thread, of the streams that have not ended there."""
-        self._count = min(_FIRST_COUNT, settings.batch_rows)
+        self._count = min(_FIRST_COUNT, reading.batch_rows)
         self._ends: dict[str, int] = {}
         """The numbers of entries that were ever added to streams, as of the last look."""
         self._client: Any = None
@@ -80,7 +81,7 @@ class RedisReader(CommandedReader[StreamSplit]):
     def add_splits(self, splits: Sequence[bytes]) -> None:
         streams = [decoded(split) for split in splits]
         for stream in streams:
-            if stream.stop is not None and self._settings.stop is None:
+            if stream.stop is not None and self._settings.reading.stop is None:
                 raise no_stop_any_more("stream", stream.name, f", id {stream.stop}", "the ids")
             self._fetched[stream.name] = msgspec.structs.replace(stream)
         self.begin(streams, "redis")
@@ -238,7 +239,7 @@ class RedisReader(CommandedReader[StreamSplit]):
             return 0
         number = "some" if at.seen == UNKNOWN else f"{lost:,}"
         what = f"{number} entries after {at.after} were deleted before they were read"
-        if settings.on_lost == "fail":
+        if settings.reading.on_lost == "fail":
             raise SourceError(
                 f"a stream has lost entries stream=`{at.stream}`: {what}",
                 fix="keep entries for longer (MAXLEN, MINID); on_lost='skip' goes on with the first one "
@@ -254,7 +255,7 @@ class RedisReader(CommandedReader[StreamSplit]):
             f"of {at.seen:,} entries that were read the server knows {info.added:,}: it has forgotten "
             "entries that it had acknowledged, or the stream was deleted and created again"
         )
-        if self._settings.on_lost == "fail":
+        if self._settings.reading.on_lost == "fail":
             raise SourceError(
                 f"a stream has lost entries stream=`{at.stream}`: {what}",
                 fix="compare the stream with what writes to it; on_lost='skip' goes on with the entries "
@@ -273,8 +274,8 @@ class RedisReader(CommandedReader[StreamSplit]):
             for each in fields
         ]
         if sizes:
-            fitting = self._settings.buffer_bytes // 4 // max(sizes)
-            self._count = max(1, min(self._settings.batch_rows, fitting, self._count * 4))
+            fitting = self._settings.reading.buffer_bytes // 4 // max(sizes)
+            self._count = max(1, min(self._settings.reading.batch_rows, fitting, self._count * 4))
         found = self._decoder.decode(
             entries,
             fields,

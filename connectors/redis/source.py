@@ -17,11 +17,11 @@ from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
 from ...operators.suggestions import suggest
-from ..arguments import ON_LOST, OnLost, check_count, check_policy, check_position, parse_bytes
-from ..bad_records import BadRecordPolicy, parse_policy
+from ..arguments import OnLost, check_policy, check_position
+from ..bad_records import BadRecordPolicy
 from ..formats.format import Format
 from ..formats.text import FormatName
-from ..messages import MessageColumns, MessageSource
+from ..messages import MessageColumns, MessageSource, Reading
 from .client import Address, cannot_use, connect, is_lost, reason_of, too_old
 from .fields import to_entry_format
 from .model import (
@@ -56,9 +56,9 @@ class RedisSource(MessageSource[Record_co]):
     rejected_schema = REJECTED_SCHEMA
 
     def __init__(self, settings: RedisSettings) -> None:
-        super().__init__("redis", settings.columns, METADATA)
+        super().__init__("redis", settings.reading.columns, METADATA)
         self.settings = settings
-        self.bounded = settings.stop is not None
+        self.bounded = settings.reading.stop is not None
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Return one split per stream, with the ids where reading starts and stops."""
@@ -68,7 +68,7 @@ class RedisSource(MessageSource[Record_co]):
         return [msgspec.msgpack.encode(split) for split in planned if split is not None]
 
     def check_connection(self, options: Mapping[str, str]) -> str:
-        self.settings.columns.format.check_connection()
+        self.settings.reading.columns.format.check_connection()
         found = _look_at_all(self.settings, "headgate-check")
         missing = sum(info is NO_STREAM for info in found.values())
         return (
@@ -132,10 +132,10 @@ def _look(client: Any, settings: RedisSettings, stream: str) -> StreamInfo:
 
 def _plan(settings: RedisSettings, stream: str, info: StreamInfo) -> StreamSplit | None:
     """Return the split of a stream; None: nothing is to be read."""
-    after = _resolve("start", settings.start, stream, info)
-    if settings.stop is None:
+    after = _resolve("start", settings.reading.start, stream, info)
+    if settings.reading.stop is None:
         return StreamSplit(stream, after, seen_at(info, after))
-    stop = _resolve("stop", settings.stop, stream, info)
+    stop = _resolve("stop", settings.reading.stop, stream, info)
     if order_of(stop) <= order_of(after):
         return None
     stop_seen = info.added if stop == info.last else UNKNOWN
@@ -278,24 +278,11 @@ def redis_source(
     _check_position("start", start, ("earliest", "latest"), names)
     if stop is not None:
         _check_position("stop", stop, ("latest",), names)
-    check_policy("on_lost", on_lost, ON_LOST)
     check_policy("on_missing", on_missing, ON_MISSING)
-    check_count("batch_rows", batch_rows, 1)
-    buffer_bytes = parse_bytes("buffer", buffer)
-    settings = RedisSettings(
-        names,
-        address,
-        columns,
-        field,
-        start,
-        stop,
-        group,
-        parse_policy(on_bad_record),
-        on_lost,
-        on_missing,
-        batch_rows,
-        buffer_bytes,
+    reading = Reading[Start, Stop].of(
+        columns, start, stop, on_bad_record, on_lost, batch_rows, buffer
     )
+    settings = RedisSettings(names, address, field, group, on_missing, reading)
     return RedisSource(settings)
 
 

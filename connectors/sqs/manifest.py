@@ -8,7 +8,7 @@ from ...api.manifest.fields import ChoiceKind, Field, IntegerKind, TextKind, dur
 from ...operators.sink import Sink
 from ...operators.source import Source
 from ..formats.text import FORMATS, OUTPUT_FORMATS
-from ..manifest_fields import DELIMITER, metadata_field, service_fields
+from ..manifest_fields import message_fields, service_fields
 from .model import METADATA
 from .sink import sqs_sink
 from .source import sqs_source
@@ -16,10 +16,8 @@ from .source import sqs_source
 _QUEUE: Final = service_fields("queue")
 SOURCE: Final = {
     **_QUEUE,
-    "format": Field(ChoiceKind(FORMATS), "of the data; json"),
-    "delimiter": DELIMITER,
-    "metadata": metadata_field(
-        METADATA.names, "further columns, by what they hold, such as `{timestamp: sent_at}`"
+    **message_fields(
+        METADATA.names, "{timestamp: sent_at}", Field(ChoiceKind(FORMATS), "of the data; json")
     ),
     "consumers": Field(IntegerKind(1), "the splits, each with one request at a time; 4"),
     "visibility": Field(

@@ -19,7 +19,6 @@ from ...errors import SourceError
 from ..acknowledged import AcknowledgingReader, QueueSplit
 from ..aws import Requests, reason_of
 from ..fetched_splits import LoopedReader, Piece
-from ..messages import MessageDecoder
 from .model import METADATA, REJECTED_SCHEMA, REQUEST_MESSAGES, SqsSettings, url_of
 
 _WAIT_S: Final = 1
@@ -45,9 +44,7 @@ class SqsReader(AcknowledgingReader[str], LoopedReader[QueueSplit]):
         """
         super().__init__(_BUFFER_BYTES, settings.on_bad_record, "what sends to the queue")
         self._settings = settings
-        self._decoder = MessageDecoder(
-            settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
-        )
+        self._decoder = settings.columns.decoder(values, schema, METADATA)
         self._receipts: dict[str, str] = {}
         """The receipts of the messages that are not deleted, by id; only the newest one is of use."""
         self._bodies: dict[str, bytes] = {}
