@@ -10,12 +10,11 @@ import contextlib
 import http.client
 import json
 import tarfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from .process import HeldPort, ServerProcess
+from .process import HeldPort, ServerProcess, runs
 from .programs import NotAvailableError, made_once, run_command
 
 VERSION: Final = "3.3.3"
@@ -86,15 +85,8 @@ class ApicurioServer:
         return bool(json.loads(body).get("version") == VERSION)
 
 
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[ApicurioServer]:
-    """Run a registry for the time of the block; see `ApicurioServer`."""
-    server = ApicurioServer(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(ApicurioServer)
+"""Runs a registry for the time of a block; its arguments and errors are those of `ApicurioServer`."""
 
 
 def _distribution() -> Path:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from .maven import jars, java
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import NotAvailableError
 
 VERSION: Final = "1.7.1"
@@ -74,16 +73,5 @@ class ElasticMqServer(LocalServer):
             return connection.getresponse().status == 200
 
 
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[ElasticMqServer]:
-    """Run a server for the time of the block.
-
-    Raises:
-        NotAvailableError: see `ElasticMqServer`.
-    """
-    server = ElasticMqServer(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(ElasticMqServer)
+"""Runs a server for the time of a block; its arguments and errors are those of `ElasticMqServer`."""

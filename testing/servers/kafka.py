@@ -6,12 +6,11 @@ needed; the jars are fetched once, 43 MB for each version of Kafka.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import subprocess
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from typing import Any, Final
 from ...operators.clock import SystemClock
 from .authority import Authority
 from .maven import jars, java
-from .process import HeldPort, ServerProcess
+from .process import HeldPort, ServerProcess, runs
 from .programs import NotAvailableError
 
 NEWEST: Final = "4.4.0"
@@ -423,14 +422,5 @@ def _wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@contextlib.contextmanager
-def running(
-    directory: Path, version: str = NEWEST, options: Mapping[str, str] | None = None
-) -> Iterator[KafkaServer]:
-    """Run a broker for the time of the block; see `KafkaServer`."""
-    server = KafkaServer(directory, version, options)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(KafkaServer)
+"""Runs a broker for the time of a block; its arguments and errors are those of `KafkaServer`."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from ...connectors.aws import service_models
 from ...connectors.functions.loop_thread import in_thread
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import NotAvailableError, made_once, run_command
 
 VERSION: Final = "3.3.3"
@@ -120,19 +120,8 @@ class KinesisServer(LocalServer):
             return False
 
 
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[KinesisServer]:
-    """Run a server for the time of the block.
-
-    Raises:
-        NotAvailableError: see `KinesisServer`.
-    """
-    server = KinesisServer(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(KinesisServer)
+"""Runs a server for the time of a block; its arguments and errors are those of `KinesisServer`."""
 
 
 def _install(directory: Path) -> None:

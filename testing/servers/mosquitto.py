@@ -6,16 +6,14 @@ otherwise the packages are unpacked once, and nothing is installed or started as
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import NotAvailableError, debian_packages, made_once
 
 _PACKAGES: Final = (
@@ -94,19 +92,8 @@ class MosquittoServer(LocalServer):
             client.loop_stop()
 
 
-@contextlib.contextmanager
-def running(directory: Path, settings: str = "allow_anonymous true") -> Iterator[MosquittoServer]:
-    """Run a broker for the time of the block.
-
-    Raises:
-        NotAvailableError: see `MosquittoServer`.
-    """
-    server = MosquittoServer(directory, settings)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(MosquittoServer)
+"""Runs a broker for the time of a block; its arguments and errors are those of `MosquittoServer`."""
 
 
 def _program() -> tuple[str, dict[str, str] | None]:

@@ -5,16 +5,14 @@ The client nats-py (`pip install 'headgate[nats]'`) is needed.
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import NotAvailableError, go_command, made_once
 
 VERSION: Final = "v2.11.4"
@@ -69,19 +67,8 @@ class NatsServer(LocalServer):
         return bool(told.get("server_name") == self._name and told.get("jetstream"))
 
 
-@contextlib.contextmanager
-def running(directory: Path, settings: str = "") -> Iterator[NatsServer]:
-    """Run a server for the time of the block.
-
-    Raises:
-        NotAvailableError: see `NatsServer`.
-    """
-    server = NatsServer(directory, settings)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(NatsServer)
+"""Runs a server for the time of a block; its arguments and errors are those of `NatsServer`."""
 
 
 def _build(directory: Path) -> None:

@@ -14,12 +14,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
-from .process import HeldPort, ServerProcess
+from .process import HeldPort, ServerProcess, runs
 from .programs import NotAvailableError, made_once, run_command
 
 WITH_PASSWORD: Final = "with_password"
@@ -199,15 +199,8 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
-@contextlib.contextmanager
-def running(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
-    """Run a server for the time of the block; see `PostgresServer`."""
-    server = PostgresServer(directory, settings)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(PostgresServer)
+"""Runs a server for the time of a block; its arguments and errors are those of `PostgresServer`."""
 
 
 class _Programs:

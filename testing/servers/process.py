@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
 
 from ...operators.clock import SystemClock
 
+P = ParamSpec("P")
 START_S_MAX = 120
 STOP_S_MAX = 20
+
+
+class Server(Protocol):
+    """A server that can be started and shut down."""
+
+    def start(self) -> None:
+        """Start it."""
+        ...
+
+    def close(self) -> None:
+        """Shut it down for good."""
+        ...
+
+
+S = TypeVar("S", bound=Server)
 
 
 class ServerProcess:
@@ -145,3 +164,18 @@ class LocalServer:
         """Shut it down for good."""
         self._process.stop()
         self._port.release()
+
+
+def runs(server: Callable[P, S]) -> Callable[P, AbstractContextManager[S]]:
+    """Return a function that makes a server, and runs it for the time of a block."""
+
+    @contextlib.contextmanager
+    def running(*arguments: P.args, **named: P.kwargs) -> Iterator[S]:
+        made = server(*arguments, **named)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()
+
+    return running

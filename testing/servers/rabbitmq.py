@@ -6,17 +6,15 @@ started as a service. No client is needed: the broker is known by its answer in 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from ...operators.clock import SystemClock
-from .process import HeldPort, LocalServer, ServerProcess
+from .process import HeldPort, LocalServer, ServerProcess, runs
 from .programs import debian_packages, made_once
 
 _ERLANG: Final = (
@@ -193,19 +191,8 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
     return received
 
 
-@contextlib.contextmanager
-def running(directory: Path, settings: str = "") -> Iterator[RabbitServer]:
-    """Run a broker for the time of the block.
-
-    Raises:
-        NotAvailableError: see `RabbitServer`.
-    """
-    server = RabbitServer(directory, settings)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(RabbitServer)
+"""Runs a broker for the time of a block; its arguments and errors are those of `RabbitServer`."""
 
 
 def _unpack(directory: Path) -> None:

@@ -7,15 +7,14 @@ service.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import NotAvailableError, debian_packages, made_once
 
 _PACKAGES: Final = (
@@ -84,19 +83,8 @@ def _after(name: str, arguments: Sequence[str]) -> str | None:
     return arguments[arguments.index(name) + 1] if name in arguments else None
 
 
-@contextlib.contextmanager
-def running(directory: Path, *arguments: str) -> Iterator[RedisServer]:
-    """Run a server for the time of the block.
-
-    Raises:
-        NotAvailableError: see `RedisServer`.
-    """
-    server = RedisServer(directory, *arguments)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(RedisServer)
+"""Runs a server for the time of a block; its arguments and errors are those of `RedisServer`."""
 
 
 def _program() -> tuple[str, dict[str, str] | None]:

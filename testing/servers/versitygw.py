@@ -6,13 +6,11 @@ that create it at the same time, as no store of a job may do.
 
 from __future__ import annotations
 
-import contextlib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
-from .process import LocalServer, ServerProcess
+from .process import LocalServer, ServerProcess, runs
 from .programs import go_command, made_once
 
 VERSION = "v1.7.0"
@@ -68,19 +66,8 @@ class S3Gateway(LocalServer):
         )
 
 
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[S3Gateway]:
-    """Run a server over `directory`, with an empty bucket, for the time of the block.
-
-    Raises:
-        NotAvailableError: see `binary`.
-    """
-    server = S3Gateway(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+running = runs(S3Gateway)
+"""Runs a server for the time of a block; its arguments and errors are those of `S3Gateway`."""
 
 
 def _answers(endpoint: str) -> bool:
