@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from headgate.tests.support.commands import output_of_demo
 from headgate.tests.support.modules import load
 from headgate.tests.support.skips import thorough_only
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DEMO_S_MAX = 900
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +59,6 @@ def test_kills_of_jobs_and_servers_change_no_result(tmp_path: Path) -> None:
     """Four kills: both jobs, the broker and the database."""
     thorough_only()
     command = [sys.executable, str(EXAMPLES / "lakehouse_demo.py"), "--kills", "4"]
-    running = subprocess.Popen(
-        [*command, "--changes", "1500", "--keep", str(tmp_path / "demo")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = running.communicate(timeout=DEMO_S_MAX)
-    except subprocess.TimeoutExpired:
-        os.kill(running.pid, signal.SIGINT)  # so that it ends what it has started
-        output, _ = running.communicate()
-    assert running.returncode == 0, output
+    output = output_of_demo([*command, "--changes", "1500", "--keep", str(tmp_path / "demo")])
     assert "==> EQUAL" in output
     assert "kill -9 4 of 4" in output

@@ -37,6 +37,7 @@ from headgate.testing.connectors import (
     read_batches,
     records_of,
 )
+from headgate.tests.support.clocks import MovedClock
 
 FIELDS: dict[str, Any] = {
     "id": sequence(start=10, step=2),
@@ -254,18 +255,12 @@ def test_nexmark_wrong_arguments() -> None:
 # Pace
 
 
-class FakeClock:
+class FakeClock(MovedClock):
     """Time that passes only in `asyncio.sleep`."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        super().__init__(1000.0)
         self.slept: list[float] = []
-
-    def now_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    def monotonic(self) -> float:
-        return self.now_s
 
     async def sleep(self, delay: float) -> None:
         self.slept.append(delay)

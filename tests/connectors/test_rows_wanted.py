@@ -28,6 +28,7 @@ from headgate.connectors import (
 )
 from headgate.operators.source import Source
 from headgate.testing.connectors import make_context, open_reader, read_all, records_of
+from headgate.tests.support.clocks import MovedClock
 
 ROWS = 100
 POLLS_MAX = 1000
@@ -145,16 +146,7 @@ def test_around_bad_records_batches_stay_whole(format: str, tmp_path: Path) -> N
 
 
 def test_a_paced_source_waits_for_no_more_than_is_wanted() -> None:
-    class Clock:
-        now_s = 0.0
-
-        def now_ms(self) -> int:
-            return int(1000 * self.now_s)
-
-        def monotonic(self) -> float:
-            return self.now_s
-
-    clock = Clock()
+    clock = MovedClock()
     source = numbers(ROWS, rate=500, batch_rows=10, splits=1)
     reader = open_reader(source, source.splits(1), make_context(clock=clock))
     clock.now_s = 0.0041  # three rows are due

@@ -37,6 +37,7 @@ from headgate.testing.connectors import (
     read_batches,
     records_of,
 )
+from headgate.tests.support.clocks import MovedClock
 
 ROWS = [{"id": i, "name": f"n{i}"} for i in range(10)]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -79,16 +80,7 @@ def test_crash_marker_fires_in_the_first_attempts_only() -> None:
 
 
 def test_pause_marker_holds_back_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now_s = 5.0
-
-        def now_ms(self) -> int:
-            return int(self.now_s * 1000)
-
-        def monotonic(self) -> float:
-            return self.now_s
-
-    clock = Clock()
+    clock = MovedClock(5.0)
     slept: list[float] = []
 
     async def sleep(delay: float) -> None:

@@ -18,19 +18,14 @@ from headgate.operators.source import Source, SourceReader
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import make_context, open_reader, read_all
+from headgate.tests.support.clocks import MovedClock
 
 
-class FakeClock:
+class FakeClock(MovedClock):
     """Time that passes only in `asyncio.sleep`."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def now_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    def monotonic(self) -> float:
-        return self.now_s
+        super().__init__(1000.0)
 
     async def sleep(self, delay: float) -> None:
         self.now_s += delay

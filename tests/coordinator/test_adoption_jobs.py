@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-import headgate as hg
-from headgate.connectors import collect, numbers
+from headgate.connectors import collect
 from headgate.errors import FencedError, StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.messages import (
@@ -23,47 +22,11 @@ from headgate.runtime.control.messages import (
 from headgate.runtime.coordinator import leadership
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.workers import WorkerPool
-from headgate.runtime.job import runnable
 from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import JobStatus
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.worker.worker import Worker
-
-
-def make_job(lab: Any, sink: Any, group: str = "default", **options: str) -> hg.Job:
-    """The step `count`, and those behind it, are in the slot sharing group `group`."""
-    resources = {group: hg.Resources()}
-    job = hg.Job("job", parallelism=2, max_parallelism=12, resources=resources)
-    job.checkpoint(every="50ms", storage=lab.storage)
-    job.restart(attempts=0, delay="10ms")
-    runnable(job).override(options)
-    (
-        job.read(numbers(None, rate=1500, batch_rows=10, splits=4), name="numbers")
-        .key_with(lambda n: n % 12)
-        .process(Counted(), name="count")
-        .slot_sharing_group(group)
-        .write(sink, name="out")
-    )
-    return job
-
-
-class Counted(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """Numbers the records of each key."""
-
-    count = hg.ValueState[int](default=0)
-
-    def on_record(self, record: int, ctx: hg.Context[int]) -> Any:
-        self.count.set(self.count.get() + 1)
-        yield record, self.count.get()
-
-
-def check_exact(sink: Any) -> None:
-    """Every number is there once, and was counted once."""
-    numbers_seen = [number for number, _ in sink.rows]
-    assert len(numbers_seen) == len(set(numbers_seen)) > 0
-    for key in range(12):
-        counts = sorted(count for number, count in sink.rows if number % 12 == key)
-        assert counts == list(range(1, len(counts) + 1))
+from headgate.tests.coordinator.counted import check_exact, make_job
 
 
 class Succession:

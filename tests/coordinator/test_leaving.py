@@ -11,37 +11,9 @@ from typing import Any
 
 import pytest
 
-import headgate as hg
-from headgate.connectors import collect, numbers
+from headgate.connectors import collect
 from headgate.errors import JobError
-
-
-def make_job(lab: Any, sink: Any) -> hg.Job:
-    job = hg.Job("job", parallelism=2, max_parallelism=12)
-    job.checkpoint(every="50ms", storage=lab.storage)
-    job.restart(attempts=0, delay="10ms")
-    read = job.read(numbers(None, rate=1500, batch_rows=10, splits=4), name="numbers")
-    counts = read.key_with(lambda n: n % 12).process(Counted(), name="count")
-    counts.write(sink, name="out")
-    return job
-
-
-class Counted(hg.KeyedProcess[int, int, tuple[int, int]]):
-    """Numbers the records of each key."""
-
-    count = hg.ValueState[int](default=0)
-
-    def on_record(self, record: int, ctx: hg.Context[int]) -> Any:
-        self.count.set(self.count.get() + 1)
-        yield record, self.count.get()
-
-
-def check_exact(sink: Any) -> None:
-    """Every number is there once, and was counted once."""
-    for key in range(12):
-        counts = sorted(count for number, count in sink.rows if number % 12 == key)
-        assert counts == list(range(1, len(counts) + 1))
-        assert counts
+from headgate.tests.coordinator.counted import check_exact, make_job
 
 
 def leave(job: Any, number: int) -> str:

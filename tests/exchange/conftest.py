@@ -15,22 +15,12 @@ from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.hub import ExchangeHub
 from headgate.runtime.exchange.settings import ExchangeSettings
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def now_ms(self) -> int:
-        return int(self.now * 1000)
-
-    def monotonic(self) -> float:
-        return self.now
+from headgate.tests.support.clocks import MovedClock
 
 
 @pytest.fixture
 def clock():
-    return FakeClock()
+    return MovedClock()
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

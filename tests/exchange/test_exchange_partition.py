@@ -58,9 +58,9 @@ def test_full_buffer_passes_as_the_same_object(wire_up, make):
 
 def test_small_batches_wait_for_the_timeout_and_travel_as_one(wire_up, make, drain):
     gate, partition, clock = wire_up()
-    clock.now = 5.0
+    clock.now_s = 5.0
     partition.emit(make.ints(0, 10))
-    clock.now = 5.06
+    clock.now_s = 5.06
     partition.emit(make.ints(10, 10))
     assert gate.poll() is None
     assert partition.next_flush() == pytest.approx(5.1)
@@ -81,7 +81,7 @@ def test_oldest_is_that_of_the_channels_still_unsent(wire_up, make):
     targets = iter([0, 1, 0])
     _, partition, clock = wire_up(count=2, partitioner=lambda b: [(next(targets), b)])
     partition.emit(make.ints(0, 1))
-    clock.now = 1.0
+    clock.now_s = 1.0
     partition.emit(make.ints(0, 1))
     partition.emit(make.ints(0, 8192))  # flushes channel 0
     assert partition.next_flush() == pytest.approx(1.1)
@@ -93,9 +93,9 @@ def test_timeout_zero_sends_at_once_and_none_only_when_full(wire_up, make, drain
     assert len(drain(gate)) == 1
     gate, partition, clock = wire_up(ExchangeSettings(buffer_timeout_ms=None))
     partition.emit(make.ints(0, 1))
-    clock.now = 1e6
+    clock.now_s = 1e6
     assert partition.next_flush() is None
-    assert not partition.flush_due(clock.now)
+    assert not partition.flush_due(clock.now_s)
     partition.emit(make.ints(1, 8191))
     assert len(drain(gate)) == 1
 
@@ -110,19 +110,19 @@ def test_an_idle_subtask_sends_to_receivers_that_wait(wire_up, make, drain):
     partition.emit(make.ints(0, 1))
     partition.emit(make.ints(1, 1))
     assert gate.poll() is None
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     position, _ = gate.poll()
     assert position == 0
     assert partition.next_early() is None
     # Channel 0 was read, channel 1 was not.
     partition.emit(make.ints(2, 1))
     partition.emit(make.ints(3, 1))
-    clock.now = partition.next_early()
-    partition.flush_early(clock.now, 0.0)
+    clock.now_s = partition.next_early()
+    partition.flush_early(clock.now_s, 0.0)
     assert [values(batch) for _, batch in drain(gate)] == [[1], [2]]
     assert woken == [True], "the credit of channel 1 came"
-    clock.now = partition.next_early()
-    partition.flush_early(clock.now, 0.0)
+    clock.now_s = partition.next_early()
+    partition.flush_early(clock.now_s, 0.0)
     assert [values(batch) for _, batch in drain(gate)] == [[3]]
     assert partition.next_early() is None
     gate.validate()
@@ -132,12 +132,12 @@ def test_a_receiver_that_does_not_read_gets_no_small_buffers(wire_up, make):
     gate, partition, clock = wire_up(ExchangeSettings(exclusive_buffers=2, floating_buffers=0))
     for n in range(10):
         partition.emit(make.ints(n, 1))
-        partition.flush_early(clock.now, 0.0)
-        clock.now += 1.0
+        partition.flush_early(clock.now_s, 0.0)
+        clock.now_s += 1.0
     assert gate.queued_buffers == 1
     assert not partition.backlogged
     assert partition.next_early() is None, "only credit, or the buffer timeout, sends the rest"
-    assert partition.flush_due(clock.now)
+    assert partition.flush_due(clock.now_s)
 
 
 def test_small_buffers_take_a_part_of_the_idle_time_only(wire_up, make, drain):
@@ -147,11 +147,11 @@ def test_small_buffers_take_a_part_of_the_idle_time_only(wire_up, make, drain):
             gate, partition, clock = wire_up(count=count)
             for _ in range(2):
                 partition.emit(make.ints(0, 1))
-                partition.flush_early(clock.now, load)
+                partition.flush_early(clock.now_s, load)
             assert len(drain(gate)) == 1
-            pauses[count, load] = partition.next_early() - clock.now
-            clock.now = partition.next_early()
-            partition.flush_early(clock.now, load)
+            pauses[count, load] = partition.next_early() - clock.now_s
+            clock.now_s = partition.next_early()
+            partition.flush_early(clock.now_s, load)
             assert len(drain(gate)) == 1
     assert pauses[4, 0.0] == pytest.approx(4 * pauses[1, 0.0])
     assert pauses[1, 0.5] == pytest.approx(2 * pauses[1, 0.0])
@@ -163,17 +163,17 @@ def test_a_sleep_that_ends_slightly_early_is_long_enough(wire_up, make, drain):
     gate, partition, clock = wire_up()
     for _ in range(2):
         partition.emit(make.ints(0, 1))
-        partition.flush_early(clock.now, 0.0)
+        partition.flush_early(clock.now_s, 0.0)
     assert len(drain(gate)) == 1
-    clock.now = partition.next_early() - 1e-9
-    partition.flush_early(clock.now, 0.0)
+    clock.now_s = partition.next_early() - 1e-9
+    partition.flush_early(clock.now_s, 0.0)
     assert len(drain(gate)) == 1
 
 
 def test_nothing_leaves_early_without_a_buffer_timeout(wire_up, make):
     gate, partition, clock = wire_up(ExchangeSettings(buffer_timeout_ms=None))
     partition.emit(make.ints(0, 1))
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     assert gate.poll() is None
     assert partition.next_early() is None
 
@@ -188,10 +188,10 @@ def test_a_barrier_in_line_is_not_passed_and_nothing_is_added_behind_it_early(wi
     barrier = CheckpointBarrier(1, 0)
     partition.broadcast(barrier)
     partition.emit(make.ints(2, 1))
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     taken = [element for _, element in drain(gate)]
     assert [values(e) if isinstance(e, ColumnBatch) else e for e in taken] == [[0], [1], barrier]
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     ((_, batch),) = drain(gate)
     assert values(batch) == [2]
 

@@ -20,6 +20,7 @@ from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOut
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.partitioners import gather_rows, make_partitioner
 from headgate.runtime.exchange.settings import ExchangeSettings
+from headgate.tests.support.clocks import MovedClock
 
 WIDE = ExchangeSettings(exclusive_buffers=1000)
 
@@ -98,15 +99,10 @@ def test_each_channel_delivers_what_it_would_without(actions, count, gathered):
     assert plain[1] <= with_gathering[1] <= plain[1] + count * len(actions)
 
 
-class Ticking:
-    now = 0.0
-
+class Ticking(MovedClock):
     def monotonic(self):
-        self.now += 0.001
-        return self.now
-
-    def now_ms(self):
-        return int(self.now * 1000)
+        self.now_s += 0.001
+        return self.now_s
 
 
 def act(partition, actions, clock):
@@ -138,8 +134,8 @@ def act(partition, actions, clock):
             case "barrier":
                 partition.broadcast(CheckpointBarrier(number + 1, 0))
             case "early":
-                clock.now += 1.0
-                partition.flush_early(clock.now, 0.0)
+                clock.now_s += 1.0
+                partition.flush_early(clock.now_s, 0.0)
             case "flush":
                 partition.flush()
     partition.broadcast(EndOfPartition())
@@ -179,9 +175,9 @@ def test_many_bytes_are_split_before_there_are_enough_rows(wire_up, make):
 
 def test_gathered_records_wait_no_longer_than_the_buffer_timeout(wire_up, make, drain):
     gate, partition, clock = wire_up(1000)
-    clock.now = 5.0
+    clock.now_s = 5.0
     partition.emit(make.ints(0, 10))
-    clock.now = 5.06
+    clock.now_s = 5.06
     partition.emit(make.ints(10, 10))
     assert gate.poll() is None
     assert partition.next_flush() == pytest.approx(5.1)
@@ -194,9 +190,9 @@ def test_gathered_records_wait_no_longer_than_the_buffer_timeout(wire_up, make, 
 
 def test_buffers_of_gathered_records_are_as_old_as_the_first_of_them(wire_up, make):
     _, partition, clock = wire_up(20)
-    clock.now = 1.0
+    clock.now_s = 1.0
     partition.emit(make.ints(0, 10))
-    clock.now = 1.05
+    clock.now_s = 1.05
     partition.emit(make.ints(10, 10))  # split now, and in buffers
     partition.emit(make.ints(20, 10))
     assert partition.next_flush() == pytest.approx(1.1)
@@ -206,7 +202,7 @@ def test_an_idle_subtask_sends_gathered_records_to_receivers_that_wait(wire_up, 
     gate, partition, clock = wire_up(1000)
     partition.emit(make.ints(0, 10))
     assert partition.next_early() is not None
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     assert sum(len(batch) for _, batch in drain(gate)) == 10
     assert partition.next_early() is None
 

@@ -29,7 +29,7 @@ def by_remainder(batch):
 def wire_up(make, clock):
     def wire_up(settings=WIDE, hold=True):
         gate, channels = make.wired(2, settings)
-        clock.now = 100.0
+        clock.now_s = 100.0
         made = ResultPartition(channels, by_remainder, settings, clock, may_hold_watermarks=hold)
         return gate, made, clock
 
@@ -62,9 +62,9 @@ def test_a_watermark_waits_for_partly_filled_buffers_at_full_speed(wire_up):
     partition.emit(ObjectBatch([4, 5]))
     partition.broadcast(Watermark(21))
     assert sent(gate) == []
-    assert partition.next_flush() == pytest.approx(clock.now + PAUSE_S)
-    clock.now += PAUSE_S
-    assert partition.flush_due(clock.now)
+    assert partition.next_flush() == pytest.approx(clock.now_s + PAUSE_S)
+    clock.now_s += PAUSE_S
+    assert partition.flush_due(clock.now_s)
     partition.flush()
     assert sent(gate) == [2, 4, Watermark(21)]
     assert partition.next_flush() is None
@@ -76,7 +76,7 @@ def test_watermarks_that_come_seldom_never_wait(wire_up):
         partition.emit(ObjectBatch([0, 1]))
         partition.broadcast(Watermark(number))
         assert sent(gate) == [0, Watermark(number)]
-        clock.now += PAUSE_S
+        clock.now_s += PAUSE_S
 
 
 def test_a_watermark_with_no_record_in_front_leaves_at_once(wire_up):
@@ -94,8 +94,8 @@ def test_full_buffers_do_not_take_the_watermark_along(wire_up):
     partition.broadcast(Watermark(20))
     partition.emit(ObjectBatch([2] * 9))
     assert sent(gate) == [2] * 10
-    clock.now += PAUSE_S
-    assert partition.flush_due(clock.now)
+    clock.now_s += PAUSE_S
+    assert partition.flush_due(clock.now_s)
     partition.flush()
     assert sent(gate) == [Watermark(20)]
 
@@ -106,7 +106,7 @@ def test_it_leaves_as_soon_as_both_ends_are_idle(wire_up):
     partition.emit(ObjectBatch([2, 3]))
     partition.broadcast(Watermark(20))
     assert partition.next_early() is not None
-    partition.flush_early(clock.now, 0.0)
+    partition.flush_early(clock.now_s, 0.0)
     assert sent(gate) == [2, Watermark(20)]
 
 
@@ -161,9 +161,9 @@ def test_no_watermark_overtakes_a_record(wire_up, seed):
             last = Watermark(number - 1)
             partition.broadcast(last)
         if rng.random() < 0.1:
-            partition.flush_early(clock.now, rng.random())
-        clock.now += rng.choice([0.0, 0.001, 0.03])
-        if partition.flush_due(clock.now):
+            partition.flush_early(clock.now_s, rng.random())
+        clock.now_s += rng.choice([0.0, 0.001, 0.03])
+        if partition.flush_due(clock.now_s):
             partition.flush()
         if rng.random() < 0.3:
             arrive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +31,10 @@ from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 from headgate.tests.support.connector_runs import Fails
+from headgate.tests.support.scenarios import guarded, prepared
 
 NewTopic = Callable[..., str]
-GUARD_S = 600.0
+run = partial(guarded, seconds=600)
 TRANSACTIONS = "hg-"
 """The ids of transactions begin with this."""
 
@@ -74,20 +76,6 @@ def batches(count: int, rows: int = 3) -> list[Any]:
 async def visible(broker: KafkaServer, topic: str) -> list[Any]:
     source = kafka_source(topic, bootstrap=broker.bootstrap, format="raw", stop="latest")
     return await read_all(source)
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
-
-
-async def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:
-    precommit = writer.roll(checkpoint_id)
-    assert precommit is not None
-    return await asyncio.to_thread(precommit)
 
 
 async def opened(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,10 +12,10 @@ import polars as pl
 import pytest
 
 from headgate.tests.kafka.conftest import thorough_only
+from headgate.tests.support.commands import output_of_demo
 from headgate.tests.support.modules import load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DEMO_S_MAX = 900
 FLIGHTS = 60_000
 """Those of two months are enough for four kills."""
 
@@ -81,17 +78,8 @@ def test_every_schedule_kills_every_kind(demo: Any, seed: int) -> None:
 def test_kills_of_a_worker_the_coordinator_and_the_broker_change_no_result(tmp_path: Path) -> None:
     """Four kills: two workers, the coordinator and the broker."""
     command = [sys.executable, str(EXAMPLES / "flights_kafka_demo.py"), "--kills", "4"]
-    running = subprocess.Popen(
-        [*command, "--seed", "1", "--flights", str(FLIGHTS), "--keep", str(tmp_path / "demo")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    output = output_of_demo(
+        [*command, "--seed", "1", "--flights", str(FLIGHTS), "--keep", str(tmp_path / "demo")]
     )
-    try:
-        output, _ = running.communicate(timeout=DEMO_S_MAX)
-    except subprocess.TimeoutExpired:
-        os.kill(running.pid, signal.SIGINT)  # so that it ends what it has started
-        output, _ = running.communicate()
-    assert running.returncode == 0, output
     assert "==> EQUAL" in output
     assert "kill -9 4 of 4" in output

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from headgate.testing.connectors import make_context, read_all
 from headgate.testing.servers.kafka import SecureKafkaServer
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.kafka.conftest import thorough_only
+from headgate.tests.support.scenarios import guarded
 from headgate.tests.support.skips import skip_or_fail
 
 PASSWORD = "a-password-that-leaks-nowhere"
-GUARD_S = 120.0
+run = partial(guarded, seconds=120)
 RUN = SinkRun("secure", "out", {}, None, lambda text: None)
 _numbers = itertools.count()
 
@@ -112,14 +114,6 @@ async def write_and_read(bootstrap: str, topic: str, security: KafkaSecurity) ->
         topic, bootstrap=bootstrap, format="raw", stop="latest", security=security
     )
     return await read_all(source)
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 @pytest.mark.parametrize(

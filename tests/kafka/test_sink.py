@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,11 @@ from headgate.testing.connectors import CheckTimers, make_context, read_all
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.kafka.conftest import broker_killed_at
 from headgate.tests.support.connector_runs import Fails
+from headgate.tests.support.scenarios import guarded
 
 NewTopic = Callable[..., str]
-GUARD_S = 600.0
+run = partial(guarded, seconds=600)
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 def written(broker: KafkaServer, topic: str, **options: Any) -> list[Any]:

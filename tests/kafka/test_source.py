@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,12 +33,13 @@ from headgate.testing.connectors import (
     records_of,
 )
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.tests.support.scenarios import guarded
 
 NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
 DEAD = "127.0.0.1:1"
 """An address at which nothing listens."""
-GUARD_S = 600.0
+run = partial(guarded, seconds=600)
 
 
 def rows(first: int, count: int) -> list[bytes | None]:
@@ -48,14 +50,6 @@ def rows(first: int, count: int) -> list[bytes | None]:
 
 def ids(records: list[Any]) -> list[int]:
     return [record["id"] for record in records]
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 def source(broker: KafkaServer, *topics: str, **options: Any) -> Any:

@@ -14,20 +14,9 @@ import headgate as hg
 from headgate.connectors import blackhole, from_list
 from headgate.runtime.job import runnable
 from headgate.tests.liveness.conftest import on_processes
+from headgate.tests.support.clocks import MovedClock
 
 DEADLINE_S = 900.0
-
-
-class MovedClock:
-    """The clock by which the coordinator measures silence: the test moves it, not the machine."""
-
-    now_s = 0.0
-
-    def now_ms(self) -> int:
-        return int(1000 * self.now_s)
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 def sleeps(released: Path) -> None:

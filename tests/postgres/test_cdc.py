@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,11 @@ from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import open_reader, read_all, records_of
 from headgate.testing.servers.postgres import PostgresServer, running
 from headgate.tests.postgres.test_sink import VALUES
+from headgate.tests.support.scenarios import guarded
 
 NewTable = Callable[..., str]
-GUARD_S = 240.0
+run = partial(guarded, seconds=240)
 THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 def changes(database: PostgresServer, table: str, **options: Any) -> CdcSource:

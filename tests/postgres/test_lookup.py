@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,10 @@ from headgate.connectors.postgres.lookup import LookupFailed, PostgresLookup
 from headgate.errors import HeadgateError, JobError, UsageError
 from headgate.runtime.manifest import load_job
 from headgate.testing.servers.postgres import PostgresServer
+from headgate.tests.support.scenarios import guarded
 
 NewTable = Callable[..., str]
-GUARD_S = 240.0
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
+run = partial(guarded, seconds=240)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,12 @@ from headgate.operators.sink import SinkRun, SinkWriter
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context
 from headgate.testing.servers.postgres import PostgresServer
+from headgate.tests.support.scenarios import guarded, prepared
 
 NewTable = Callable[..., str]
 GUARD_S = 120.0
+run = partial(guarded, seconds=GUARD_S)
 PERMIT = CommitPermit("conformance", 0, 1)
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 def batch(**columns: Any) -> ColumnBatch:
@@ -54,12 +49,6 @@ async def opened(sink: PostgresSink, like: ColumnBatch, **context: Any) -> SinkW
     writer.open(make_context(**context))
     await asyncio.to_thread(writer.prepare)
     return writer
-
-
-async def prepared(writer: SinkWriter, checkpoint_id: int = 1) -> list[bytes]:
-    precommit = writer.roll(checkpoint_id)
-    assert precommit is not None
-    return await asyncio.to_thread(precommit)
 
 
 async def written(sink: PostgresSink, *batches: ColumnBatch) -> None:

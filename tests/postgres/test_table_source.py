@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,11 @@ from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import make_context, open_reader, read_all, records_of
 from headgate.testing.servers.postgres import PostgresServer
 from headgate.tests.postgres.test_sink import VALUES
+from headgate.tests.support.scenarios import guarded
 
 NewTable = Callable[..., str]
-GUARD_S = 240.0
+run = partial(guarded, seconds=240)
 THOROUGH = bool(os.environ.get("HEADGATE_THOROUGH"))
-
-
-def run(scenario: Any) -> Any:
-    async def guarded() -> Any:
-        async with asyncio.timeout(GUARD_S):
-            return await scenario
-
-    return asyncio.run(guarded())
 
 
 async def rows_from(reader: SourceReader, count: int) -> list[Any]:

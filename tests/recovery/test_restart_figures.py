@@ -5,24 +5,18 @@ from __future__ import annotations
 from headgate.runtime.coordinator.reporting import describe_restart
 from headgate.runtime.protocol.failure_history import FailureEntry, FailureHistory, RestoreFigures
 from headgate.runtime.worker.reports import RestoreMeter
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from headgate.tests.support.clocks import MovedClock
 
 
 def test_a_worker_measures_its_slowest_subtask() -> None:
-    clock = Clock()
+    clock = MovedClock(100.0)
     meter = RestoreMeter(10, clock, lambda done, total: None)  # type: ignore[arg-type]
-    clock.now = 100.2
+    clock.now_s = 100.2
     first = meter.fetched()
-    clock.now = 100.3
+    clock.now_s = 100.3
     second = meter.fetched()
     meter.opened(second)
-    clock.now = 100.6
+    clock.now_s = 100.6
     meter.opened(first)
     assert (meter.fetching_ms, meter.opening_ms) == (300, 400)
 

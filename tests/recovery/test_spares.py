@@ -11,44 +11,28 @@ import pytest
 
 from headgate.api.resources import DEFAULT_GROUP
 from headgate.errors import ClusterError, ExchangeError, JobError
-from headgate.runtime.control.link import MemoryLink
-from headgate.runtime.control.messages import Hello, Warm
+from headgate.runtime.control.messages import Warm
 from headgate.runtime.coordinator.context import ToFailing
 from headgate.runtime.coordinator.environment import JobEvent, WorkerLost
 from headgate.runtime.coordinator.failures import Failure
 from headgate.runtime.coordinator.restarting import Failing
 from headgate.runtime.coordinator.workers import PoolSettings, WorkerPool
-from headgate.runtime.exchange.hub import WorkerAddress
 from headgate.runtime.protocol.failures import FailureKind
 from headgate.runtime.protocol.restart import StartFailures
+from headgate.tests.support.clocks import MovedClock
+from headgate.tests.support.pools import Handle, Workers
 
 
-class Handle:
-    def __init__(self, worker_id: str) -> None:
-        self.worker_id = worker_id
-        self.dead = asyncio.Event()
-
-    async def died(self) -> str:
-        await self.dead.wait()
-        return "exited"
-
-    def kill(self, pid: int = 0) -> None:
-        self.dead.set()
-
-
-class Cluster:
+class Cluster(Workers):
     """Starts workers that say Hello once they may."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.started: list[str] = []
-        self.handles: dict[str, Handle] = {}
-        self.far: dict[str, MemoryLink] = {}
-        self.serving: list[asyncio.Task[None]] = []
         self.refuses = False
         self.refused: set[str] = set()
         self.may_start = asyncio.Event()
         self.may_start.set()
-        self.pool: Any = None
 
     async def start_worker(self, worker_id: str, control: object, group: str) -> Handle:
         self.started.append(worker_id)
@@ -57,25 +41,7 @@ class Cluster:
         await self.may_start.wait()
         if self.refuses:
             raise JobError("no room")
-        handle = self.handles[worker_id] = Handle(worker_id)
-        address = WorkerAddress(worker_id, "elsewhere", "", 1, "").encode()
-        hello = Hello(token="", role="worker", worker_id=worker_id, address=address)
-        near, self.far[worker_id] = MemoryLink.pair()
-        self.serving.append(asyncio.ensure_future(self.pool.serve(hello, near)))
-        return handle
-
-    async def kill(self, worker_id: str) -> None:
-        watching = self.pool._watchers[worker_id]
-        self.handles[worker_id].dead.set()
-        await watching
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+        return await super().start_worker(worker_id, control, group)
 
 
 async def settled() -> None:
@@ -99,7 +65,7 @@ def run() -> Callable[..., list[Any]]:
             pool = cluster.pool = WorkerPool(
                 cluster,  # type: ignore[arg-type]
                 None,  # type: ignore[arg-type]
-                Clock(),  # type: ignore[arg-type]
+                MovedClock(1000.0),
                 PoolSettings(
                     job_name="job",
                     name_prefix="w",

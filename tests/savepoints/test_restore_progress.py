@@ -8,13 +8,7 @@ from types import SimpleNamespace
 from headgate.runtime.control.messages import RestoreProgress
 from headgate.runtime.coordinator.attempt import Attempt
 from headgate.runtime.coordinator.deploying import Deploying
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from headgate.tests.support.clocks import MovedClock
 
 
 class NoSubtasks:
@@ -37,7 +31,7 @@ class Watched:
     """The job with that attempt."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = MovedClock(100.0)
         self.texts: list[str] = []
         self.env = SimpleNamespace(
             clock=self.clock,
@@ -58,7 +52,7 @@ def test_only_a_restore_that_takes_long_shows_how_far_it_is() -> None:
     asyncio.run(deploying._deploy([], None))
 
     def after(seconds: float, worker: str, done: int, attempt: int = 7) -> list[str]:
-        job.clock.now = 100.0 + seconds
+        job.clock.now_s = 100.0 + seconds
         message = RestoreProgress(attempt=attempt, done_bytes=done, total_bytes=2_000)
         deploying._progressed(worker, message)
         return job.texts

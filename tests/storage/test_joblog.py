@@ -37,14 +37,7 @@ from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.state.sealed import FORMAT_VERSION
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
-
-
-class FixedClock:
-    def now_ms(self):
-        return 1_000
-
-    def monotonic(self):
-        return 1.0
+from headgate.tests.support.clocks import MovedClock
 
 
 def manifest(checkpoint_id, *files, inline=None):
@@ -367,7 +360,7 @@ class FaultyStore(MemoryStore):
 
 
 def make_log(objects, writer="a", store=None):
-    return JobLog(store or MemoryStore("x", objects), writer, FixedClock())
+    return JobLog(store or MemoryStore("x", objects), writer, MovedClock(1.0))
 
 
 async def started(objects, writer="a", store=None):

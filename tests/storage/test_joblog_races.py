@@ -25,14 +25,7 @@ from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.read_back import CLAIMANT_WAIT_S
 from headgate.state.snapshot import OperatorSnapshot, StateHandle
-
-
-class FixedClock:
-    def now_ms(self):
-        return 1_000
-
-    def monotonic(self):
-        return 1.0
+from headgate.tests.support.clocks import MovedClock
 
 
 @types.coroutine
@@ -154,7 +147,7 @@ def check_invariants(world):
                 assert checkpoint_id <= seen, "a new leader missed a checkpoint of an old one"
             if other >= generation:
                 assert checkpoint_id > seen, "a checkpoint id was used again"
-    reader = JobLog(MemoryStore("race", world.objects), "reader", FixedClock())
+    reader = JobLog(MemoryStore("race", world.objects), "reader", MovedClock(1.0))
     view = run_alone(reader.load())
     newest = view.newest.checkpoint_id if view.newest else 0
     assert newest >= max(acknowledged, default=0), "a completed checkpoint was lost"
@@ -171,7 +164,7 @@ class Race:
         logs = []
         for number in range(len(scripts)):
             store = SteppedStore(self.world.objects)
-            logs.append((store, JobLog(store, f"writer-{number}", FixedClock())))
+            logs.append((store, JobLog(store, f"writer-{number}", MovedClock(1.0))))
         for number, script in prepare:
             assert run_alone(play(self.world, logs[number][1], script)) == "done"
         self.stores = [store for store, _ in logs]
@@ -247,8 +240,8 @@ def test_a_zombie_that_trims_while_another_takes_over():
 def test_a_zombie_that_wakes_up_after_its_log_was_trimmed_away():
     """The slots an old leader would use were taken, and could have been deleted, long ago."""
     world = World()
-    zombie = JobLog(MemoryStore("race", world.objects), "zombie", FixedClock())
-    leader = JobLog(MemoryStore("race", world.objects), "leader", FixedClock())
+    zombie = JobLog(MemoryStore("race", world.objects), "zombie", MovedClock(1.0))
+    leader = JobLog(MemoryStore("race", world.objects), "leader", MovedClock(1.0))
     assert run_alone(play(world, zombie, "SCC")) == "done"
     assert run_alone(play(world, leader, "SCTCTCT")) == "done"
     assert run_alone(play(world, zombie, "C")) == "fenced"
@@ -260,9 +253,9 @@ def test_a_zombie_that_wakes_up_after_its_log_was_trimmed_away():
 def test_a_starter_that_sleeps_while_its_slot_is_taken_and_trimmed(stop_at):
     """A starter stops before each of its calls, while an older leader completes and trims often."""
     world = World()
-    leader = JobLog(MemoryStore("race", world.objects), "leader", FixedClock())
+    leader = JobLog(MemoryStore("race", world.objects), "leader", MovedClock(1.0))
     assert run_alone(play(world, leader, "SCTC")) == "done"
-    slow = JobLog(SteppedStore(world.objects), "slow", FixedClock())
+    slow = JobLog(SteppedStore(world.objects), "slow", MovedClock(1.0))
     actor = play(world, slow, "SC")
     outcome = run_some(actor, stop_at + 1)
     leader_outcome = run_alone(play(world, leader, "TCTCTCT"))
@@ -276,12 +269,12 @@ def test_a_starter_that_sleeps_while_its_slot_is_taken_and_trimmed(stop_at):
 @pytest.mark.parametrize("stop_at", range(24))
 def test_a_starter_that_sleeps_while_a_newer_one_takes_over(stop_at):
     world = World()
-    old = JobLog(MemoryStore("race", world.objects), "old", FixedClock())
+    old = JobLog(MemoryStore("race", world.objects), "old", MovedClock(1.0))
     assert run_alone(play(world, old, "SCTC")) == "done"
-    slow = JobLog(SteppedStore(world.objects), "slow", FixedClock())
+    slow = JobLog(SteppedStore(world.objects), "slow", MovedClock(1.0))
     actor = play(world, slow, "SC")
     outcome = run_some(actor, stop_at + 1)
-    newer = JobLog(MemoryStore("race", world.objects), "newer", FixedClock())
+    newer = JobLog(MemoryStore("race", world.objects), "newer", MovedClock(1.0))
     assert run_alone(play(world, newer, "SCTCTCT")) == "done"
     check_invariants(world)
     slow_finished = bool(outcome)
@@ -334,11 +327,11 @@ def test_a_crash_at_any_call_loses_nothing_and_leaves_no_garbage(after_effect):
         world = World()
         store = CrashingStore(world.objects, crash_at, after_effect)
         try:
-            run_alone(play(world, JobLog(store, "first", FixedClock()), "SCTCCTCTT"))
+            run_alone(play(world, JobLog(store, "first", MovedClock(1.0)), "SCTCCTCTT"))
         except StorageError:
             crashes += 1
         check_invariants(world)
-        second = JobLog(MemoryStore("race", world.objects), "second", FixedClock())
+        second = JobLog(MemoryStore("race", world.objects), "second", MovedClock(1.0))
         assert run_alone(play(world, second, "SCTT")) == "done"
         check_invariants(world)
         files = {name for name in world.objects if name.startswith("chk/")}
@@ -394,7 +387,7 @@ class UntrustedRace(Race):
             CheckThenWriteStore(self.world.objects, trusted=self.trusted) for _ in scripts
         ]
         logs = [
-            JobLog(store, f"writer-{number}", FixedClock(), sleep=tired)
+            JobLog(store, f"writer-{number}", MovedClock(1.0), sleep=tired)
             for number, store in enumerate(self.stores)
         ]
         for number, script in prepare:
@@ -448,7 +441,7 @@ def test_without_a_second_look_such_a_store_loses_a_completed_checkpoint():
 def test_a_second_look_costs_two_small_requests_per_entry():
     world = World()
     store = CheckThenWriteStore(world.objects)
-    log = JobLog(store, "writer", FixedClock())
+    log = JobLog(store, "writer", MovedClock(1.0))
     run_alone(play(world, log, "SC"))
     before = len(store.seen)
     run_alone(play(world, log, "C"))
@@ -465,7 +458,7 @@ def test_a_claimant_that_never_starts_is_waited_for_once():
     async def sleep(seconds):
         pauses.append(seconds)
 
-    log = JobLog(CheckThenWriteStore(objects), "old", FixedClock(), sleep=sleep)
+    log = JobLog(CheckThenWriteStore(objects), "old", MovedClock(1.0), sleep=sleep)
     run_alone(play(world, log, "SC"))
     claim = joblog.GenerationRecord(generation=2, writer="dead")
     objects[names.generation_record(2)] = joblog.RECORDS.encode(claim)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
+
+_DEMO_S_MAX: Final = 900
 
 
 def ended_with(done: subprocess.CompletedProcess[str], code: int) -> None:
@@ -21,6 +25,18 @@ def ends_with(running: subprocess.Popen[str], code: int, seconds: float = 300) -
         text = _said(running.args, running.returncode, stdout, stderr)
         raise AssertionError(f"it did not end within {seconds:g} s. {text}") from None
     assert running.returncode == code, _said(running.args, running.returncode, stdout, stderr)
+
+
+def output_of_demo(command: Sequence[str]) -> str:
+    """Run a demo that must end well, and return what it has said."""
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = running.communicate(timeout=_DEMO_S_MAX)
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGINT)  # so that it ends what it has started
+        output, _ = running.communicate()
+    assert running.returncode == 0, output
+    return output
 
 
 def _said(command: Any, code: int, stdout: str | None, stderr: str | None) -> str:

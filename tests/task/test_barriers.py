@@ -21,6 +21,7 @@ from headgate.runtime.exchange.partition import PartitionStats
 from headgate.runtime.task.chain import NodePartition
 from headgate.runtime.task.environment import SnapshotTiming
 from headgate.runtime.task.input_subtask import InputSubtask
+from headgate.tests.support.clocks import MovedClock
 from headgate.tests.support.tasks import planned, task_environment
 
 Run = Callable[[Awaitable[Any]], Any]
@@ -204,25 +205,12 @@ def test_barriers_in_line_overtake_once_their_checkpoint_is_too_old(
     run(play())
 
 
-class Clock:
-    """Moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def now_ms(self) -> int:
-        return int(1000 * self.now)
-
-
 @pytest.mark.parametrize(("slice_s", "through"), [(0.02, True), (0.001, False)])
 def test_others_get_through_behind_a_long_slice(
     run: Run, tmp_path: Path, threads: ThreadPoolExecutor, slice_s: float, through: bool
 ) -> None:
     """Work of several turns of the event loop does not take as many slices; short ones are soon over."""
-    clock, done, both, seen = Clock(), asyncio.Event(), asyncio.Event(), []
+    clock, done, both, seen = MovedClock(100.0), asyncio.Event(), asyncio.Event(), []
 
     def later(turns: int) -> None:
         if turns:
@@ -231,7 +219,7 @@ def test_others_get_through_behind_a_long_slice(
             done.set()
 
     def work(number: int) -> int:
-        clock.now += slice_s
+        clock.now_s += slice_s
         seen.append(done.is_set())
         if number == 1:
             later(5)

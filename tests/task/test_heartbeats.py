@@ -21,6 +21,7 @@ from headgate.runtime.control.messages import (
 )
 from headgate.runtime.worker.heartbeats import EXIT_CODE, HeartbeatThreads
 from headgate.runtime.worker.watch import StepWatch
+from headgate.tests.support.clocks import MovedClock
 
 HANG_S = 60.0
 """A test that hangs ends after this long; nothing else depends on it."""
@@ -82,16 +83,6 @@ def test_no_beat_waits_for_a_look_and_what_the_look_found_is_sent_later(
     far.close()
 
 
-class Clock:
-    now_s = 0.0
-
-    def now_ms(self) -> int:
-        return int(1000 * self.now_s)
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     """Seconds from the loss of the coordinator to the exit, if a call never ends.
 
@@ -100,7 +91,7 @@ def exits_after(orphaned_ms: int, turns: bool, monkeypatch: pytest.MonkeyPatch) 
         turns: the call is in a thread, and the event loop waits for it; False: it holds the loop.
         monkeypatch: of the test.
     """
-    clock, codes = Clock(), list[int]()
+    clock, codes = MovedClock(), list[int]()
     for thread in ("_beat", "_look"):
         monkeypatch.setattr(HeartbeatThreads, thread, lambda heartbeats: None)
 

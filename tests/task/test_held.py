@@ -9,18 +9,8 @@ import headgate as hg
 from headgate.connectors import function_sink, numbers
 from headgate.runtime.task.accounting import Activity
 from headgate.runtime.task.subtask import Subtask
+from headgate.tests.support.clocks import MovedClock
 from headgate.tests.support.tasks import planned, task_environment
-
-
-class Clock:
-    def __init__(self):
-        self.s = 100.0
-
-    def monotonic(self):
-        return self.s
-
-    def now_ms(self):
-        return round(1_000 * self.s)
 
 
 async def held(path, threads):
@@ -29,13 +19,13 @@ async def held(path, threads):
     times.start_new_chain()
     times.write(function_sink(print, guarantee="none"), name="out")
     plan, vertex = planned(job, "times")
-    clock = Clock()
+    clock = MovedClock(100.0)
     env = task_environment(plan, vertex, path, threads, clock=clock, reports=None)
     subtask = Subtask(env, {})
     await subtask.prepare(None, False)
     for activity in (Activity.BACKPRESSURED, Activity.BUSY, Activity.BACKPRESSURED, Activity.IDLE):
         subtask.time.switch(activity)
-        clock.s += 2 + activity
+        clock.now_s += 2 + activity
     subtask.time.switch(Activity.BUSY)
     seconds = subtask.chain.head.operator.context.held_s()
     await subtask.cancel()

@@ -26,25 +26,16 @@ from headgate.runtime.storage.memory import MemoryStore
 from headgate.runtime.storage.open_store import open_store
 from headgate.runtime.worker import worker as module
 from headgate.runtime.worker.worker import Worker
+from headgate.tests.support.clocks import MovedClock
 
 DEADLINE_S = 120
-
-
-class Clock:
-    now_s = 0.0
-
-    def now_ms(self):
-        return int(1000 * self.now_s)
-
-    def monotonic(self):
-        return self.now_s
 
 
 class Hosted:
     """A worker under way, and the coordinator's end of its link."""
 
     def __init__(self):
-        self.clock = Clock()
+        self.clock = MovedClock()
         self.link, far = MemoryLink.pair()
         self.hub = ExchangeHub("w", "token")
         self.worker = Worker(

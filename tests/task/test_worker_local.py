@@ -20,6 +20,7 @@ from headgate.runtime.task.chain import ChainedOperator, ChainOutput, OperatorCh
 from headgate.runtime.task.environment import task_settings
 from headgate.runtime.worker.local_directories import LocalDirectories, local_dirs
 from headgate.runtime.worker.reports import REPORT_S, RestoreMeter
+from headgate.tests.support.clocks import MovedClock
 
 
 def files_below(path):
@@ -167,19 +168,12 @@ def test_a_savepoints_store_is_open_while_anybody_uses_it():
     asyncio.run(main())
 
 
-class Clock:
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 def test_progress_is_reported_now_and_then_and_at_the_end():
-    clock, reports = Clock(), []
+    clock, reports = MovedClock(), []
     meter = RestoreMeter(1000, clock, lambda done, total: reports.append((done, total)))
     for _ in range(99):
         meter.advance(10)
-        clock.now += REPORT_S / 10
+        clock.now_s += REPORT_S / 10
     meter.advance(10)
     assert reports[0] == (10, 1000)
     assert reports[-1] == (1000, 1000)
