@@ -136,6 +136,63 @@ def _forget_all(_records: Any, _epoch: Any) -> None:
     pass
 
 
+@contextmanager
+def spark(directory: Path, rows: int) -> Iterator[System]:
+    """The query makes the records of `kafka_topics.message`; what it takes is part of the figures."""
+    query = (
+        "SELECT id, format_string('user-%04d', id % {users}) AS user, id % 1000 / 4D AS price, id AS ms, "
+        "format_string('/shop/item-%05d/view', id % 100000) AS page FROM range(0, {count}, 1, 8)"
+    )
+
+    def source(count: int) -> Source:
+        return hc.spark_source(
+            sql=query.format(users=USERS, count=count),
+            schema=SCHEMA,
+            conf={"spark.driver.memory": "1g"},
+        )
+
+    yield System(lambda count: count, sources={"spark_source": source})
+
+
+@contextmanager
+def ray_dataset(directory: Path, rows: int) -> Iterator[System]:
+    """Ray makes the same records. It and its workers are there before the first run."""
+    from headgate.runtime.cluster.embedded import embedded_ray, prepare_environment
+
+    def records(count: int) -> Any:
+        import ray.data
+
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        numbers = ray.data.range(count, override_num_blocks=8)
+        tasks = ray.data.TaskPoolStrategy(2)
+        return numbers.map_batches(_with_columns, batch_format="pyarrow", compute=tasks)
+
+    prepare_environment()
+    with embedded_ray():
+        records(rows).materialize()
+        yield System(
+            lambda count: count,
+            sources={
+                "ray_dataset_source": lambda count: hc.ray_dataset_source(
+                    lambda: records(count), SCHEMA
+                )
+            },
+        )
+
+
+def _with_columns(numbers: pa.Table) -> pa.Table:
+    """Return the records of `kafka_topics.message` with these numbers."""
+    ids = numbers["id"].to_numpy()
+    made = {
+        "id": ids,
+        "user": [f"user-{number % USERS:04}" for number in ids],
+        "price": ids % 1000 / 4,
+        "ms": ids,
+        "page": [f"/shop/item-{number % 100_000:05}/view" for number in ids],
+    }
+    return pa.table(made, schema=ARROW)
+
+
 def _files(format: Any) -> Start:
     @contextmanager
     def files(directory: Path, rows: int) -> Iterator[System]:
@@ -444,6 +501,8 @@ SYSTEMS: dict[str, tuple[Start, int]] = {
     "objects": (objects, 200_000),
     "console": (console, 200_000),
     "hybrid": (hybrid, 10_000_000),
+    "spark": (spark, 2_000_000),
+    "ray": (ray_dataset, 1_000_000),
     "parquet": (_files("parquet"), 2_000_000),
     "csv": (_files("csv"), 1_000_000),
     "json": (_files("json"), 500_000),

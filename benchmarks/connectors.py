@@ -131,8 +131,9 @@ def measure_round(system: System, rows: int, figures: dict[str, Figures]) -> Non
             places.append(system.place(count))
             made = generator(system.fields, rows=count, splits=1)
             note(name, count, run(made, sink(places[-1]), count))
+        written = places[0] if places else system.place(count)
         for name, source in system.sources.items():
-            note(name, count, run(source(places[0]), None, count))
+            note(name, count, run(source(written), None, count))
 
 
 def measure(only: list[str], share: float, rounds: int, directory: Path) -> None:
