@@ -378,7 +378,7 @@ def nats(directory: Path, rows: int) -> Iterator[System]:
 @contextmanager
 def rabbitmq(directory: Path, rows: int) -> Iterator[System]:
     from headgate.testing.servers.rabbitmq import running
-    from headgate.tests.support.stream_cases import RabbitStream
+    from headgate.tests.support.rabbitmq_cases import RabbitStream
 
     with running(directory) as server, contextlib.ExitStack() as places:
         stream = RabbitStream(server)

@@ -15,10 +15,11 @@ from headgate.tests.support.kafka_cases import KAFKA
 from headgate.tests.support.kinesis_cases import KINESIS
 from headgate.tests.support.postgres_cases import POSTGRES
 from headgate.tests.support.queue_cases import QUEUES
+from headgate.tests.support.rabbitmq_cases import RABBITMQ
 from headgate.tests.support.ray_datasets import RayDatasetCase
 from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.sqs_cases import SQS
-from headgate.tests.support.stream_cases import NATS, RABBITMQ, REDIS
+from headgate.tests.support.stream_cases import NATS, REDIS
 from headgate.tests.support.table_cases import TABLES
 
 CASES: dict[str, type[Any]] = {

@@ -191,10 +191,22 @@ async def connected(broker: Broker, stream: str, name: str) -> AsyncIterator[Con
 
 
 async def partitions_of(broker: Broker, super_stream: str, name: str) -> list[str]:
-    """Return the streams that are the partitions of a super stream, in order; none if there is no such one.
+    """Return the streams that are the partitions of a super stream, in order.
 
-    Raises as `connected`.
+    Raises:
+        SourceError: no broker answers, one refuses us, or there is no such super stream.
+        UsageError: the addresses or a secret cannot be read.
     """
+    try:
+        found = await _partitions_of(broker, super_stream, name)
+    except failures() as error:
+        raise cannot_use(broker, error) from error
+    if not found:
+        raise no_super_stream(broker, super_stream)
+    return found
+
+
+async def _partitions_of(broker: Broker, super_stream: str, name: str) -> list[str]:
     from rstream import schema
     from rstream.constants import Key
 

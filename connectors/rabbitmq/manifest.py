@@ -67,7 +67,11 @@ SOURCE: Final = {
     "buffer": READ_BUFFER,
 }
 SINK: Final = {
-    "stream": Field(TextKind(), "the name of the stream", required=True),
+    "stream": Field(TextKind(), "the name of the stream; or `superStream`"),
+    "superStream": Field(TextKind(), "a super stream, with `routingKey`"),
+    "routingKey": Field(
+        TextKind(), "the column of texts whose hash chooses the partition of a super stream"
+    ),
     **_BROKER,
     "format": format_field(OUTPUT_FORMATS),
     "buffer": STAGED_BUFFER,
@@ -80,6 +84,6 @@ def make_source(*, streams: Any = (), **arguments: Any) -> Source:
     return rabbitmq_source(streams, **with_format(arguments))
 
 
-def make_sink(*, stream: str, **arguments: Any) -> Sink:
+def make_sink(*, stream: str | None = None, **arguments: Any) -> Sink:
     """Return the sink with these fields of a manifest as arguments."""
     return rabbitmq_sink(stream, **with_format(arguments))

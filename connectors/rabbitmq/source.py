@@ -32,7 +32,6 @@ from .client import (
     failures,
     is_missing,
     no_stream,
-    no_super_stream,
     partitions_of,
 )
 from .envelope import ENVELOPES, EnvelopeName
@@ -101,13 +100,7 @@ async def _streams_of(settings: RabbitSettings) -> Sequence[str]:
     """Return the streams to read, which may be the partitions of a super stream."""
     if settings.super_stream is None:
         return settings.streams
-    try:
-        found = await partitions_of(settings.broker, settings.super_stream, "headgate-splits")
-    except failures() as error:
-        raise cannot_use(settings.broker, error) from error
-    if not found:
-        raise no_super_stream(settings.broker, settings.super_stream)
-    return found
+    return await partitions_of(settings.broker, settings.super_stream, "headgate-splits")
 
 
 async def _plan_one(settings: RabbitSettings, stream: str) -> StreamSplit | None:

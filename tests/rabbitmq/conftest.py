@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.testing.servers.rabbitmq import RabbitServer, running
+from headgate.tests.support.rabbitmq_cases import definitions
 from headgate.tests.support.skips import available
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
-    """A running broker."""
-    with available(running(tmp_path_factory.mktemp("rabbitmq") / "server")) as running_server:
+    """A running broker with a super stream."""
+    directory = tmp_path_factory.mktemp("rabbitmq")
+    file = directory / "definitions.json"
+    file.write_text(definitions(2))
+    with available(running(directory / "server", f"load_definitions = {file}")) as running_server:
         yield running_server

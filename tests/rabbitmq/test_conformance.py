@@ -9,7 +9,7 @@ import pytest
 from headgate.testing.connectors import Check
 from headgate.testing.servers.rabbitmq import RabbitServer
 from headgate.tests.support.conformance import TIMEOUT, keep, promises
-from headgate.tests.support.stream_cases import RABBITMQ
+from headgate.tests.support.rabbitmq_cases import RABBITMQ
 
 pytestmark = TIMEOUT
 

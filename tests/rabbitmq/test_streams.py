@@ -18,7 +18,7 @@ from rstream import AMQPMessage
 import headgate as hg
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
 from headgate.connectors.rabbitmq.envelope import NotAMessageError, unwrap, wrap
-from headgate.connectors.rabbitmq.sink import RabbitPublisher
+from headgate.connectors.rabbitmq.publisher import RabbitPublisher
 from headgate.errors import JobError, SourceError, StateError, UsageError
 from headgate.operators.drops import DropKind
 from headgate.operators.source import Source
@@ -33,7 +33,7 @@ from headgate.testing.connectors import (
 from headgate.testing.servers.rabbitmq import RabbitServer
 from headgate.tests.support.connector_cases import in_thread
 from headgate.tests.support.connector_runs import Fails, read_ids, write
-from headgate.tests.support.stream_cases import RabbitStream
+from headgate.tests.support.rabbitmq_cases import RabbitStream
 
 SCHEMA = {"id": "int64"}
 _numbers = itertools.count()
@@ -258,7 +258,7 @@ def test_numbers_tell_repeats_also_on_another_connection(server: RabbitServer, s
 
     async def publish() -> None:
         for _ in range(2):
-            publisher = RabbitPublisher(sink.settings)
+            publisher = RabbitPublisher(sink.settings, sink.settings.target)
             await publisher.open(make_context())
             await publisher.publish(first, "one", 1)
             await publisher.publish(more, "one", 1_201)

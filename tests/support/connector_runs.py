@@ -18,12 +18,12 @@ def read_ids(source: Source) -> list[int]:
     return [row["id"] for row in asyncio.run(read_all(source))]
 
 
-def write(sink: Any, data: pa.RecordBatch) -> None:
+def write(sink: Any, data: pa.RecordBatch, attempt: int = 1) -> None:
     """Write some rows before one checkpoint, at least once."""
 
     async def run() -> None:
         writer = sink.writer()
-        writer.open(make_context())
+        writer.open(make_context(attempt=attempt))
         await asyncio.to_thread(writer.prepare)
         writer.write(ColumnBatch(data))
         await asyncio.to_thread(writer.roll(1))

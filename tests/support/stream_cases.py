@@ -9,19 +9,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import nats
-import pyarrow as pa
 
 from headgate.connectors import (
     nats_sink,
     nats_source,
-    rabbitmq_sink,
-    rabbitmq_source,
     redis_sink,
     redis_source,
 )
-from headgate.connectors.rabbitmq.client import Broker, logged_in
-from headgate.connectors.rabbitmq.envelope import wrap
-from headgate.connectors.rabbitmq.sink import RabbitPublisher
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import (
@@ -30,7 +24,6 @@ from headgate.testing.connectors import (
     Server,
     SinkCase,
     SourceCase,
-    make_context,
     read_all,
 )
 from headgate.testing.servers.nats import NatsServer
@@ -191,7 +184,7 @@ class RedisSinkCase(Rows, RedisStream, SinkCase):
         }
 
 
-# -- JSON in NATS and RabbitMQ ------------------------------------------------------------------------
+# -- JSON in NATS, and in RabbitMQ -----------------------------------------------------------------------
 
 
 class JsonStream(Rows, OwnStream):
@@ -331,69 +324,5 @@ class NatsSink(NatsStream, JsonSink):
     """The sink of NATS."""
 
 
-class RabbitStream(JsonStream):
-    """A stream of a broker."""
-
-    scheme = "rabbitmq-stream"
-    make_source = staticmethod(rabbitmq_source)
-    make_sink = staticmethod(rabbitmq_sink)
-    user = "guest"
-    refused = "password is wrong"
-
-    def __init__(self, server: RabbitServer) -> None:
-        super().__init__(server)
-        self.rabbit = server
-
-    def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do something with a client of the broker."""
-
-        async def run() -> Any:
-            broker = Broker(self.direct_url, "guest", "guest")
-            address = ("127.0.0.1", self.rabbit.port, False)
-            async with logged_in(broker, address, "headgate-tests") as (client, _):
-                return await work(client)
-
-        return in_thread(run)
-
-    @contextmanager
-    def place(self) -> Iterator[str]:
-        name = f"case-{next(_numbers)}"
-        self.do(lambda client: client.create_stream(name))
-        self.rabbit.wait_until_durable()
-        yield name
-        self.do(lambda client: client.delete_stream(name))
-
-    def publish_values(self, place: str, values: Sequence[bytes]) -> None:
-        self.publish(place, [wrap(value) for value in values])
-
-    def publish(self, stream: str, messages: Sequence[bytes]) -> None:
-        """Publish messages in this form; each is a chunk of its own."""
-        sink = rabbitmq_sink(stream, url=self.direct_url, format="raw", envelope="none")
-        for message in messages:
-            publisher = RabbitPublisher(sink.settings)
-
-            async def publish(
-                publisher: RabbitPublisher = publisher, message: bytes = message
-            ) -> None:
-                await publisher.open(make_context())
-                data = pa.RecordBatch.from_pylist([{"value": message}])
-                await publisher.publish(data, f"put-{next(_numbers)}", 1)
-                await publisher.close()
-
-            in_thread(publish)
-
-
-class RabbitSource(RabbitStream, JsonSource):
-    """The source of RabbitMQ."""
-
-
-class RabbitSink(RabbitStream, JsonSink):
-    """The sink of RabbitMQ."""
-
-
-RABBITMQ: dict[str, type[Case]] = {
-    "rabbitmq_source": RabbitSource,
-    "rabbitmq_sink": RabbitSink,
-}
 NATS: dict[str, type[Case]] = {"nats_source": NatsSource, "nats_sink": NatsSink}
 REDIS: dict[str, type[Case]] = {"redis_source": RedisSource, "redis_sink": RedisSinkCase}
