@@ -2,11 +2,13 @@
 
 With *open* transactions, each epoch between two barriers is one of them.
 
-At the barrier it is set aside. In the asynchronous part of the snapshot it gets a mark
-and is flushed; then its identity, with which any process can commit it, becomes part of the checkpoint. It
-is committed once the checkpoint is complete, or by the process that restores the checkpoint. The mark is an
-offset of a consumer group that is written in the transaction itself: so a commit whose answer was lost can
-be told from a transaction that was aborted. Readers see the records when they read committed ones only.
+At the barrier it is set aside. The subtask goes on, and holds the records behind the barrier until those in
+front of it have arrived, so that those of a key stay in order. Then, in the asynchronous part of the
+snapshot, the transaction gets a mark, and its identity becomes part of the checkpoint. With that any
+process can commit it: this one once the checkpoint is complete, or the one that restores the checkpoint.
+The mark is an offset of a consumer group that is written in the transaction itself: so a commit whose
+answer was lost can be told from a transaction that was aborted. Readers see the records when they read
+committed ones only.
 
 Each transaction has a producer of its own, which gives its transactional id a new epoch. If a producer
 began its next transaction in the same epoch, that one could be committed, unfinished, in place of the one
@@ -24,9 +26,12 @@ is complete, in one short transaction: see `committing.py`. So no transaction is
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,10 +40,10 @@ import pyarrow.compute as pc
 
 from ...errors import JobError
 from ...operators.elements import Batch
-from .client import ErrorListener
-from .committing import READY_S, CommittingWriter, StagedEpoch, TransactionalProducer
+from .client import ErrorListener, Reports
+from .committing import CommittingWriter, StagedEpoch, TransactionalProducer
 from .transactions import PreparedTransaction
-from .writer import FLUSH_S, SinkSettings, staged_column
+from .writer import FULL_SHARE, Messages, SinkSettings, staged_column
 
 _EPOCH_MAX: Final = 30_000
 """An id is given up near the last epoch that Kafka counts to, where it would get another producer id."""
@@ -53,6 +58,25 @@ _MESSAGE_BYTES: Final = 100
 """More than a message has beside its key, value and headers."""
 
 
+@dataclass(slots=True, eq=False)
+class _Rolled:
+    """An epoch behind its barrier.
+
+    Attributes:
+        transaction: its transaction, which has begun once no records are held.
+        arrived: set once all its records are acknowledged, or have failed.
+        held: its records, if none of them could be sent in front of the barrier, until they are sent.
+        reports: those of the records that are held.
+        lock: of whoever sends them.
+    """
+
+    transaction: TransactionalProducer
+    arrived: threading.Event
+    held: list[Messages] = field(default_factory=list)
+    reports: Reports | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class TransactionalWriter(CommittingWriter):
     """Writes the records of one subtask in transactions."""
 
@@ -63,6 +87,11 @@ class TransactionalWriter(CommittingWriter):
         self._next: TransactionalProducer | None = None
         """The one that follows, which is being initialised."""
         self._next_since_s = 0.0
+        self._rolled: deque[_Rolled] = deque()
+        """The epochs before, while their records are on their way."""
+        self._held: list[Messages] = []
+        """Records that wait for their transaction."""
+        self._held_bytes = 0
         self._unprepared: dict[str, TransactionalProducer] = {}
         """Those that have begun, and that no checkpoint can have yet."""
         self._prepared: dict[str, int] = {}
@@ -93,35 +122,83 @@ class TransactionalWriter(CommittingWriter):
         return TransactionalProducer(self._settings, self._own_id(self._number))
 
     def backlogged(self) -> bool:
-        """Return True also while the transaction of the next records is being initialised.
+        """Return True also while the records that are held take half of the buffer."""
+        late = sum(messages.nbytes for rolled in self._rolled for messages in rolled.held)
+        full = self._held_bytes + late > self._settings.buffer_bytes * FULL_SHARE
+        return full or super().backlogged()
 
-        Not for ever: after the time that it has, `write` raises.
-        """
-        waiting = self._next
-        if self._current is None and waiting is not None and not waiting.ready.is_set():
-            return self.context.clock.monotonic() - self._next_since_s < READY_S
-        return super().backlogged()
+    def _waits(self) -> bool:
+        return bool(self._held) or super()._waits()
 
     def write(self, batch: Batch) -> None:
-        if len(batch) and self._current is None:
+        if not len(batch):
+            return
+        messages = self._messages(batch)
+        self._held.append(messages)
+        self._held_bytes += messages.nbytes
+        self._send_held()
+        self._look_at_reports()
+        self.look_again()
+
+    def _look_at_reports(self) -> None:
+        self._look_at_rolled()
+        super()._look_at_reports()
+        self._send_held()
+
+    def _look_at_rolled(self) -> None:
+        """Go on with the epochs before, one after the other."""
+        while self._rolled:
+            first = self._rolled[0]
+            if first.held:
+                if not first.transaction.ready.is_set() or first.lock.locked():
+                    return
+                self._send_late(first)
+            first.transaction.producer.poll(0)
+            if not first.arrived.is_set():
+                return
+            self._rolled.popleft()
+
+    def _send_held(self) -> None:
+        """Hand over the records that are held, unless they have to wait for their transaction."""
+        if self._held and self._current is None and self._may_begin():
             current = self._next
             assert current is not None  # made by `prepare`, and by each `roll`
             current.begin()
             self._unprepared[current.id] = current
             self._current, self._next, self._producer = current, None, current.producer
             self._errors = current.errors
-        super().write(batch)
+            self._reports = Reports(current.errors)
+        if self._reports is not None:
+            held, self._held, self._held_bytes = self._held, [], 0
+            for messages in held:
+                self._send(messages, self._producer, self._reports)
+
+    def _may_begin(self) -> bool:
+        """Return True once the next transaction is initialised, and the records before it have arrived.
+
+        Each has a producer of its own, so that records could overtake those in front of the barrier.
+        """
+        waiting = self._next
+        assert waiting is not None
+        return not self._rolled and waiting.ready.is_set()
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
-        current, self._current, self._producer = self._current, None, None
-        self._reports = None  # this epoch is flushed instead, as its producer gets no other records
-        self._errors = ErrorListener()
-        if current is None:
+        complete, transaction = self._complete(), self._current
+        if complete is not None:
+            assert transaction is not None
+            rolled = _Rolled(transaction, complete)
+        elif self._held:
+            assert self._next is not None
+            reports = Reports(self._next.errors)
+            rolled = _Rolled(self._next, reports.complete, self._held, reports)
+        else:
             self._renew_next()
             return None
+        self._rolled.append(rolled)
+        self._held, self._held_bytes = [], 0
+        self._current, self._producer, self._errors = None, None, ErrorListener()
         self.context.run_in_thread(self._make_next().initialise)
-        self.look_again()
-        return lambda: self._precommit(current, checkpoint_id)
+        return partial(self._precommit, rolled, checkpoint_id)
 
     def _renew_next(self) -> None:
         """Replace the producer of the next transaction if it has failed, or waits for too long."""
@@ -131,18 +208,17 @@ class TransactionalWriter(CommittingWriter):
         if waiting.ready.is_set() and (waiting.problem is not None or waited_s > _READY_MAX_S):
             self._free.append(waiting.id)
             self.context.run_in_thread(self._make_next().initialise)
-            self.look_again()
 
-    def _precommit(self, transaction: TransactionalProducer, checkpoint_id: int) -> list[bytes]:
+    def _precommit(self, rolled: _Rolled, checkpoint_id: int) -> list[bytes]:
         """Make a transaction ready to be committed, by whatever process."""
         from kafka.errors import KafkaError
 
         assert self._client is not None
+        transaction = rolled.transaction
         try:
-            while transaction.producer.flush(FLUSH_S):
-                self._check_open()
-                self._check_of(transaction)
-            self._check_of(transaction)
+            self._send_late(rolled)
+            check = partial(self._check_of, transaction)
+            self._settle(rolled.arrived, transaction.producer, check)
             prepared = self._client.prepared(transaction.id, self._settings.topic, checkpoint_id)
             self._client.mark(prepared)
         except JobError as error:
@@ -161,6 +237,28 @@ class TransactionalWriter(CommittingWriter):
         self._prepared[transaction.id] = checkpoint_id
         self._unprepared.pop(transaction.id, None)
         return [msgspec.msgpack.encode(prepared)]
+
+    def _send_late(self, rolled: _Rolled) -> None:
+        """Send the records that were still held at their barrier, unless that is done.
+
+        The subtask does so as soon as it can, or the thread that prepares the epoch if it comes first. The
+        records of the epoch before have arrived: the subtask looks, and the thread has prepared it.
+        """
+        transaction = rolled.transaction
+        with rolled.lock:
+            if rolled.reports is None:
+                return
+            self._check_open()
+            try:
+                transaction.begin()
+                self._unprepared[transaction.id] = transaction
+                for messages in rolled.held:
+                    self._send(messages, transaction.producer, rolled.reports)
+            except Exception as error:
+                # Some may be sent, so that this cannot be repeated.
+                self._fail(f"{type(error).__name__}: {error}")
+                raise
+            rolled.held, rolled.reports = [], None
 
     def _check_of(self, transaction: TransactionalProducer) -> None:
         errors = transaction.errors

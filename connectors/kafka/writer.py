@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ _ANY_PARTITION: Final = -1
 """The client chooses the partition."""
 _LOOK_MS: Final = 5
 """Reports of delivery are looked at this often while no more records are wanted."""
-_FULL_SHARE: Final = 0.5
+FULL_SHARE: Final = 0.5
 """No more records are wanted while this share of the buffer waits, so that a batch still fits."""
 _RECORD_BYTES: Final = 1_000
 """More than the client needs for a record beside its key and value, without headers."""
@@ -54,6 +53,21 @@ class SinkSettings:
     def __repr__(self) -> str:
         """Return the settings without secrets."""
         return f"SinkSettings({self.topic} of {self.bootstrap}, {without_secrets(self.properties)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Encoded records.
+
+    Attributes:
+        values: one per record.
+        columns: by kind, the metadata of each record.
+        nbytes: the size of values and keys.
+    """
+
+    values: Values
+    columns: Mapping[str, list[Any]]
+    nbytes: int
 
 
 class KafkaWriter(SinkWriter):
@@ -114,11 +128,15 @@ class KafkaWriter(SinkWriter):
         """Return True while no more records are wanted, because half of the buffer waits."""
         producer = self._producer
         waiting = 0.0 if producer is None else len(producer) * self._record_bytes
-        return waiting > self._settings.buffer_bytes * _FULL_SHARE
+        return waiting > self._settings.buffer_bytes * FULL_SHARE
+
+    def _waits(self) -> bool:
+        """Return True while more records, or those that are held, wait for reports of delivery."""
+        return self.backlogged()
 
     def look_again(self) -> None:
-        """Look at reports of delivery again and again until more records are wanted."""
-        if not self._looking and not self._closed and self.backlogged():
+        """Look at reports of delivery again and again while something waits for them."""
+        if not self._looking and not self._closed and self._waits():
             self._looking = True
             self.context.timers.call_later(_LOOK_MS, self._look)
 
@@ -139,51 +157,69 @@ class KafkaWriter(SinkWriter):
             self._encode = self._settings.format.encoder(self._values, self._settings.topic)
         return self._encode(wanted), given
 
-    def write(self, batch: Batch) -> None:
-        if not len(batch):
-            return
-        if self._reports is None:
-            self._reports = Reports(self._errors)
+    def _messages(self, batch: Batch) -> Messages:
+        """Return the records of a batch, encoded."""
         values, given = self._encoded(batch)
         columns = {
             kind: fields_of(kind, given.column(column))
             for kind, column in self._settings.metadata.items()
         }
-        if columns.keys() <= {"key"}:
-            self._produce_keyed(values, columns.get("key") or repeat(None, len(values)))
-        else:
-            for row, value in enumerate(values):
-                self._produce(
-                    value,
-                    {kind: found[row] for kind, found in columns.items() if found[row] is not None},
-                )
         sizes = sum(map(len, filter(None, values))) + sum(
             map(len, filter(None, columns.get("key", ())))
         )
-        self._record_bytes = sizes / len(values)
+        return Messages(values, columns, sizes)
+
+    def write(self, batch: Batch) -> None:
+        if not len(batch):
+            return
+        if self._reports is None:
+            self._reports = Reports(self._errors)
+        self._send(self._messages(batch), self._producer, self._reports)
         self._look_at_reports()
         self.look_again()
 
-    def _produce_keyed(self, values: Values, keys: Iterable[Any]) -> None:
-        """Hand records to the client that are nothing but keys and values, the fast way."""
-        produce, topic, reports = self._producer.produce, self._settings.topic, self._reports
+    def _send(self, messages: Messages, producer: Any, report: Callable[[Any, Any], None]) -> None:
+        """Hand records to a producer, which calls `report` for those that fail."""
+        values, columns = messages.values, messages.columns
+        self._record_bytes = messages.nbytes / len(values)
+        if columns.keys() <= {"key"}:
+            keys = columns.get("key") or repeat(None, len(values))
+            self._produce_keyed(producer, report, values, keys)
+            return
+        for row, value in enumerate(values):
+            fields = {kind: found[row] for kind, found in columns.items() if found[row] is not None}
+            self._produce(producer, report, value, fields)
+
+    def _produce_keyed(
+        self,
+        producer: Any,
+        report: Callable[[Any, Any], None],
+        values: Values,
+        keys: Iterable[Any],
+    ) -> None:
+        """Hand records over that are nothing but keys and values, the fast way."""
+        produce, topic = producer.produce, self._settings.topic
         for value, key in zip(values, keys, strict=True):
             try:
-                produce(topic, value, key, _ANY_PARTITION, reports)
+                produce(topic, value, key, _ANY_PARTITION, report)
             except BufferError:
-                self._produce(value, {} if key is None else {"key": key})
+                self._produce(producer, report, value, {} if key is None else {"key": key})
 
-    def _produce(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
-        """Hand one record to the client; wait while its buffer is full, as that of one large batch is."""
+    def _produce(
+        self,
+        producer: Any,
+        report: Callable[[Any, Any], None],
+        value: bytes | None,
+        fields: Mapping[str, Any],
+    ) -> None:
+        """Hand one record over; wait while the client's buffer is full, as that of one large batch is."""
         while True:
             try:
-                self._producer.produce(
-                    self._settings.topic, value=value, on_delivery=self._reports, **fields
-                )
+                producer.produce(self._settings.topic, value=value, on_delivery=report, **fields)
                 return
             except BufferError:
                 self._check_size(value, fields)
-                self._producer.poll(0.1)
+                producer.poll(0.1)
                 self._check()
 
     def _check_size(self, value: bytes | None, fields: Mapping[str, Any]) -> None:
@@ -212,7 +248,14 @@ class KafkaWriter(SinkWriter):
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
         complete = self._complete()
-        return None if complete is None else partial(self._settle, complete)
+        if complete is None:
+            return None
+
+        def settle() -> list[bytes]:
+            self._settle(complete, self._producer, self._check)
+            return []  # nothing is left to commit
+
+        return settle
 
     def _complete(self) -> threading.Event | None:
         """Return what is set when all records since the last barrier are reported; None: there are none.
@@ -222,8 +265,8 @@ class KafkaWriter(SinkWriter):
         reports, self._reports = self._reports, None
         return None if reports is None else reports.complete
 
-    def _settle(self, complete: threading.Event) -> list[bytes]:
-        """Wait until records are acknowledged, in a thread. Nothing is left to commit.
+    def _settle(self, complete: threading.Event, producer: Any, check: Callable[[], None]) -> None:
+        """Wait until records of a producer are acknowledged, in a thread; `check` raises if one was not.
 
         While the subtask writes, it looks at reports itself. If this thread did so at the same time, both
         would wait for the interpreter's lock for each record that is reported.
@@ -231,12 +274,12 @@ class KafkaWriter(SinkWriter):
         while True:
             looks = self._looks
             if complete.wait(_SETTLE_S):
-                self._check()
-                return []
+                check()
+                return
             self._check_open()
-            self._check()
+            check()
             if looks == self._looks:
-                self._producer.flush(_SETTLE_S)  # no records follow for which it is worth to wait
+                producer.flush(_SETTLE_S)  # no records follow for which it is worth to wait
 
     def _check_open(self) -> None:
         """Raise if the writer was closed while its records were not settled."""
@@ -252,7 +295,7 @@ class KafkaWriter(SinkWriter):
             return None
 
         def settle() -> None:
-            self._settle(complete)
+            self._settle(complete, self._producer, self._check)
 
         return settle
 
