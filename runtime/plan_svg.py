@@ -12,7 +12,6 @@ it: it is legible on light and dark pages, and needs no style sheet.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 
 import msgspec
@@ -31,8 +30,7 @@ LONGEST = 48
 """Longer texts are cut, in characters."""
 
 
-@dataclass(slots=True)
-class _Box:
+class _Box(msgspec.Struct):
     """A vertex with its place, px: `x` and `y` are those of the upper left corner."""
 
     title: str

@@ -17,7 +17,6 @@ so far.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import msgspec
@@ -132,8 +131,7 @@ def end_by(command: ClientCommand) -> Transition:
 
 
 @final
-@dataclass(slots=True)
-class OngoingRescale:
+class OngoingRescale(msgspec.Struct):
     """A change of parallelism under way; `command` is answered when the job runs again."""
 
     command: ClientCommand

@@ -36,13 +36,12 @@ HAND_OVER = "hand-over"
 
 
 @final
-@dataclass(slots=True)
-class ClientCommand:
+class ClientCommand(msgspec.Struct):
     """A client wants something done; `answer` is settled with the result or an error."""
 
     verb: str
     answer: asyncio.Future[dict[str, Any]]
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def done(self, **body: Any) -> None:
         """Answer with `body`."""

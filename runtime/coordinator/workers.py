@@ -13,7 +13,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import msgspec
@@ -215,8 +214,7 @@ FIND_TIMEOUT_S = 10.0
 """A worker of an earlier coordinator that has not said Hello by then counts as lost."""
 
 
-@dataclass(slots=True)
-class PulseLine:
+class PulseLine(msgspec.Struct):
     """The last heartbeat of a worker's watch thread, which has a link of its own."""
 
     link: ControlLink | None = None
@@ -224,8 +222,7 @@ class PulseLine:
     """The steps that have been in one call for more than a second."""
 
 
-@dataclass(slots=True)
-class LiveWorker:
+class LiveWorker(msgspec.Struct):
     """One live worker as the coordinator sees it."""
 
     worker_id: str
@@ -236,7 +233,7 @@ class LiveWorker:
     pid: int
     address: bytes
     metrics_url: str = ""
-    pulse: PulseLine = field(default_factory=PulseLine)
+    pulse: PulseLine = msgspec.field(default_factory=PulseLine)
 
     @property
     def host_id(self) -> str:

@@ -29,8 +29,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ...errors import ExchangeError, HeadgateError, check
 from ...operators.clock import Clock
@@ -72,8 +73,7 @@ IDLE_LEAST = 0.01
 """The idle share of an event loop counts as at least this."""
 
 
-@dataclass(slots=True)
-class PartitionStats:
+class PartitionStats(msgspec.Struct):
     """Counts of what left a partition so far, per receiving channel, and of what waits for credit."""
 
     records_out: int = 0

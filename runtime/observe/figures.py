@@ -9,9 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, TypeAlias, final, get_args
+
+import msgspec
 
 from ...errors import MissingFileError
 from .catalogue import DURATIONS, LATENCIES
@@ -38,33 +39,31 @@ def _durations() -> PlainHistogram:
 
 
 @final
-@dataclass(slots=True)
-class CheckpointFigures:
+class CheckpointFigures(msgspec.Struct):
     """The figures of all checkpoints under this coordinator. Times are in seconds."""
 
-    duration: PlainHistogram = field(default_factory=_durations)
-    parts: dict[str, PlainHistogram] = field(
+    duration: PlainHistogram = msgspec.field(default_factory=_durations)
+    parts: dict[str, PlainHistogram] = msgspec.field(
         default_factory=lambda: {part: _durations() for part in CHECKPOINT_PARTS}
     )
-    state_bytes: dict[str, int] = field(default_factory=dict)
+    state_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     """State of each operator in the last completed checkpoint."""
 
 
 @final
-@dataclass(slots=True)
-class JobFigures:
+class JobFigures(msgspec.Struct):
     """The figures of all failures, restarts and rescalings under this coordinator. Times are in seconds."""
 
-    failures: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = msgspec.field(default_factory=Counter)
     """The number of failures by category."""
-    restart: PlainHistogram = field(default_factory=_durations)
-    phases: dict[str, PlainHistogram] = field(
+    restart: PlainHistogram = msgspec.field(default_factory=_durations)
+    phases: dict[str, PlainHistogram] = msgspec.field(
         default_factory=lambda: {phase: _durations() for phase in RESTART_PHASES}
     )
-    restore: PlainHistogram = field(default_factory=_durations)
+    restore: PlainHistogram = msgspec.field(default_factory=_durations)
     local_bytes: int = 0
     storage_bytes: int = 0
-    rescale: PlainHistogram = field(default_factory=_durations)
+    rescale: PlainHistogram = msgspec.field(default_factory=_durations)
 
     def failures_of(self, category: str) -> int:
         """The number of failures of this category."""

@@ -13,7 +13,6 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -80,8 +79,7 @@ class Series(msgspec.Struct, frozen=True):
     """The values of several lines that differ in the label `split`."""
 
 
-@dataclass(slots=True)
-class Scope:
+class Scope(msgspec.Struct):
     """The metrics of one thing that has labels: an operator subtask, a task, or a job.
 
     Attributes:
@@ -91,8 +89,10 @@ class Scope:
 
     labels: dict[str, str]
     user_series_max: int = USER_SERIES_MAX
-    _series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = field(default_factory=dict)
-    _counters: dict[tuple[str, tuple[tuple[str, str], ...]], PlainCounter] = field(
+    _series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = msgspec.field(
+        default_factory=dict
+    )
+    _counters: dict[tuple[str, tuple[tuple[str, str], ...]], PlainCounter] = msgspec.field(
         default_factory=dict
     )
     _user_series: int = 0

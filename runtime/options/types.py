@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from ...errors import OptionError
 from ...operators.durations import format_duration, parse_duration
@@ -44,8 +45,7 @@ class _Plain:
         return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Duration:
+class Duration(msgspec.Struct, frozen=True):
     """Milliseconds, written with a unit: `10 s`."""
 
     at_least_ms: int = 0
@@ -62,8 +62,7 @@ class Duration:
         return format_duration(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """Bytes, written with a unit: `32 kb`."""
 
     at_least: int = 1
@@ -83,8 +82,7 @@ class Size:
         return format_size(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Integer(_Plain):
+class Integer(_Plain, msgspec.Struct, frozen=True):
     """A whole number within bounds."""
 
     at_least: int = 0
@@ -102,8 +100,7 @@ class Integer(_Plain):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(msgspec.Struct, frozen=True):
     """A TCP port, or a range of them with both ends: `6121`, `6121-6140`. 0 alone: any free port."""
 
     name: str = "port or range"
@@ -124,8 +121,7 @@ class Ports:
         return str(value[0]) if len(value) == 1 else f"{value[0]}-{value[-1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio(_Plain):
+class Ratio(_Plain, msgspec.Struct, frozen=True):
     """A part of a whole: above 0, below 1."""
 
     name: str = "ratio"
@@ -141,8 +137,7 @@ class Ratio(_Plain):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Number(_Plain):
+class Number(_Plain, msgspec.Struct, frozen=True):
     """A number within bounds."""
 
     at_least: float
@@ -160,8 +155,7 @@ class Number(_Plain):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(msgspec.Struct, frozen=True):
     """`true` or `false`."""
 
     name: str = "boolean"
@@ -177,8 +171,7 @@ class Boolean:
         return "true" if value else "false"
 
 
-@dataclass(frozen=True, slots=True)
-class Text(_Plain):
+class Text(_Plain, msgspec.Struct, frozen=True):
     """Any text but an empty one."""
 
     name: str = "text"
@@ -190,8 +183,7 @@ class Text(_Plain):
         return text.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(_Plain):
+class Choice(_Plain, msgspec.Struct, frozen=True):
     """One of some words; `others` are Flink's other spellings of them."""
 
     words: tuple[str, ...]
@@ -213,8 +205,7 @@ class Choice(_Plain):
         raise OptionError(f"must be one of {', '.join(self.words)}")
 
 
-@dataclass(frozen=True)
-class Option(Generic[T]):
+class Option(msgspec.Struct, Generic[T], frozen=True):
     """One option.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,8 +78,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     arguments: dict[str, Any]
     answer: OperationAnswer
 

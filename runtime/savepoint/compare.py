@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ...operators.graph import Node
 from ...state.evolution import changed_meaning, compare, is_pickled
@@ -17,8 +18,7 @@ from .describe import SPLITS, describe, states_of
 from .locate import StoredSnapshot
 
 
-@dataclass(slots=True)
-class RestoreCheck:
+class RestoreCheck(msgspec.Struct):
     """The findings for a restore of a savepoint into a job.
 
     Attributes:
@@ -29,11 +29,11 @@ class RestoreCheck:
         other: anything else that would prevent the start.
     """
 
-    unclaimed: list[str] = field(default_factory=list)
-    incompatible: list[str] = field(default_factory=list)
-    migrated: list[str] = field(default_factory=list)
-    new: list[str] = field(default_factory=list)
-    other: list[str] = field(default_factory=list)
+    unclaimed: list[str] = msgspec.field(default_factory=list)
+    incompatible: list[str] = msgspec.field(default_factory=list)
+    migrated: list[str] = msgspec.field(default_factory=list)
+    new: list[str] = msgspec.field(default_factory=list)
+    other: list[str] = msgspec.field(default_factory=list)
 
     def ok(self, *, allow_non_restored: bool = False) -> bool:
         """Return True if the job would start."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec
 from urllib.parse import unquote
+
+import msgspec
 
 from ...errors import UsageError
 from ...operators.addresses import STORAGE_SCHEMES, check_address
@@ -100,12 +101,11 @@ def _s3(uri: str, rest: str, options: Mapping[str, str]) -> CheckpointStore:
     return S3Store(S3Settings(bucket=bucket, prefix=prefix.strip("/"), service=s3_service(options)))
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(msgspec.Struct):
     store: CheckpointStore
     users: int = 0
     opened: bool = False
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opening: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
 
 class SharedStores:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import msgspec
@@ -31,8 +31,7 @@ LOG: Final = "log"
 """The directory that shows that another one is that of a job."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredJob:
+class StoredJob(msgspec.Struct, frozen=True):
     """One job as its storage has it.
 
     Attributes:

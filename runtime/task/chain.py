@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -127,8 +127,7 @@ Outputs: TypeAlias = Mapping[int, Sequence[NodePartition[OutputPartition]]]
 """The result partitions of a subtask, by the id of the node behind which they leave."""
 
 
-@dataclass(slots=True)
-class ChainedOperator:
+class ChainedOperator(msgspec.Struct):
     """One operator of a chain."""
 
     node_id: int
@@ -139,15 +138,14 @@ class ChainedOperator:
     current_watermark: int = -(2**63)
 
 
-@dataclass(slots=True)
-class ChainOutput:
+class ChainOutput(msgspec.Struct):
     """The output of one operator. `records_out` counts the records of its main output."""
 
     name: str
-    next: list[tuple[ChainedOperator, int]] = field(default_factory=list)
-    partitions: list[ChainPartition] = field(default_factory=list)
-    side_next: dict[str, list[tuple[ChainedOperator, int]]] = field(default_factory=dict)
-    side_partitions: dict[str, list[ChainPartition]] = field(default_factory=dict)
+    next: list[tuple[ChainedOperator, int]] = msgspec.field(default_factory=list)
+    partitions: list[ChainPartition] = msgspec.field(default_factory=list)
+    side_next: dict[str, list[tuple[ChainedOperator, int]]] = msgspec.field(default_factory=dict)
+    side_partitions: dict[str, list[ChainPartition]] = msgspec.field(default_factory=dict)
     records_out: int = 0
     watermark: int = -(2**63)
     holds_end: bool = False
@@ -156,7 +154,7 @@ class ChainOutput:
     end_held: bool = False
     latest: int | None = None
     """The latest event time of what was emitted, while `holds_end` is true."""
-    drops: Drops = field(default_factory=Drops)
+    drops: Drops = msgspec.field(default_factory=Drops)
     optional_sides: frozenset[str] = frozenset()
 
     def emit(self, batch: Batch) -> None:

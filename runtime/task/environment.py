@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -121,8 +120,7 @@ class TaskSettings(msgspec.Struct, frozen=True):
     """Debloating (`taskmanager.network.memory.buffer-debloat.*`); None: off."""
 
 
-@dataclass(slots=True)
-class TaskEnvironment:
+class TaskEnvironment(msgspec.Struct):
     """The environment of one subtask."""
 
     plan: PhysicalPlan
@@ -143,7 +141,7 @@ class TaskEnvironment:
     directory: SubtaskDirectory
     reports: SubtaskReports
     metrics_of: MetricsFactory
-    splits: SourceSplits = field(default_factory=SourceSplits)
+    splits: SourceSplits = msgspec.field(default_factory=SourceSplits)
     overtaking: bool = False
     """True if barriers may overtake records at the inputs of this vertex."""
     copies: LocalCopies | None = None
@@ -152,7 +150,7 @@ class TaskEnvironment:
     """Writes small state of all subtasks of the worker together; None: each file by itself."""
     run: str = ""
     """The run of the job; see `OperatorContext.run_id`."""
-    load: LoopLoad = field(default_factory=LoopLoad)
+    load: LoopLoad = msgspec.field(default_factory=LoopLoad)
     """The load of the event loop, which all subtasks in it share."""
 
     @property

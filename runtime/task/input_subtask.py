@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, final
+
+import msgspec
 
 from ...errors import check
 from ...operators.base import AsyncOperator
@@ -57,8 +58,7 @@ BEHIND_THE_END: Final = "records behind the end of data"
 _NONE = -1
 
 
-@dataclass(slots=True)
-class InputBatch:
+class InputBatch(msgspec.Struct):
     """Records of one channel to be processed next: a batch, or the rest of one."""
 
     channel: ChannelAddress

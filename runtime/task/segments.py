@@ -12,7 +12,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 import msgspec
@@ -72,17 +71,16 @@ class SegmentKey(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(msgspec.Struct):
     """The pieces for one segment, and those who wait for it."""
 
     target: SnapshotTarget
-    pieces: list[tuple[str, bytes]] = field(default_factory=list)
+    pieces: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
     subtasks: int = 0
     waiters: int = 0
     timer: asyncio.TimerHandle | None = None
     task: asyncio.Task[Places] | None = None
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 @final

@@ -14,7 +14,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -70,8 +69,7 @@ them."""
 _log = logging.getLogger("headgate.checkpoint")
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(msgspec.Struct):
     """The asynchronous part of one snapshot.
 
     It is only cancelled once it has begun, so that it always discards what it does not make.
@@ -414,8 +412,7 @@ class SnapshotRunner:
         return [running.task for running in self._running.values() if running.task is not None]
 
 
-@dataclass(slots=True)
-class TableWork:
+class TableWork(msgspec.Struct):
     """A cut of a table, and how it continues the table's chain."""
 
     key: StateKey
@@ -425,8 +422,7 @@ class TableWork:
     begun: bool = False
 
 
-@dataclass(slots=True)
-class FilesWork:
+class FilesWork(msgspec.Struct):
     """A cut in local files, with the handles of those already in the store."""
 
     key: StateKey
@@ -436,8 +432,7 @@ class FilesWork:
     """Write the content as a table instead of files."""
 
 
-@dataclass(slots=True)
-class ItemsWork:
+class ItemsWork(msgspec.Struct):
     """A cut of operator state."""
 
     key: StateKey
@@ -447,13 +442,12 @@ class ItemsWork:
 Work = TableWork | FilesWork | ItemsWork
 
 
-@dataclass(slots=True)
-class OperatorWork:
+class OperatorWork(msgspec.Struct):
     """The work to be done for one operator."""
 
     operator: str
     states: tuple[StateInfo, ...]
-    works: list[Work] = field(default_factory=list)
+    works: list[Work] = msgspec.field(default_factory=list)
 
 
 class UploadResult(msgspec.Struct, frozen=True):

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -64,12 +63,11 @@ def is_needed(handle: StateHandle, own: KeyGroupRange) -> bool:
     return KeyGroupRange(handle.first_key_group, handle.last_key_group).overlaps(own)
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(msgspec.Struct):
     """Adjacent pieces that are read at once; `left` of them have not been taken."""
 
     extent: Extent
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     data: bytes | None = None
     left: int = 0
 

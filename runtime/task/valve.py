@@ -8,8 +8,9 @@ time ends only when all channels have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, final
+
+import msgspec
 
 from ...errors import check
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
@@ -26,8 +27,7 @@ class ValveOutput(NamedTuple):
 _NOTHING = ValveOutput()
 
 
-@dataclass(slots=True)
-class _Channel:
+class _Channel(msgspec.Struct):
     watermark: int = WATERMARK_MIN
     idle: bool = False
     ended: bool = False

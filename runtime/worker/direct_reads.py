@@ -13,7 +13,6 @@ import asyncio
 import hmac
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
@@ -98,8 +97,7 @@ class _Client:
         self._reads.forget(self)
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """A request that waits for its subtask."""
 
     client: _Client
@@ -109,8 +107,7 @@ class _Waiting:
     deadline: float
 
 
-@dataclass(slots=True)
-class _Queue:
+class _Queue(msgspec.Struct):
     """The requests that wait for one subtask.
 
     Attributes:
@@ -126,7 +123,7 @@ class _Queue:
     answer_bytes_max: int
     slice_s: float
     timeout_s: float
-    by_kind: dict[_Alike, deque[_Waiting]] = field(default_factory=dict)
+    by_kind: dict[_Alike, deque[_Waiting]] = msgspec.field(default_factory=dict)
     due: bool = False
 
     @classmethod

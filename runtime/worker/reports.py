@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
 import msgspec
@@ -171,11 +170,10 @@ def failure_of(
     )
 
 
-@dataclass(slots=True)
-class _Gathered:
+class _Gathered(msgspec.Struct):
     """The acknowledgements of one checkpoint that wait, each with the time at which it came."""
 
-    acks: list[tuple[SubtaskAck, float]] = field(default_factory=list)
+    acks: list[tuple[SubtaskAck, float]] = msgspec.field(default_factory=list)
     inline_bytes: int = 0
 
 

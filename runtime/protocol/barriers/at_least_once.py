@@ -23,8 +23,9 @@ marker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
+
+import msgspec
 
 from ....errors import check
 from ....operators.elements import CheckpointBarrier
@@ -42,8 +43,7 @@ PENDING_MAX = 50
 """The number of checkpoints counted at once; the oldest is dropped first, and declined."""
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     waiting: set[ChannelPosition]
     barrier: CheckpointBarrier | None
     """The first barrier; None: the checkpoint was cancelled."""

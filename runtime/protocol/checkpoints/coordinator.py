@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, unique
 from typing import Generic, NewType, TypeAlias, TypeVar, final
 
@@ -178,8 +178,7 @@ class Phase(Enum):
 
 
 @final
-@dataclass(slots=True)
-class PendingCheckpoint(Generic[Payload]):
+class PendingCheckpoint(msgspec.Struct, Generic[Payload]):
     """A checkpoint or savepoint that was triggered and is not complete yet."""
 
     checkpoint_id: CheckpointId
@@ -191,7 +190,7 @@ class PendingCheckpoint(Generic[Payload]):
     publishing: bool = False
     after_savepoint: bool = False
     """Whether it is the last checkpoint of a job that stops with a savepoint, which is complete."""
-    acks: dict[SubtaskId, Payload] = field(default_factory=dict)
+    acks: dict[SubtaskId, Payload] = msgspec.field(default_factory=dict)
 
     @property
     def savepoint(self) -> bool:

@@ -12,8 +12,9 @@ docs/design/0032-small-state-shares-objects.md has the reasons.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias, final
+
+import msgspec
 
 from ....state.snapshot import StateHandle
 from .. import names
@@ -37,8 +38,7 @@ def layout(sizes: Sequence[int]) -> list[int]:
 
 
 @final
-@dataclass(slots=True)
-class Extent:
+class Extent(msgspec.Struct):
     """Adjacent pieces of one file, which are read at once."""
 
     file: str
@@ -67,8 +67,7 @@ def extents(handles: Iterable[StateHandle], size_max: int) -> dict[tuple[str, in
 
 
 @final
-@dataclass(slots=True)
-class SegmentLedger:
+class SegmentLedger(msgspec.Struct):
     """The pieces in segments that the subtasks of one worker need, by checkpoint.
 
     A worker counts only what its own subtasks need of a segment. If other workers need pieces of it as
@@ -78,9 +77,9 @@ class SegmentLedger:
 
     amplification_max: float = 2.0
     """The most bytes of a segment for each byte of it that is needed."""
-    _needed: dict[int, dict[Owner, dict[str, int]]] = field(default_factory=dict)
+    _needed: dict[int, dict[Owner, dict[str, int]]] = msgspec.field(default_factory=dict)
     """By checkpoint and subtask: the bytes that it needs of each segment."""
-    _sparse: dict[int, frozenset[str]] = field(default_factory=dict)
+    _sparse: dict[int, frozenset[str]] = msgspec.field(default_factory=dict)
 
     def note(self, checkpoint_id: int, owner: Owner, handles: Iterable[StateHandle]) -> None:
         """Note what a subtask's part of a checkpoint consists of."""
