@@ -1,11 +1,15 @@
 """Measures the recovery of 1 of 8 workers, with and without state that stays in memory.
 
 `python benchmarks/kept_state.py --keys 1000000`. A job of eight workers, all in this process, counts
-records per key, in the state of a process function. Once it has all its keys a worker is killed, several
-times, each time after a checkpoint. Measured is the processor time of the process from the kill to the
-moment at which all subtasks run again: stopping, reading and decoding state, taking it over. The jobs with
-and without `headgate.recovery.keep-state` take turns. The goal is a ratio of 0.25: one worker in eight has
-to read.
+records per key, in the state of a process function, or with `--state running` in a running aggregate. Once
+it has all its keys a worker is killed, several times, each time after a checkpoint. Measured is the
+processor time of the process from the kill to the moment at which all subtasks run again: stopping, reading
+and decoding state, taking it over. The jobs with and without `headgate.recovery.keep-state` take turns. The
+goal is a ratio of 0.25: one worker in eight has to read.
+
+`--price` measures a running aggregate alone, without failures: the processor time of batches of random keys
+with the option on, as a ratio to that with it off, in turns. A checkpoint is complete after each
+`--cut-every` batches.
 """
 
 from __future__ import annotations
@@ -20,10 +24,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 import headgate as hg
-from headgate.connectors import numbers
+from headgate.connectors import generator, numbers
+from headgate.connectors.generator import sequence
+from headgate.operators.aggregation.aggregates import AggregatePlan
+from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.clock import SystemClock
-from headgate.operators.elements import Batch
+from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.job_client import PublishedEvent
@@ -31,6 +41,8 @@ from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
+from headgate.state.snapshot import CommitPermit
+from headgate.testing.connectors import make_context
 
 WORKERS = 8
 RATE = 100_000
@@ -65,7 +77,7 @@ class _NothingWriter(SinkWriter):
         pass
 
 
-def make_job(keys: int, directory: str, keeps: bool) -> hg.Job:
+def make_job(keys: int, directory: str, keeps: bool, state: str) -> hg.Job:
     """It never ends."""
     job = hg.Job(
         f"bench-kept-{os.getpid()}",
@@ -77,6 +89,15 @@ def make_job(keys: int, directory: str, keeps: bool) -> hg.Job:
     )
     job.checkpoint(every="3s", timeout="10min", storage=str(Path(directory, "checkpoints")))
     job.restart(attempts=1_000, delay="0s")
+    if state == "running":
+        fields = {"number": sequence()}
+        rows = generator(fields, rows=1 << 60, rate=RATE, batch_rows=5_000, splits=WORKERS)
+        keyed = job.read(rows, name="numbers").select(
+            f"number % {keys} AS key", "number", name="keys"
+        )
+        totals = keyed.key_by("key").agg(n=hg.count(), total=hg.sum("number"), name="count")
+        totals.write(Nothing(), name="out")
+        return job
     endless = numbers(1 << 60, rate=RATE, batch_rows=5_000, splits=WORKERS)
     counted = job.read(endless, name="numbers").key_with(lambda n: n % keys)
     counted.process(Count(), name="count").write(Nothing(), name="out")
@@ -86,10 +107,10 @@ def make_job(keys: int, directory: str, keeps: bool) -> hg.Job:
 class Run:
     """One job, and the events that it announces."""
 
-    def __init__(self, keys: int, directory: str, keeps: bool) -> None:
+    def __init__(self, keys: int, directory: str, keeps: bool, state: str) -> None:
         self._keys = keys
         self._events: asyncio.Queue[PublishedEvent] = asyncio.Queue()
-        spec = runnable(make_job(keys, directory, keeps)).spec()
+        spec = runnable(make_job(keys, directory, keeps, state)).spec()
         self._cluster = InProcessCluster(clock=SystemClock(), open_store=open_store)
         self._coordinator = JobCoordinator(
             spec, cluster=self._cluster, clock=SystemClock(), open_store=open_store
@@ -133,11 +154,57 @@ class Run:
         return took
 
 
-async def measure(keys: int, kills: int, keeps: bool) -> list[float]:
+async def measure(keys: int, kills: int, keeps: bool, state: str) -> list[float]:
     """Run one job."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-kept-") as directory:
         async with asyncio.timeout(DEADLINE_S):
-            return await Run(keys, directory, keeps).measure(kills)
+            return await Run(keys, directory, keeps, state).measure(kills)
+
+
+PRICE_ROWS = 32_768
+PRICE_BATCHES = 60
+
+
+class Forgotten:
+    """An output that forgets."""
+
+    def emit(self, batch: Batch) -> None: ...
+    def emit_side(self, tag: str, batch: Batch) -> None: ...
+    def emit_watermark(self, timestamp: int) -> None: ...
+    def emit_idle(self, idle: bool) -> None: ...
+
+
+def price_batch(keys: np.ndarray) -> ColumnBatch:
+    """Records of these keys."""
+    return ColumnBatch(pa.RecordBatch.from_arrays([pa.array(keys)] * 2, names=["key", "number"]))
+
+
+def price(keys: int, cut_every: int, keeps: bool) -> float:
+    """Return the CPU seconds per million records of a running aggregate with all its keys."""
+    schema = pa.schema([("key", pa.int64()), ("number", pa.int64())])
+    named = {"n": hg.count(), "total": hg.sum("number"), "highest": hg.max("number")}
+    operator = RunningAggregate(AggregatePlan(("key",), named, schema))
+    operator.output = Forgotten()
+    operator.open(make_context(options={"headgate.recovery.keep-state": str(keeps).lower()}))
+    for first in range(0, keys, PRICE_ROWS):
+        operator.process(price_batch(np.arange(first, min(first + PRICE_ROWS, keys))), 0)
+    rng = np.random.default_rng(1)
+    batches = [price_batch(rng.integers(0, keys, PRICE_ROWS)) for _ in range(PRICE_BATCHES)]
+    took, checkpoint = 0.0, 0
+    for number, batch in enumerate(batches):
+        began = time.process_time()
+        if not number % cut_every:
+            if checkpoint:
+                operator.on_checkpoint_complete(CommitPermit("bench", 1, checkpoint))
+            checkpoint += 1
+            snapshot = operator.snapshot(checkpoint)
+        operator.process(batch, 0)
+        took += time.process_time() - began
+        if not number % cut_every:
+            for cut in snapshot.tables.values():
+                cut.make(None)  # by another thread, so it does not count
+    operator.close()
+    return took * 1e6 / (PRICE_ROWS * PRICE_BATCHES)
 
 
 def main() -> None:
@@ -146,12 +213,24 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=3, help="per job")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--state", choices=("process", "running"), default="process")
+    parser.add_argument("--price", action="store_true", help="of normal operation; no failures")
+    parser.add_argument("--cut-every", type=int, default=20, help="batches per checkpoint")
     chosen = parser.parse_args()
+    if chosen.price:
+        pairs = [
+            [price(chosen.keys, chosen.cut_every, keeps) for keeps in (False, True)]
+            for _ in range(chosen.rounds)
+        ]
+        for off, on in pairs:
+            print(f"  {off:.4f} and {on:.4f} CPU s per million records: {on / off:.2f}")
+        print(f"{chosen.keys:,} keys: a ratio of {median(on / off for off, on in pairs):.2f}")
+        return
     took: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(chosen.rounds):
         for keeps in (False, True):
             print("kept in memory" if keeps else "all is read", flush=True)
-            took[keeps] += asyncio.run(measure(chosen.keys, chosen.kills, keeps))
+            took[keeps] += asyncio.run(measure(chosen.keys, chosen.kills, keeps, chosen.state))
     read, kept = median(took[False]), median(took[True])
     print(f"{chosen.keys:,} keys: {read:.2f} and {kept:.2f} CPU s, a ratio of {kept / read:.2f}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -20,7 +21,7 @@ from ...state.slots.key_index import BatchKeys, KeyHasher, plain_column, taken_k
 from ...state.values import Array, Index
 from ..aggregation.aggregate_tables import CutPart
 from ..aggregation.aggregates import AggregatePlan
-from ..aggregation.keyed_aggregate import KeyedGroup, KeyedRows, Rows
+from ..aggregation.keyed_aggregate import KeptGroup, KeyedGroup, KeyedRows, Rows
 from .kinds import TumblingWindow
 from .windowed_aggregate import Fired
 
@@ -60,6 +61,22 @@ def _lanes(hasher: KeyHasher, starts: Hashes, columns: Sequence[pa.Array]) -> tu
         assert checks is not None
         checks = checks + starts * _PER_START_AGAIN
     return mixed(hashes + starts * _PER_START), checks
+
+
+class KeptSmallWindows(msgspec.Struct, frozen=True):
+    """A cut to which small windows can go back.
+
+    Attributes:
+        group: their rows.
+        starts: the window of each slot, which never changes.
+        open: the starts of those in the table.
+        expired: windows that start here or before had expired.
+    """
+
+    group: KeptGroup
+    starts: SlotArray
+    open: frozenset[int]
+    expired: int
 
 
 class SmallWindows:
@@ -263,6 +280,24 @@ class SmallWindows:
             return [starts[which].copy(), starts[which] + size_ms]
 
         return CutPart(self._group.cut(epoch), edges, alive)
+
+    def keep(self, grew: Callable[[], None]) -> KeptSmallWindows:
+        """Open a cut to which the windows can go back: that which the table has just counted.
+
+        `grew` is called now and then while old values come.
+        """
+        return KeptSmallWindows(
+            self._group.keep(grew), self._starts, frozenset(self.open), self._expired
+        )
+
+    def has(self, group: KeyedGroup) -> bool:
+        """Return True if the rows are in this group."""
+        return self._group is group
+
+    def go_back(self, kept: KeptSmallWindows) -> None:
+        """Take over the windows of another table, as they were at a cut; only into an empty one."""
+        self._group, self._starts = kept.group.go_back(self._epoch), kept.starts
+        self.open, self._expired = set(kept.open), kept.expired
 
     def load(self, table: pa.Table) -> None:
         """Restore rows of a snapshot's table."""

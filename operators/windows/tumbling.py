@@ -37,6 +37,8 @@ from ..aggregation.aggregate_tables import (
 )
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import (
+    KeptGroup,
+    KeptGroups,
     KeyedGroup,
     KeyedRows,
     Rows,
@@ -46,10 +48,11 @@ from ..aggregation.keyed_aggregate import (
 from ..aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ..base import OperatorContext
 from ..elements import WATERMARK_MIN, Batch
+from ..rollback import Rollback
 from ..time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from .committed import CommittedWindows
 from .kinds import TumblingWindow
-from .small_windows import SMALL_ROWS, SmallWindows
+from .small_windows import SMALL_ROWS, KeptSmallWindows, SmallWindows
 from .spilling_windows import SpillingWindows
 from .windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
 
@@ -64,6 +67,30 @@ _PROGRESS: Final = KeyGroupTable.of_times("watermark", "window", WATERMARK_COLUM
 def _expired_at(window: TumblingWindow, watermark: int) -> int:
     """Return the last instant of the windows that have expired at a watermark."""
     return clamped(window.first_kept(watermark) - 1)
+
+
+class KeptWindows(KeptGroups):
+    """A cut to which windows can go back.
+
+    Args:
+        large: those with a table of their own, by their starts.
+        small: the others.
+        now: the windows with a table of their own at any time.
+        small_now: the table of the others.
+    """
+
+    def __init__(
+        self,
+        large: dict[int, KeptGroup],
+        small: KeptSmallWindows,
+        now: dict[int, KeyedGroup],
+        small_now: SmallWindows,
+    ) -> None:
+        super().__init__(
+            {**large, WATERMARK_MIN: small.group},
+            lambda start, group: now.get(start) is group or small_now.has(group),
+        )
+        self.large, self.small = large, small
 
 
 class TumblingAggregate(WindowedAggregate):
@@ -94,6 +121,8 @@ class TumblingAggregate(WindowedAggregate):
             space = AggregateSpace(self._plan, context, _WINDOWS)
             self._hasher = space.hasher
             self._spilling = SpillingWindows(space, self._window)
+        else:
+            self._rollback = Rollback(context.options, _WINDOWS, self._open_kept)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -247,6 +276,7 @@ class TumblingAggregate(WindowedAggregate):
         for start in [start for start in self._large if start <= last]:
             self._drop(start)
         self._small.drop(last)
+        self._rollback.grew()  # what was dropped stays in kept cuts
 
     def _keep_expired(self, old: CommittedWindows, last: int) -> None:
         """Keep the results of windows that are about to be dropped."""
@@ -357,11 +387,18 @@ class TumblingAggregate(WindowedAggregate):
             for start, group in sorted(self._groups.items())
         ]
         parts.append(self._small.cut(epoch))
+        self._rollback.cut(checkpoint_id)
         windows = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
         tables = {_PROGRESS.name: self._progress.cut()}
         if self._spilling is not None:
             return StateSnapshot(tables=tables, files={_WINDOWS: self._spilling.snapshot(windows)})
         return StateSnapshot(tables={_WINDOWS: windows, **tables})
+
+    def _open_kept(self) -> KeptWindows:
+        """Open a cut to which the windows can go back; see `Rollback`."""
+        grew = self._rollback.grew
+        groups = {start: group.keep(grew) for start, group in self._groups.items()}
+        return KeptWindows(groups, self._small.keep(grew), self._groups, self._small)
 
     def _edges(self, start: int) -> Callable[[Rows], list[Array]]:
         end = start + self._window.size_ms
@@ -382,11 +419,17 @@ class TumblingAggregate(WindowedAggregate):
         """Restore the open windows; watermark and expiry are the least of those restored."""
         self._epoch.restored()
         self._progress.restore(state, fitted=lambda time: self._window.first_behind(time) - 1)
+        kept = self._rollback.found(state)
+        if kept is not None:
+            for start, group in kept.large.items():
+                self._groups[start] = group.go_back(self._epoch)
+            self._small.go_back(kept.small)
         self._restore_rows(self._restore_files(state), state.states.get(_WINDOWS))
         self._restore_rows(state.tables.get(_WINDOWS), state.states.get(_WINDOWS))
         if self._spilling is not None:
             self._spilling.settle(self._small)
         self._note_restored()
+        self._rollback.restored(self.context.restored_checkpoint)
 
     def _restore_files(self, state: RestoredState) -> pa.Table | None:
         """Restore windows from files; return the rows of the small ones."""
@@ -446,6 +489,7 @@ class TumblingAggregate(WindowedAggregate):
             self._small.load(table.take(pa.array(np.concatenate(few))))
 
     def close(self) -> None:
+        self._rollback.close()
         self._retired.clear()
         if self._spilling is not None:
             self._spilling.close()

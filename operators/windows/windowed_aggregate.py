@@ -35,12 +35,13 @@ from ...state.queryable import KeyScan, NotKept
 from ...state.slots.epochs import TableEpoch
 from ...state.slots.key_index import KeyHasher
 from ...state.slots.table import SlotTable
-from ...state.snapshot import CommitPermit
+from ...state.snapshot import CommitPermit, KeptState
 from ...state.values import Index
 from ..aggregation.aggregates import AggregatePlan
 from ..aggregation.keyed_aggregate import KeyedRows, Rows, columns_of, identity_seed
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
+from ..rollback import Rollback
 from ..spilling_space import SpillingOperator
 from ..time_progress import ExpiredAt, KeyGroupTable, TimeProgress
 from .committed import CommittedWindows
@@ -146,6 +147,7 @@ class WindowedAggregate(SpillingOperator):
         self._plan, self._step, self._committed = plan, step, committed
         self._old: CommittedWindows | None = None
         self._progress = TimeProgress(progress, expired_at)
+        self._rollback: Rollback[Any] = Rollback.off()
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -308,10 +310,15 @@ class WindowedAggregate(SpillingOperator):
         return KeyScan(self._each_once(found), ending.close)
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        self._rollback.completed(permit.checkpoint_id)
         if self._old is not None:
             self._old.points.completed(permit.checkpoint_id)
 
+    def keep(self) -> dict[str, KeptState]:
+        return self._rollback.keep()
+
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._rollback.aborted(checkpoint_id)
         if self._old is not None:
             self._old.points.aborted(checkpoint_id)
 

@@ -77,6 +77,9 @@ MORE_KINDS = {
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
     "kept running": Workload(timed.running, timed.check_running, timed.missing_running, keeps=True),
     "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
+    "kept windows": Workload(
+        timed.windows, timed.check_windows, timed.missing_windows, flushes=True, keeps=True
+    ),
     "queried": Workload(counting.queried, counting.check_count, conserves=True, queried=COUNTS),
     "queried windows": Workload(
         timed.queried_windows,
