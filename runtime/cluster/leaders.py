@@ -112,7 +112,7 @@ async def _seek(actor: Any, but: Lead | None) -> Lead | JobOutcome | HeadgateErr
         if isinstance(answer, RayTaskError):
             return _cause(answer)
         if isinstance(answer, ActorDiedError):
-            return _removed()  # Ray says of one that it starts again that it is unavailable
+            return _dead(answer)  # Ray says of one that it starts again that it is unavailable
         if through:
             return None
         if isinstance(answer, Lead) and (but is None or answer.pid != but.pid):
@@ -165,11 +165,21 @@ def _nobody_in_time(within_s: float) -> JobError:
     )
 
 
-def _removed() -> JobError:
+def _dead(error: ActorDiedError) -> JobError:
+    """Return the error for an actor that Ray does not start again, with Ray's reason."""
+    # The first line is the same for all deaths. Lines with a tab name the actor.
+    lines = [line for line in error.error_msg.splitlines()[1:] if line.strip()]
+    if error.actor_init_failed:
+        return JobError(
+            f"the process of the coordinator could not begin: {lines[-1].strip() if lines else error}",
+            fix="its whole error is in the logs of Ray",
+        )
+    said = " ".join(line for line in lines if not line.startswith("\t"))
+    reason = f", as Ray says: {said}" if said else ""
     return JobError(
-        "the coordinator was removed from the cluster: another run took the job over (--take-over), or "
-        "somebody killed its actor",
-        fix="`headgate list` shows what runs; a run started again goes on from the newest checkpoint",
+        f"the coordinator was removed from the cluster{reason}",
+        fix="did another run take the job over (--take-over), or somebody kill its actor? `headgate list` "
+        "shows what runs; a run started again goes on from the newest checkpoint",
     )
 
 

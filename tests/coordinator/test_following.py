@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import Any
 
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from headgate.errors import JobError, JobNotFound
@@ -229,6 +230,25 @@ def test_why_a_job_could_not_begin_is_told_however_late_it_is_asked(
     for world in worlds(DIED, STARTS, FAILED):
         with pytest.raises(JobError, match="the store is away"):
             ask(function, world)
+
+
+def test_the_reason_of_ray_for_the_end_of_an_actor_is_told() -> None:
+    killed = ActorDiedErrorContext(
+        class_name="CoordinatorActor",
+        actor_id=b"a" * 16,
+        pid=7,
+        error_message="The actor is dead because all references to the actor were removed.",
+    )
+    said = leaders._dead(ActorDiedError(killed))
+    assert said.message == (
+        "the coordinator was removed from the cluster, as Ray says: "
+        "The actor is dead because all references to the actor were removed."
+    )
+    broken = RayTaskError(
+        "__init__", "Traceback:\n  in enter\nOSError: no such pipe", OSError(), actor_id="aa"
+    )
+    said = leaders._dead(ActorDiedError(broken))
+    assert said.message == "the process of the coordinator could not begin: OSError: no such pipe"
 
 
 @pytest.mark.parametrize("phases", [(LEADS, REMOVED), (STARTS, LEFT)])
