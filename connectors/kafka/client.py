@@ -164,7 +164,8 @@ def patiently(request: Callable[[], T]) -> T:
     """Return a request's answer, and repeat it while the cluster chooses leaders and coordinators.
 
     After a broker has started, it answers before it leads its partitions again. librdkafka reports
-    that to those who ask for offsets, and marks such errors as retriable only in a few clients.
+    that to those who ask for offsets, and marks such errors as retriable only in a few clients. It
+    may also not know a partition that was made just now, although it has listed it.
 
     Raises:
         KafkaException: another reason, or the same one for `ANSWER_S_MAX`.
@@ -181,6 +182,7 @@ def patiently(request: Callable[[], T]) -> T:
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_PARTITION,
     )
     clock = SystemClock()
     deadline = clock.monotonic() + ANSWER_S_MAX
