@@ -24,8 +24,15 @@ from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.windows import small_windows, tumbling
-from headgate.operators.windows.kinds import WINDOW_FIELDS, GlobalWindow, TumblingWindow
+from headgate.operators.windows.kinds import (
+    WINDOW_FIELDS,
+    GlobalWindow,
+    SlidingWindow,
+    TumblingWindow,
+)
+from headgate.operators.windows.panes import table as pane_table
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
+from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.runtime.options.recovery import KEEP_STATE
 from headgate.state.slots import arrays, epochs, key_index
@@ -95,6 +102,11 @@ def _windows(keys: str, texts: str) -> Operator:
     return TumblingAggregate(TumblingWindow(10, 0, 7), plan)
 
 
+def _panes(keys: str, texts: str) -> Operator:
+    window = SlidingWindow(20, 10, 0, 7)
+    return PaneAggregate(window, plan_for(keys, texts, added=WINDOW_FIELDS))
+
+
 KINDS = {
     "running": Kind("running", lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
     "expiring": Kind(
@@ -103,6 +115,7 @@ KINDS = {
         expires=True,
     ),
     "windows": Kind("windows", _windows, expires=True),
+    "panes": Kind("panes", _panes, expires=True),
     "global": Kind(
         "whole", lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
     ),
@@ -123,6 +136,7 @@ def tight() -> Any:
         patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
         patch.setattr(tumbling, "SMALL_ROWS", 3)
         patch.setattr(small_windows, "_DEAD_MIN", 0)
+        patch.setattr(pane_table, "DEAD_MIN", 1)
         patch.setattr(small_windows, "KEPT_ROWS_MAX", 6)
         yield
 

@@ -34,6 +34,7 @@ from ...aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows
 from ...aggregation.spilling_group import lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from ...rollback import Rollback
 from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, TimeProgress, clamped
 from ..committed import CommittedWindows
 from ..kinds import PaneWindow
@@ -42,7 +43,7 @@ from ..windowed_aggregate import Fired, WindowedAggregate
 from .early import ChangedCells, EarlyResults
 from .grid import Grid, windows_with
 from .spilling import SpillingPanes
-from .table import NO_PANE, CellKeys, PaneTable, parts_of
+from .table import NO_PANE, CellKeys, KeptPanes, PaneTable, parts_of
 from .totals import Between, Members, RunningTotals, Totalled, Totals, TwoStacks, has_running_totals
 
 _PANES: Final = "panes"
@@ -96,6 +97,8 @@ class PaneAggregate(WindowedAggregate):
         self._renew_totals()
         if lies_on_disk(self._plan, context):
             self._disk = SpillingPanes(self._plan, context, _PANES, self._grid)
+        else:
+            self._rollback = Rollback(context.options, _PANES, self._open_kept)
 
     @property
     def _spilling(self) -> SpillingPanes | None:
@@ -201,6 +204,7 @@ class PaneAggregate(WindowedAggregate):
             self._spilling.drop(kept_from)
             return
         self._table.drop(kept_from)
+        self._rollback.grew()  # cells that were moved stay in kept cuts
         self._table.sealed(self._last_pane_due(watermark))
 
     def _keep_expired(self, old: CommittedWindows, kept_from: int) -> None:
@@ -442,10 +446,15 @@ class PaneAggregate(WindowedAggregate):
         def bounds(which: Rows) -> list[Array]:
             return self._bounds(panes[which])
 
+        self._rollback.cut(checkpoint_id)
         group = GroupCut(CellKeys(keys._pieces, keys.size, of_cells), table.state.cut(epoch))
         parts = [CutPart(group, bounds, alive)]
         panes_cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
         return StateSnapshot(tables={_PANES: panes_cut, **progress})
+
+    def _open_kept(self) -> KeptPanes:
+        """Open a cut to which the panes can go back; see `Rollback`."""
+        return self._table.keep(self._rollback.grew)
 
     def _bounds(self, panes: Array) -> list[Array]:
         """Return start and end of the pane of each cell."""
@@ -481,10 +490,14 @@ class PaneAggregate(WindowedAggregate):
                 self._disk.restore_files(files)
         elif files:
             raise files_of_another_backend(_PANES, self._step)
+        kept = self._rollback.found(state)
+        if kept is not None:
+            self._table.go_back(kept)
         rows = state.tables.get(_PANES)
         if rows is not None and rows.num_rows:
             self._restore_rows(rows, state.states.get(_PANES))
         self._note_restored()
+        self._rollback.restored(self.context.restored_checkpoint)
 
     def _further_panes(self) -> Index | None:
         """Return the last expired pane by key group; None while there is no need to tell them apart."""
@@ -529,6 +542,7 @@ class PaneAggregate(WindowedAggregate):
         return None
 
     def close(self) -> None:
+        self._rollback.close()
         early: EarlyResults | None = getattr(self, "_early", None)
         if early is not None:
             early.stop()

@@ -75,6 +75,38 @@ class Pane:
         return found, cells[at[found]]
 
 
+class KeptPanes:
+    """A cut to which panes can go back.
+
+    Attributes:
+        keys, state, cell_keys, cell_panes: of the table; what they have of the cells at the cut changes
+            only in ways that `state` notes.
+        keys_then, aggregates: the keys, and the state, at the cut.
+        cells: the number of cells at the cut.
+        expired: see `PaneTable`; at the cut.
+    """
+
+    def __init__(self, table: PaneTable, grew: Callable[[], None]) -> None:
+        self.keys, self.keys_then = table.keys, table.keys.cut()
+        self.state, self.aggregates = table.state, table.state.keep(grew)
+        self.cell_keys, self.cell_panes = table.cell_keys, table.cell_panes
+        self.cells, self.expired = table.state.size, table.expired
+        self._table: PaneTable | None = table
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of the old values, and of all if the table has moved its cells since."""
+        size = self.aggregates.slots.nbytes
+        if self._table is not None and self._table.state is not self.state:
+            size += self.state.used_bytes + self.keys.used_bytes
+        return size
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._table = None
+        self.aggregates.slots.close()
+
+
 class PaneTable:
     """The panes, keys and cells.
 
@@ -313,6 +345,29 @@ class PaneTable:
         if len(alive):
             ranks[alive] = index.lookup(BatchKeys(self._hasher, self.keys.take(alive)))
         return index, ranks
+
+    def keep(self, grew: Callable[[], None]) -> KeptPanes:
+        """Open a cut to which the panes can go back: that which the table has just counted.
+
+        `grew` is called now and then while old values come.
+        """
+        return KeptPanes(self, grew)
+
+    def go_back(self, kept: KeptPanes) -> None:
+        """Take over the panes of another table, as they were at a cut; only into an empty one."""
+        kept.keys.go_back(kept.keys_then)
+        kept.state.go_back(kept.aggregates, self._epoch)
+        self.keys, self.state = kept.keys, kept.state
+        self.cell_keys, self.cell_panes = kept.cell_keys, kept.cell_panes
+        self._cells, self.expired = kept.cells, kept.expired
+        panes = self.cell_panes.data[: self._cells]
+        alive = np.flatnonzero(panes > self.expired)
+        for number, which in split(panes[alive]) if alive.size else ():
+            pane = self._panes[number] = Pane(number)
+            pane.append(self.cell_keys.data[alive[which]], alive[which])
+        self._numbers = sorted(self._panes)
+        self._dead = self._cells - len(alive)
+        self._moved(np.arange(self._cells))
 
     def load(self, columns: list[pa.Array], panes: Numbers, state: pa.Table, epochs: int) -> None:
         """Restore cells, each of another key and pane; only into an empty table."""
