@@ -26,7 +26,7 @@ import decimal
 import struct
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from ..errors import StateError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Index: TypeAlias = npt.NDArray[np.int64]
+N = TypeVar("N", bound=np.integer[Any])
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -190,11 +191,13 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
     return _hash_rows(arrays, 0)
 
 
-def distinct(hashes: Hashes) -> Hashes:
-    """Return the hashes in order, each once. `np.unique` takes several times as long."""
-    hashes = np.sort(hashes)
-    again = hashes[1:] == hashes[:-1]
-    return hashes[np.append(True, ~again)] if again.any() else hashes
+def distinct(numbers: npt.NDArray[N]) -> npt.NDArray[N]:
+    """Return the numbers in order, each once. `np.unique` takes several times as long."""
+    if numbers.size and numbers.min() == numbers.max():
+        return numbers[:1]
+    numbers = np.sort(numbers)
+    again = numbers[1:] == numbers[:-1]
+    return numbers[np.append(True, ~again)] if again.any() else numbers
 
 
 def identity_columns(arrays: Sequence[pa.Array], seed: int) -> Hashes:

@@ -51,6 +51,11 @@ class OldRows:
         self._index = SlotTable()
         self._pieces: list[_Piece] = []
 
+    def expect_as_many(self, before: OldRows | None) -> None:
+        """Make room for as many entries as there were since the cut before; only while there are none."""
+        if before is not None:
+            self._index.expect(before._index.size)
+
     def keep(self, hashes: Hashes, checks: Hashes | None, read: ReadOld) -> bool:
         """Keep the rows of those entries that are not here yet; return True if there are such entries.
 
@@ -60,7 +65,7 @@ class OldRows:
             read: called with the places of new entries.
         """
         before = self._index.size
-        places = self._index.lookup(hashes, checks)[1]
+        places = self._index.lookup(hashes, checks, mostly_new=True)[1]
         if not len(places):
             return False
         owners, columns = read(places)

@@ -245,7 +245,10 @@ class QueriedAggregate(SpillingOperator):
     def _note_cut(self, checkpoint_id: int) -> None:
         """Note that a snapshot is taken of the aggregates as they are now."""
         if self._points is not None:
+            before = self._points.newest
             self._points.cut(checkpoint_id)
+            assert self._points.newest is not None
+            self._points.newest.expect_as_many(before)
             self._cuts += 1
 
     def _note_restored(self) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
+from ...state.hashing import distinct
 from ...state.queryable import CommittedPoints
 from ...state.slots.key_index import KeyHasher, taken_keys
 from ...state.values import Index
@@ -105,18 +106,21 @@ class CommittedWindows:
 
     def cut(self, checkpoint_id: int, progress: TimeProgress) -> None:
         """Note that the windows as they are now are those that a checkpoint will have."""
+        before = self.points.newest
         self.points.cut(checkpoint_id)
-        self._note(progress)
+        self._note(progress).expect_as_many(before)
 
     def restored(self, checkpoint_id: int, progress: TimeProgress) -> None:
         """Note that the windows as they are now are those of a checkpoint."""
         self.points.restored(checkpoint_id)
         self._note(progress)
 
-    def _note(self, progress: TimeProgress) -> None:
-        assert self.points.newest is not None
+    def _note(self, progress: TimeProgress) -> OldCells:
+        newest = self.points.newest
+        assert newest is not None
         self.cuts += 1
-        self.points.newest.progress = progress.copied()
+        newest.progress = progress.copied()
+        return newest
 
     # --- before a change -----------------------------------------------------------------------
 
@@ -132,7 +136,7 @@ class CommittedWindows:
         if old is None:
             return
         if numbers is not None:
-            old.numbers.update(np.unique(numbers).tolist())
+            old.numbers.update(distinct(numbers).tolist())
 
         def with_keys(places: Index) -> Found:
             owners, found = read(places)

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..hashing import distinct
 from ..values import Array, Index
 from .arrays import ObjectArray, SlotArray, entries_of
 
@@ -214,7 +215,7 @@ class ChangedSlots:
         Slots from `known` on are new, and not among them.
         """
         slots = np.arange(known) if size * MARK_ALL_FACTOR <= len(slots) else slots[slots < known]
-        return np.unique(slots[self._epochs.data.take(slots) < self.table.current])
+        return distinct(slots[self._epochs.data.take(slots) < self.table.current])
 
     def mark(self, slots: Which, size: int, epochs: Any) -> None:
         """Set the epochs of slots that are new."""

@@ -86,12 +86,15 @@ class SlotTable:
         self._moved = self._to_move = self._settled = self.size = self._backed = 0
         self._checks = None
 
-    def lookup(self, hashes: Hashes, checks: Hashes | None = None) -> tuple[Slots, Rows]:
+    def lookup(
+        self, hashes: Hashes, checks: Hashes | None = None, *, mostly_new: bool = False
+    ) -> tuple[Slots, Rows]:
         """Return the slot of each row's key; new keys get the next slots.
 
         Args:
             hashes: the first lane of the identity.
             checks: the second lane; None stands for all zeros.
+            mostly_new: most keys are not here yet; the result is the same.
 
         Returns:
             The slots, and for each new slot, in order, a row that holds its key.
@@ -100,7 +103,10 @@ class SlotTable:
             self._checks = SlotArray(np.uint64)
             self._checks.reserve(self.size)
         self._move(2 * len(hashes))
-        if self.size:
+        has_room = _most_keys(len(self._cells)) - self.size >= len(hashes)
+        # An insertion meets a key that is here as well, if it is in this index.
+        inserts = mostly_new and self._old is None and has_room
+        if self.size and not inserts:
             slots, missed = self._find(self._cells, hashes, checks)
         else:
             slots, missed = np.empty(len(hashes), np.int32), np.arange(len(hashes))
@@ -120,6 +126,14 @@ class SlotTable:
         if fresh:
             self._prepare()
         return slots, np.concatenate(fresh) if fresh else missed
+
+    def expect(self, keys: int) -> None:
+        """Make the index large enough for this many keys; only of an empty table."""
+        cells = len(self._cells)
+        while _most_keys(cells) < keys:
+            cells *= 2
+        if cells > len(self._cells):
+            self._cells = large_zeros(cells, np.int32)
 
     def fill(self, hashes: Hashes, checks: Hashes | None = None) -> None:
         """Take over distinct keys as slots 0, 1, 2, …; only into an empty table."""
@@ -224,7 +238,10 @@ class SlotTable:
         return rows[absent]
 
     def _insert(self, slots: Slots, rows: Rows, hashes: Hashes, checks: Hashes | None) -> Rows:
-        """Give slots to the absent keys of `rows`, which may repeat, and return the row of each new key."""
+        """Give slots to the absent keys of `rows`, which may repeat, and return the row of each new key.
+
+        The other keys of `rows` are in this index, too.
+        """
         cells, mask = self._cells, len(self._cells) - 1
         h = hashes.take(rows)
         c = None if checks is None else checks.take(rows)
@@ -266,7 +283,7 @@ class SlotTable:
             c = None if c is None else c.take(keep)
             at += steps
             at &= mask
-        return np.concatenate(fresh)
+        return np.concatenate(fresh) if fresh else rows
 
     # --- growth --------------------------------------------------------------------------------
 

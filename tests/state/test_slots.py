@@ -19,12 +19,16 @@ quick = settings(max_examples=40, deadline=None)
 class Model:
     """A model of the table: a dict from identity to slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, mostly_new: bool = False, expected: int = 0) -> None:
         self.table, self.slots = SlotTable(), {}
+        self.table.expect(expected)
+        self.mostly_new = mostly_new
 
     def batch(self, hashes: list[int], checks: list[int] | None = None) -> None:
         lanes = None if checks is None else np.array(checks, np.uint64)
-        found, fresh = self.table.lookup(np.array(hashes, np.uint64), lanes)
+        found, fresh = self.table.lookup(
+            np.array(hashes, np.uint64), lanes, mostly_new=self.mostly_new
+        )
         identities = list(zip(hashes, checks or [0] * len(hashes), strict=True))
         before = len(self.slots)
         for offset, row in enumerate(fresh.tolist()):
@@ -43,17 +47,20 @@ many = st.integers(0, 2**64 - 1)
 
 
 @quick
-@given(st.lists(st.lists(few | some | many, max_size=60), max_size=12))
-def test_agrees_with_a_dict(batches):
-    model = Model()
+@given(st.lists(st.lists(few | some | many, max_size=60), max_size=12), st.booleans())
+def test_agrees_with_a_dict(batches, mostly_new):
+    model = Model(mostly_new=mostly_new)
     for batch in batches:
         model.batch(batch)
 
 
 @quick
-@given(st.lists(st.lists(st.tuples(some | few, st.integers(0, 3)), max_size=60), max_size=8))
-def test_equal_hashes_with_unequal_checks_are_other_keys(batches):
-    model = Model()
+@given(
+    st.lists(st.lists(st.tuples(some | few, st.integers(0, 3)), max_size=60), max_size=8),
+    st.booleans(),
+)
+def test_equal_hashes_with_unequal_checks_are_other_keys(batches, mostly_new):
+    model = Model(mostly_new=mostly_new)
     for batch in batches:
         model.batch([hash_ for hash_, _ in batch], [check for _, check in batch])
 
@@ -66,9 +73,19 @@ def test_batches_without_the_second_lane_mean_zeros(batches):
         model.batch(hashes, [h % 2 for h in hashes] if checked else None)
 
 
+@pytest.mark.parametrize("expected", [0, 1_000, 30_000])
+def test_a_table_that_expects_new_keys_may_meet_old_ones(expected):
+    """Also while it grows, and its keys lie in two indexes."""
+    rng = np.random.default_rng(expected)
+    model = Model(mostly_new=True, expected=expected)
+    for _ in range(12):
+        model.batch(rng.integers(0, 40_000, 3_000).tolist())
+
+
+@pytest.mark.parametrize("mostly_new", [False, True])
 @pytest.mark.parametrize("rows", [1, 100, 5_000, 70_000])
-def test_one_key_repeated_through_a_whole_batch(rows):
-    model = Model()
+def test_one_key_repeated_through_a_whole_batch(rows, mostly_new):
+    model = Model(mostly_new=mostly_new)
     model.batch([7] * rows)
     model.batch([7, 8] * rows)
 
