@@ -8,11 +8,11 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from ..errors import BadRecordError, UsageError
+from ..errors import BadRecordError
 from ..operators.base import OperatorContext
 from ..operators.drops import DropKind
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.suggestions import suggest
+from .arguments import check_policy
 from .files.decode import excerpt
 
 
@@ -29,11 +29,7 @@ BadRecordPolicy: TypeAlias = Literal["fail", "drop", "side_output"]
 
 def parse_policy(text: BadRecordPolicy) -> OnBadRecord:
     """Return the policy with this name; raises UsageError if there is none."""
-    policies = [policy.value for policy in OnBadRecord]
-    if text not in policies:
-        raise UsageError(
-            f"no such policy on_bad_record=`{text}`", fix=suggest(text, policies, "policies")
-        )
+    check_policy("on_bad_record", text, [policy.value for policy in OnBadRecord])
     return OnBadRecord(text)
 
 

@@ -197,6 +197,29 @@ def check_metadata(
     return given
 
 
+def check_written(
+    metadata: Mapping[str, str] | None, known: Sequence[str], messages: str
+) -> dict[str, str]:
+    """Check which parts of messages have columns of their own in a sink, and return them.
+
+    Args:
+        metadata: the names of columns, by the parts.
+        known: the parts that a column may have.
+        messages: the name of messages, for errors.
+
+    Raises:
+        UsageError: no column can have such a part.
+    """
+    given = dict(metadata or {})
+    for kind, column in given.items():
+        if kind not in known:
+            raise UsageError(
+                f"{messages} are not given such metadata metadata=`{kind}: {column}`",
+                fix=suggest(kind, known, "metadata"),
+            )
+    return given
+
+
 def check_message_columns(
     schema: pa.Schema | None,
     texts: Mapping[str, str],

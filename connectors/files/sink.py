@@ -45,9 +45,8 @@ from ...operators.sink import (
     stream_columns,
 )
 from ...operators.sizes import parse_size
-from ...operators.suggestions import suggest
 from ...state.snapshot import CommitPermit
-from ..arguments import check_count
+from ..arguments import check_choice, check_count
 from ..staging import is_dead
 from .compaction import Compaction
 from .drafts import Committable, Draft, LocalTarget, Target
@@ -495,10 +494,7 @@ def files_sink(
     Raises:
         UsageError: an argument is wrong.
     """
-    if format not in ENCODERS:
-        raise UsageError(
-            f"no such file format format=`{format}`", fix=suggest(format, ENCODERS, "formats")
-        )
+    check_choice("format", format, tuple(ENCODERS), "file format", "formats")
     promised = parse_guarantee(guarantee)
     if compact_every is not None:
         check_count("compact_every", compact_every, 2)

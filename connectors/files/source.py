@@ -29,7 +29,6 @@ from ...operators.durations import Duration, parse_duration
 from ...operators.elements import Batch, ColumnBatch, Positions
 from ...operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ...operators.signatures import passes_on
-from ...operators.sizes import parse_size
 from ...operators.source import (
     BATCH_ROWS,
     Record,
@@ -39,7 +38,7 @@ from ...operators.source import (
     SplitsLeftOutError,
 )
 from ...operators.suggestions import suggest
-from ..arguments import check_count
+from ..arguments import check_choice, check_count, parse_bytes
 from ..bad_records import BadRecordHandler, BadRecordPolicy, OnBadRecord, parse_policy
 from . import locations
 from .blocks import (
@@ -603,14 +602,9 @@ def files_source(
     text = TextOptions(delimiter, header, tuple(null_values))
     path = locations.address_of(path)
     check_count("batch_rows", batch_rows, 1)
-    if format not in FORMATS:
-        raise UsageError(
-            f"no such file format format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
+    check_choice("format", format, FORMATS, "file format", "formats")
     policy = parse_policy(on_bad_record)
-    if isinstance(split_bytes, str):
-        split_bytes = parse_size(split_bytes, "split_bytes")
-    check_count("split_bytes", split_bytes, 1)
+    split_bytes = parse_bytes("split_bytes", split_bytes)
     if len(text.delimiter) != 1 or not text.delimiter.isascii() or text.delimiter in '"\r\n\0':
         raise UsageError(
             f"must be one ASCII character delimiter=`{text.delimiter}`",

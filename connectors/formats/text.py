@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ...operators.suggestions import suggest
+from ..arguments import check_choice
 from ..files.decode import (
     CsvDecoder,
     Decoded,
@@ -37,10 +37,7 @@ def to_format(format: FormatName | Format, delimiter: str | None = None) -> Form
     """
     if isinstance(format, Format):
         return format
-    if format not in FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`", fix=suggest(format, FORMATS, "formats")
-        )
+    check_choice("format", format, FORMATS, "format of messages", "formats")
     if format == "csv":
         return CsvFormat("," if delimiter is None else delimiter)
     return JsonFormat() if format == "json" else RawFormat()
@@ -52,11 +49,8 @@ def to_output_format(format: FormatName | Format) -> Format:
     Raises:
         UsageError: there is no such format.
     """
-    if not isinstance(format, Format) and format not in OUTPUT_FORMATS:
-        raise UsageError(
-            f"no such format of messages format=`{format}`",
-            fix=suggest(format, OUTPUT_FORMATS, "formats"),
-        )
+    if not isinstance(format, Format):
+        check_choice("format", format, OUTPUT_FORMATS, "format of messages", "formats")
     return to_format(format)
 
 

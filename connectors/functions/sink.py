@@ -26,8 +26,7 @@ from ...operators.functions.user_code import (
 from ...operators.origin import Origin, capture_origin
 from ...operators.rows import to_rows
 from ...operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
-from ...operators.suggestions import suggest
-from ..arguments import check_count
+from ..arguments import check_choice, check_count
 from .calling import CallBounds, CallingWriter
 from .loop_thread import called
 
@@ -278,8 +277,7 @@ def check_function(
 
 def check_form(records: str) -> None:
     """Raise UsageError unless records can have this form."""
-    if records not in FORMS:
-        raise UsageError(f"no such form records=`{records}`", fix=suggest(records, FORMS, "forms"))
+    check_choice("records", records, FORMS, "form", "forms")
 
 
 def function_sink(

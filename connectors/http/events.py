@@ -18,11 +18,11 @@ from ...errors import SourceError, StorageError, UsageError
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.source import Source, SourceReader
-from ...operators.suggestions import suggest
 from ..arguments import check_count, parse_bytes
 from ..fetched_splits import OneSplit
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
+from ..messages import check_metadata
 from .client import (
     RETRIED,
     Answer,
@@ -359,16 +359,7 @@ def sse_source(
         schema = made.columns()
     values = to_schema(schema)
     made.check_columns(values)
-    for part, column in (metadata or {}).items():
-        if part not in METADATA:
-            raise UsageError(
-                f"events have no such metadata metadata=`{part}`",
-                fix=suggest(part, METADATA, "metadata"),
-            )
-        if column in values.names or list((metadata or {}).values()).count(column) > 1:
-            raise UsageError(
-                f"two columns have the same name column=`{column}`", fix="rename one of them"
-            )
+    wanted = check_metadata(metadata, METADATA, values, "events")
     if isinstance(events, str):
         events = (events,)
     if start and not replay:
@@ -381,7 +372,7 @@ def sse_source(
     settings = EventSettings(
         http_settings(url, headers, ca, silence, retries, longest_pause, _OWN),
         made,
-        dict(metadata or {}),
+        wanted,
         frozenset(events),
         replay,
         start,

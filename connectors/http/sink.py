@@ -33,9 +33,8 @@ from ...operators.sink import (
     parse_guarantee,
     stream_columns,
 )
-from ...operators.suggestions import suggest
 from ...state.durable_files import sync
-from ..arguments import check_count, parse_bytes
+from ..arguments import check_choice, check_count, parse_bytes
 from ..files.locations import (
     PathLike,
     address_of,
@@ -306,15 +305,9 @@ def http_sink(
     Raises:
         UsageError: an argument is wrong. Whether the service can be reached is found when the job starts.
     """
-    for name, given, known in (
-        ("method", method, METHODS),
-        ("body", body, tuple(BODIES)),
-        ("on_refused", on_refused, ON_REFUSED),
-    ):
-        if given not in known:
-            raise UsageError(
-                f"no such {name} {name}=`{given}`", fix=suggest(given, known, "values")
-            )
+    check_choice("method", method, METHODS, "method", "values")
+    check_choice("body", body, tuple(BODIES), "body", "values")
+    check_choice("on_refused", on_refused, ON_REFUSED, "on_refused", "values")
     if rows is None:
         rows = 1 if body == "object" else ROWS
     check_count("rows", rows, 1)

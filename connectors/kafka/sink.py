@@ -28,6 +28,7 @@ from ...operators.suggestions import suggest
 from ..arguments import ON_LOST, OnLost, check_choice, check_count, check_policy, parse_bytes
 from ..formats.format import Format, planning
 from ..formats.text import FormatName, to_output_format
+from ..messages import check_written
 from .client import (
     ErrorListener,
     check_properties,
@@ -197,15 +198,10 @@ def kafka_sink(
         )
     made_format = to_output_format(format)
     check_policy("on_lost", on_lost, ON_LOST)
-    for kind, column in (metadata or {}).items():
-        if kind not in WRITABLE:
-            raise UsageError(
-                f"records of Kafka are not given such metadata metadata=`{kind}: {column}`",
-                fix=suggest(kind, WRITABLE, "metadata"),
-            )
+    written = check_written(metadata, WRITABLE, "records of Kafka")
     check_choice("transactions", transactions, TRANSACTIONS, "kind of transactions", "kinds")
-    staged = transactions == "staged"
-    if staged and parse_guarantee(guarantee) is not Guarantee.EXACTLY_ONCE:
+    staged, made = transactions == "staged", parse_guarantee(guarantee)
+    if staged and made is not Guarantee.EXACTLY_ONCE:
         raise UsageError(
             "records are staged for exactly-once output only transactions=`staged`",
             fix='guarantee="exactly_once"',
@@ -219,7 +215,7 @@ def kafka_sink(
         topic,
         bootstrap,
         made_format,
-        dict(metadata or {}),
+        written,
         parse_size(BUFFER) if staged else buffer_bytes,
         with_security(check_properties(properties or {}), security),
         timeout_ms,
@@ -227,7 +223,6 @@ def kafka_sink(
         transactions,
         buffer_bytes,
     )
-    made = parse_guarantee(guarantee)
     if made is Guarantee.EXACTLY_ONCE:
         check_security(settings.properties)
     return KafkaSink(settings, made)

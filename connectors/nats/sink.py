@@ -25,14 +25,13 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ...operators.suggestions import suggest
 from ..arguments import parse_bytes
 from ..formats.format import Format
 from ..formats.text import FormatName, to_output_format
 from ..functions.calling import CallBounds
 from ..functions.loop_thread import in_thread
 from ..functions.write_ahead import BUFFER
-from ..messages import check_message_columns
+from ..messages import check_message_columns, check_written
 from ..publishing import Client, ConnectedPublisher, RowEncoder, publishing_writer
 from . import client as nats_client
 from .client import ANSWER_S_MAX, Connection, Inbox, Servers, cannot_use, connected, failures
@@ -307,13 +306,7 @@ def nats_sink(
         UsageError: an argument is wrong. Whether a stream takes the subject is found out when the job
             starts.
     """
-    given = dict(metadata or {})
-    for kind, column in given.items():
-        if kind not in WRITABLE:
-            raise UsageError(
-                f"messages are not given such metadata metadata=`{kind}: {column}`",
-                fix=suggest(kind, WRITABLE, "metadata"),
-            )
+    given = check_written(metadata, WRITABLE, "messages")
     if bool(subject) == ("subject" in given):
         raise UsageError(
             "the subject must be given once",

@@ -22,7 +22,7 @@ from ...errors import DataError, HeadgateError, JobError, UsageError
 from ...operators.extras import check_extra
 from ...operators.schema import SchemaLike, to_schema
 from ...operators.suggestions import suggest
-from ..arguments import check_count
+from ..arguments import check_choice, check_count
 from .client import Address, AsyncConnection, connect, connect_async, is_lost, reason_of
 from .relation import Relation
 from .tables import Column
@@ -392,10 +392,7 @@ def postgres_lookup(
     keys = (key,) if isinstance(key, str) else tuple(key)
     if not keys:
         raise UsageError("no column is named to look keys up in", fix='key="id"')
-    if missing not in MISSING:
-        raise UsageError(
-            f"no such choice missing=`{missing}`", fix=suggest(missing, MISSING, "choices")
-        )
+    check_choice("missing", missing, MISSING)
     check_count("connections", connections, 1)
     check_count("batch_keys", batch_keys, 1)
     settings = LookupSettings(relation, keys, missing, connections, batch_keys)

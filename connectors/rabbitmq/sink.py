@@ -16,7 +16,7 @@ from ...operators.sink import (
     SinkWriter,
     parse_guarantee,
 )
-from ..arguments import parse_bytes
+from ..arguments import check_choice, parse_bytes
 from ..formats.format import Format
 from ..formats.text import FormatName, to_output_format
 from ..functions.loop_thread import in_thread
@@ -24,9 +24,9 @@ from ..functions.write_ahead import BUFFER
 from ..messages import check_message_columns
 from ..publishing import publishing_writer
 from .client import Broker, connected, failures
-from .envelope import EnvelopeName
+from .envelope import ENVELOPES, EnvelopeName
 from .publisher import BOUNDS, RabbitPublisher, SinkSettings, unusable
-from .source import check_envelope, check_name
+from .source import check_name
 from .super_streams import RabbitSuperStreamSink
 
 
@@ -121,7 +121,7 @@ def rabbitmq_sink(
         UsageError: an argument is wrong. Whether the streams exist is found out when the job starts.
     """
     target = _target(stream, super_stream, routing_key)
-    check_envelope(envelope)
+    check_choice("envelope", envelope, ENVELOPES, "envelope", "envelopes")
     broker = Broker(url, user, password, virtual_host, ca, certificate, key)
     broker.check()
     made_format = to_output_format(format)

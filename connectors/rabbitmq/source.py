@@ -17,8 +17,7 @@ from ...errors import UsageError
 from ...operators.connections import counted
 from ...operators.schema import ColumnsLike, SchemaLike
 from ...operators.source import Record, Record_co, SourceReader
-from ...operators.suggestions import suggest
-from ..arguments import OnLost, check_positions
+from ..arguments import OnLost, check_choice, check_positions
 from ..bad_records import BadRecordPolicy
 from ..formats.format import Format
 from ..formats.text import FormatName, to_format
@@ -267,7 +266,7 @@ def rabbitmq_source(
     broker = Broker(url, user, password, virtual_host, ca, certificate, key)
     broker.check()
     made = to_format(format, delimiter)
-    check_envelope(envelope)
+    check_choice("envelope", envelope, ENVELOPES, "envelope", "envelopes")
     columns = MessageColumns.of(made, schema, metadata, METADATA, "messages")
     others = "a datetime, or an offset"
     check_positions(start, stop, ("earliest", "latest"), others, least=0, least_stop=0)
@@ -297,16 +296,3 @@ def check_name(stream: str) -> None:
     """
     if not stream or len(stream.encode()) > 255:
         raise UsageError(f"not the name of a stream stream=`{stream}`", fix="1 to 255 bytes")
-
-
-def check_envelope(envelope: str) -> None:
-    """Check the name of an envelope.
-
-    Raises:
-        UsageError: there is no such one.
-    """
-    if envelope not in ENVELOPES:
-        raise UsageError(
-            f"no such envelope envelope=`{envelope}`",
-            fix=suggest(envelope, list(ENVELOPES), "envelopes"),
-        )

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from ...errors import DataError, UsageError
-from ...operators.suggestions import suggest
+from ..arguments import check_choice
 from ..files.decode import Decoded, Unreadable, decode, reason_of
 from ..formats.format import Format
 from ..formats.text import to_format
@@ -56,10 +56,8 @@ def to_entry_format(format: Any, delimiter: str | None, known: Sequence[str]) ->
     """
     if format == FieldsFormat.name:
         return FieldsFormat()
-    if not isinstance(format, Format) and format not in known:
-        raise UsageError(
-            f"no such format of entries format=`{format}`", fix=suggest(format, known, "formats")
-        )
+    if not isinstance(format, Format):
+        check_choice("format", format, known, "format of entries", "formats")
     return to_format(format, delimiter)
 
 
