@@ -103,8 +103,8 @@ async def measured(
             for each in (statistics.median(per_change), per_change[0], per_change[-1])
         ],
         "CPU us per change of the clients": round(1e6 * own_s / max(told, 1), 1),
-        "p50 ms": round(1000 * took[told // 2]),
-        "p99 ms": round(1000 * took[told * 99 // 100]),
+        "p50 ms": round(1000 * took[told // 2]) if took else None,
+        "p99 ms": round(1000 * took[told * 99 // 100]) if took else None,
     }
 
 

@@ -32,7 +32,15 @@ from headgate.testing.servers import redis as redis_server
 JOB = "direct-reads"
 QUIET_RATE = 100
 AT_ONCE = 100
-COSTS = (("nothing", 5_000), ("clients", 5_000), ("callers", 20_000), ("many", 20_000))
+MOST_AT_ONCE = 250
+CLIENTS = 64
+COSTS = (
+    ("nothing", 5_000),
+    ("clients", 5_000),
+    ("callers", 20_000),
+    ("many", 20_000),
+    ("most", 20_000),
+)
 """Kinds of `cost`, and keys per second."""
 COMPUTE_S = 50e-6
 VALUE = {"n": 1234, "top": 987654, "total": 123456789}
@@ -132,11 +140,13 @@ def getter(client: hg.query.AsyncQueryClient, level: Any = "live") -> Get:
     return get
 
 
-def many_getter(client: hg.query.AsyncQueryClient, keys: int, level: Any = "live") -> Get:
-    """Return a get of `AT_ONCE` keys."""
+def many_getter(
+    client: hg.query.AsyncQueryClient, keys: int, level: Any = "live", at_once: int = AT_ONCE
+) -> Get:
+    """Return a get of `at_once` keys."""
 
     async def get(key: int) -> Any:
-        wanted = [(key + 37 * number) % keys for number in range(AT_ONCE)]
+        wanted = [(key + 37 * number) % keys for number in range(at_once)]
         return await client.get_many("sums", wanted, level=level)
 
     return get
@@ -145,13 +155,13 @@ def many_getter(client: hg.query.AsyncQueryClient, keys: int, level: Any = "live
 async def rates(pid: int, keys: int, seconds: float) -> dict[str, dict[str, float]]:
     """Measure reads of the job and of Redis."""
     found: dict[str, dict[str, float]] = {}
-    async with clients(64) as many, clients(1, direct=False) as through_rest:
+    async with clients(CLIENTS) as many, clients(1, direct=False) as through_rest:
         cases = {
             "worker, 1 caller": [getter(many[0])],
             "worker, 1 client with 64 callers": [getter(many[0])] * 64,
             "worker, 1 client with 256 callers": [getter(many[0])] * 256,
-            "worker, 64 clients": [getter(each) for each in many],
-            "worker, 64 clients, committed": [getter(each, "committed") for each in many],
+            f"worker, {CLIENTS} clients": [getter(each) for each in many],
+            f"worker, {CLIENTS} clients, committed": [getter(each, "committed") for each in many],
             "REST API, 1 caller": [getter(through_rest[0])],
             "REST API, 64 callers": [getter(through_rest[0])] * 64,
         }
@@ -207,7 +217,7 @@ class Turn(NamedTuple):
     @property
     def cpu_per_record(self) -> float:
         """The processor time per record, reads included."""
-        return self.cpu / self.records
+        return self.cpu / max(self.records, 1)
 
 
 async def cost(
@@ -216,7 +226,8 @@ async def cost(
     """Compare the job with reads and without, in turns.
 
     The kinds: `clients` are 8 clients with 8 callers each, `callers` are 64 callers of one client, each of
-    which reads one key at a time, and `many` is one caller that reads `AT_ONCE` keys with each request.
+    which reads one key at a time, and `many` and `most` are one caller that reads `AT_ONCE` or
+    `MOST_AT_ONCE` keys with each request.
     With `nothing` this process computes for as long as reads would take, and reads nothing: what changes
     then is what a busy neighbour costs the job.
     """
@@ -224,8 +235,9 @@ async def cost(
     async with clients(8 if kind == "clients" else 1) as some:
         if kind == "nothing":
             gets, at_once = [compute] * 64, 1
-        elif kind == "many":
-            gets, at_once = [many_getter(some[0], keys)], AT_ONCE
+        elif kind in ("many", "most"):
+            at_once = AT_ONCE if kind == "many" else MOST_AT_ONCE
+            gets = [many_getter(some[0], keys, at_once=at_once)]
         else:
             gets, at_once = [getter(some[place % len(some)]) for place in range(64)], 1
 
@@ -275,7 +287,7 @@ async def cost(
             beside.cpu_per_record / alone.cpu_per_record for alone, beside in pairs
         ),
         "records/s, with / without": spread(
-            beside.records / alone.records for alone, beside in pairs
+            beside.records / max(alone.records, 1) for alone, beside in pairs
         ),
         "CPU us per key": spread(
             1e6 * (beside.cpu - alone.cpu_per_record * beside.records) / beside.keys

@@ -18,6 +18,7 @@ FAST_ONE_IN: dict[str, int] = {
     "batch/test_batch_golden.py": 10,
     "benchmarks": 5,
     "benchmarks/test_connectors_bench.py::test_every_connector_of_a_system_has_a_line": 0,
+    "benchmarks/test_reads_bench.py": 0,
     "cep/test_against_model.py": 3,
     "cep/test_jobs.py": 3,
     "chaos": 0,
