@@ -138,4 +138,5 @@ def rocksdb_settings(options: Mapping[str, str]) -> RocksDBSettings:
         threads=int(options.get(f"{_OPTION}thread.num", default.threads)),
         open_files=int(options.get(f"{_OPTION}files.open", default.open_files)),
         block_bytes=size(f"{_OPTION}block.blocksize", default.block_bytes),
+        held_bytes=size("headgate.state.rocksdb.held-values-max", default.held_bytes),
     )

@@ -20,6 +20,8 @@ class RocksDBSettings:
         threads: the threads of the process that write and merge files in the background.
         open_files: how many files one state keeps open.
         block_bytes: how much is read at a time.
+        held_bytes: the memory of the process for values of keys that were used last, beside
+            `memory_bytes`; equal parts for all states.
     """
 
     memory_bytes: int = 256 * MIB
@@ -29,6 +31,7 @@ class RocksDBSettings:
     threads: int = 2
     open_files: int = 512
     block_bytes: int = 4096
+    held_bytes: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)

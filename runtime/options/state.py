@@ -58,6 +58,13 @@ ROCKSDB_BLOCK_SIZE = Option[int](
     4 << 10,
     "How much is read from a file at a time.",
 )
+ROCKSDB_HELD_VALUES_MAX = Option[int](
+    "headgate.state.rocksdb.held-values-max",
+    Size(at_least=64 << 10),
+    64 << 20,
+    "Memory of one worker process for single values of the keys that were used last, beside "
+    "`taskmanager.memory.managed.size`; all states share it. A change is written to RocksDB later.",
+)
 ALLOW_PICKLE = Option[bool](
     "headgate.state.allow-pickle",
     Boolean(),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from ...errors import StateError
 from ..queryable import CommittedPoints
@@ -149,8 +149,6 @@ class KeyedBackend(ABC):
         max_parallelism: the number of key groups.
     """
 
-    needs_key_groups: ClassVar[bool] = False
-    """True if `set_key` needs the key group."""
     points: Sequence[CommittedPoints[Any]] = ()
     """The checkpoints to which tables can go back. Their owner tells them of cuts and outcomes."""
 
@@ -160,6 +158,11 @@ class KeyedBackend(ABC):
         self.keys = keys
         self.specs = dict(specs)
         self.max_parallelism = max_parallelism
+
+    @property
+    def needs_key_groups(self) -> bool:
+        """True if `set_key` and `visit` need key groups at the moment."""
+        return False
 
     @abstractmethod
     def value_table(self, name: str) -> ValueTable:

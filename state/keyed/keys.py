@@ -38,6 +38,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SIGN = 1 << 63
 _LENGTH = struct.Struct(">I")
 _WORD = struct.Struct(">Q")
+_PLAIN_KEYS = frozenset({int, str, bytes})
+"""The types of keys that are their own tokens."""
 
 
 def token(key: Any) -> Token:
@@ -50,6 +52,11 @@ def token(key: Any) -> Token:
     if kind is str or kind is int or kind is bytes:
         return key
     return _special(key)
+
+
+def tokens_of(keys: Sequence[Any]) -> Sequence[Token]:
+    """Return the token of each key; the keys themselves if they are their own tokens."""
+    return keys if _PLAIN_KEYS.issuperset(map(type, keys)) else list(map(token, keys))
 
 
 def _special(key: Any) -> Token:

@@ -17,12 +17,10 @@ from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
 from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
-from .keys import KeyShape, key_of, token
+from .keys import KeyShape, key_of, token, tokens_of
 from .rollback import KeptCut, KeptTable, kept_cuts
 
 _ALIVE: Final = -(2**63)
-_PLAIN_KEYS: Final = frozenset({int, str, bytes})
-"""The types of keys that are their own tokens."""
 _to_part: Final = PARTS.__rmod__
 _SMALL: Final = 1 << 30
 """The interpreter compares integers below this one fastest."""
@@ -479,8 +477,7 @@ class MemoryBackend(KeyedBackend):
             self._set_spaced()
 
     def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
-        spaced, plain = self._any_spaced, _PLAIN_KEYS.issuperset(map(type, keys))
-        addresses = keys if plain else list(map(token, keys))
+        spaced, addresses = self._any_spaced, tokens_of(keys)
         at = self._plain
         for key, at.address, at.part in zip(
             keys, addresses, map(_to_part, map(hash, addresses)), strict=True

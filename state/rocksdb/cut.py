@@ -5,23 +5,28 @@ from then on the cut notes the keys that are written. A thread then writes what 
 and links them. These files contain later writes too, so for every noted key the value that the iterator
 sees goes into one more small file, and a restore puts it back. (Flushing in the mailbox instead would
 stop the subtask for 60 to 200 ms per checkpoint.)
+
+Values that a table holds and had not written at the cut are part of the state at the cut, and the iterator
+does not see them. The thread writes them first, so that they come into the files like all others. Those
+that did not get there by the time of the files go into the small file.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import pyarrow as pa
 
 from ..keyed.canonical import Rows
+from ..keyed.keys import decode_token
 from ..snapshot import CollectedFiles, FilesCut, LocalFile
-from .database import Database, Span
-from .layout import EntryReader, group_of
+from .database import Changes, Database, OpenCut, Span
+from .layout import GROUP_BYTES, EntryReader, group_of
 
 META_VERSION: Final = 1
 NOTED_MAX: Final = 500_000
@@ -51,6 +56,25 @@ class DatabaseMeta(msgspec.Struct, frozen=True, kw_only=True):
     undo: str = ""
 
 
+class Unwritten(Protocol):
+    """The values at a cut that the database did not have then; see `write_back.Frozen`."""
+
+    cut: OpenCut | None
+    written: set[Any]
+
+    def drain(self) -> None:
+        """Write what is left."""
+        ...
+
+    def known(self, key: bytes) -> bool:
+        """Return True if there is such a value for this key."""
+        ...
+
+    def changes(self, without: Collection[Any] = ()) -> Changes:
+        """Return the values, except those of some tokens."""
+        ...
+
+
 class DatabaseCut:
     """One cut of one database.
 
@@ -58,19 +82,30 @@ class DatabaseCut:
         directory: a directory of the cut's own, created on demand and deleted by `release`.
         token: the beginning of the ids of new files.
         number: the number of the cut, unique in the database.
+        unwritten: the values that are not in the database, if there are any.
     """
 
-    def __init__(self, database: Database, directory: Path, token: str, number: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        token: str,
+        number: int,
+        unwritten: Unwritten | None = None,
+    ) -> None:
         self._database = database
         self._directory = directory
         self._token, self._number = token, number
         self._noted: set[bytes] = set()
         self._known: dict[str, dict[str, Any]] | None = None
         self._guard = threading.Lock()
+        self._unwritten = unwritten
         self._view: Span | None = database.watch(self)
+        if unwritten is not None:
+            unwritten.cut = self
 
     def note(self, key: bytes) -> None:
-        """Note a key that is about to be written. Runs in the mailbox."""
+        """Note a key that is about to be written. Runs in the mailbox, or in the thread of a cut."""
         self._noted.add(key)
         if len(self._noted) > NOTED_MAX:
             self._seal()
@@ -83,6 +118,8 @@ class DatabaseCut:
 
     def collect(self) -> CollectedFiles:
         """Return the files of the cut; runs in a thread."""
+        if (unwritten := self._unwritten) is not None:
+            unwritten.drain()
         self._seal()
         assert self._known is not None
         paths = sorted(self._directory.glob("*.sst"))
@@ -150,12 +187,19 @@ class DatabaseCut:
 
     def _undo(self) -> LocalFile | None:
         """Write the noted keys with their values at the cut, which are None where a key was absent."""
-        own = self._database.groups
-        keys = sorted(self._noted)
-        if not keys:
+        own, view, unwritten = self._database.groups, self._view, self._unwritten
+        assert view is not None
+        keys: Collection[bytes] = self._noted.copy()
+        restored: dict[bytes, bytes | None] = {}
+        if unwritten is not None:
+            again = {decode_token(key, GROUP_BYTES)[0] for key in keys if unwritten.known(key)}
+            # The others of those written came into the files: either all were written before the thread
+            # sealed the cut, or, as the writer came to seal it, later values have taken their place.
+            restored.update(unwritten.changes(unwritten.written - again))
+        restored.update((key, view.get(key)) for key in keys if key not in restored)
+        if not restored:
             return None
-        assert self._view is not None
-        found = [(key, self._view.get(key)) for key in keys]
+        found = sorted(restored.items())
         name = f"undo-{self._number}"
         path = self._directory / name
         path.write_bytes(msgspec.msgpack.encode(found))
@@ -166,7 +210,7 @@ class DatabaseCut:
         self._database.unwatch(self)
         assert self._view is not None
         rows, made = Rows(), 0
-        for key, value in self._view:
+        for key, value in self._entries(self._view):
             reader.add(rows, key, value, dead_until)
             if len(rows) == ROWS_PER_TABLE:
                 yield reader.table(rows)
@@ -174,11 +218,21 @@ class DatabaseCut:
         if len(rows) or not made:
             yield reader.table(rows)
 
+    def _entries(self, view: Span) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries at the cut, in no particular order."""
+        unwritten = {} if self._unwritten is None else dict(self._unwritten.changes())
+        for key, value in view:
+            if key not in unwritten:
+                yield key, value
+        for key, found in unwritten.items():
+            if found is not None:
+                yield key, found
+
     def release(self) -> None:
         """Release the resources of the cut."""
         self._database.unwatch(self)
         with self._guard:
-            self._view = None
+            self._view = self._unwritten = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def as_files_cut(self, reader: EntryReader, keys: tuple[str, ...], dead_until: int) -> FilesCut:

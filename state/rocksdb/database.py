@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary, finalize
 
 from rocksdict import (
@@ -169,6 +169,10 @@ _FILE_BYTES: Final = 64 << 20
 _LOOK_EVERY: Final = 4096
 
 
+Changes: TypeAlias = list[tuple[bytes, bytes | None]]
+"""Values for keys; None removes a key."""
+
+
 class OpenCut(Protocol):
     """A cut that needs to know which keys are written while it is open."""
 
@@ -180,8 +184,8 @@ class OpenCut(Protocol):
 class Database:
     """A database of byte strings under byte strings.
 
-    Reads and writes run in the mailbox; `checkpoint` in threads. While a cut is open, every key is noted
-    in it before it is written.
+    Reads and writes run in the mailbox, `checkpoint` and some writes in threads. While a cut is open, every
+    key is noted in it before it is written.
 
     Args:
         directory: the directory of the database, which is created, and deleted by `close`.
@@ -236,11 +240,16 @@ class Database:
         found: list[bytes | None] = self._db.get(keys)
         return found
 
-    def write(self, changes: list[tuple[bytes, bytes | None]]) -> None:
-        """Set values, or remove keys where the value is None; best in the order of keys."""
-        if self._cuts:
-            for key, _ in changes:
-                self._note(key)
+    def write(self, changes: Changes, known_to: OpenCut | None = None) -> None:
+        """Set values, or remove keys where the value is None; best in the order of keys.
+
+        Any thread may call this, if no other one writes the same keys. `known_to` is a cut that has these
+        values already, and gets no note of the keys.
+        """
+        for cut in self._cuts:
+            if cut is not known_to:
+                for key, _ in changes:
+                    cut.note(key)
         apply_changes(self._db, changes, self._no_log)
 
     def _note(self, key: bytes) -> None:
@@ -305,7 +314,7 @@ class Database:
 
     # --- restore -------------------------------------------------------------------------------
 
-    def apply(self, changes: list[tuple[bytes, bytes | None]]) -> None:
+    def apply(self, changes: Changes) -> None:
         """Set values, or remove keys where the value is None; only while no cut is open."""
         apply_changes(self._db, changes, self._no_log)
 
@@ -330,7 +339,7 @@ class Database:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def apply_changes(db: Any, changes: list[tuple[bytes, bytes | None]], write_options: Any) -> None:
+def apply_changes(db: Any, changes: Changes, write_options: Any) -> None:
     """Set values in a database, or remove keys where the value is None."""
     batch = WriteBatch(raw_mode=True)
     for key, value in changes:

@@ -48,7 +48,11 @@ class Backends:
                 directory=self._directory / str(self._number),
                 key_groups=KeyGroupRange(0, MAX_PARALLELISM - 1),
                 file_token=str(self._number),
-                settings=RocksDBSettings(write_buffer_bytes=1 << 20),
+                settings=RocksDBSettings(
+                    write_buffer_bytes=1 << 20,
+                    # From hardly any value to all of them in memory.
+                    held_bytes=(1, 3_000, 64 << 20)[self._number % 3],
+                ),
             )
         self._made.append(backend)
         return backend

@@ -86,6 +86,7 @@ class World:
     made: list[KeyedBackend] = field(default_factory=list)
     number: int = 0
     specs: dict[str, TableSpec] = field(default_factory=lambda: dict(SPECS))
+    settings: RocksDBSettings = SETTINGS
 
     def backend(self, own: KeyGroupRange, **settings: Any) -> RocksDBBackend:
         self.number += 1
@@ -96,7 +97,7 @@ class World:
             directory=self.directory / f"local-{self.number}",
             key_groups=own,
             file_token=f"{self.number}",
-            settings=settings.get("settings", SETTINGS),
+            settings=settings.get("settings", self.settings),
         )
         self.made.append(backend)
         return backend

@@ -12,7 +12,6 @@ from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.canonical import Layout, TableSpec
 from headgate.state.keyed.keys import OPAQUE_KEYS, encode_token, token
 from headgate.state.keygroups import KeyGroupRange
-from headgate.state.rocksdb import backend as rocksdb
 from headgate.state.rocksdb.backend import RocksDBBackend
 from headgate.state.rocksdb.layout import encode_addresses, group_prefix
 from headgate.state.settings import RocksDBSettings
@@ -50,45 +49,83 @@ def test_addresses_of_a_batch_are_those_of_single_keys(keys: list[Any]) -> None:
 def visit(backend: RocksDBBackend, keys: list[int], value: bytes) -> None:
     """Read and write the value of each key."""
     table = backend.value_table("one")
-    for _ in backend.visit(keys, [key % 16 for key in keys]):
+    for _ in backend.visit(keys, [-1] * len(keys)):
         table.get()
         table.put(value)
     backend.clear_key()
 
 
-def test_a_batch_is_one_read_and_one_write(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [index % 50 for index in range(200)]
-    visit(opened, keys, b"first")  # whether its values will be read is not known yet
+@pytest.fixture
+def calls(opened: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The reads and writes of the database, each with its number of keys."""
     database = opened.value_table("one").database
-    calls: list[tuple[str, int]] = []
-    read_all, write = database.get_all, database.write
+    found: list[tuple[str, int]] = []
+    get, read_all, write = database.get, database.get_all, database.write
+
+    def counted_get(key: bytes) -> Any:
+        found.append(("read", 1))
+        return get(key)
 
     def counted_read(wanted: list[bytes]) -> Any:
-        calls.append(("read", len(wanted)))
+        found.append(("read", len(wanted)))
         return read_all(wanted)
 
-    def counted_write(changes: list[Any]) -> None:
-        calls.append(("write", len(changes)))
-        write(changes)
+    def counted_write(changes: list[Any], known_to: Any) -> None:
+        found.append(("write", len(changes)))
+        write(changes, known_to)
 
+    monkeypatch.setattr(database, "get", counted_get)
     monkeypatch.setattr(database, "get_all", counted_read)
     monkeypatch.setattr(database, "write", counted_write)
-    monkeypatch.setattr(database, "get", lambda key: pytest.fail("a single read"))
-    visit(opened, keys, b"second")
-    assert calls == [("read", 50), ("write", 50)]
+    return found
 
 
-def test_large_values_are_held_for_few_keys_at_a_time(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
+def test_values_are_read_once_and_written_at_the_next_cut(
+    opened: Any, calls: list[tuple[str, int]]
 ) -> None:
-    monkeypatch.setattr(rocksdb, "_VISIT_BYTES", 10_000)
-    keys = list(range(40))
-    visit(opened, keys, bytes(1_000))
-    table = opened.value_table("one")
-    most = 0
-    for _ in opened.visit(keys, [key % 16 for key in keys]):
-        assert table.get() != ABSENT
-        most = max(most, len(table._held))
-    opened.clear_key()
-    assert 1 <= most <= 10
-    assert not table._held
+    keys = [index % 50 for index in range(200)]
+    visit(opened, keys, b"first")
+    assert calls == [("read", 1)] * 50  # whether values will be read was not known yet
+    calls.clear()
+    for _ in range(3):
+        visit(opened, keys, b"second")
+    assert not calls
+    opened.snapshot({})["one"].collect()
+    assert calls == [("write", 50)]
+
+
+def test_keys_that_are_not_held_are_read_together(
+    opened: Any, calls: list[tuple[str, int]]
+) -> None:
+    visit(opened, [1], b"")
+    calls.clear()
+    visit(opened, [*range(20), *range(20)], b"")
+    visit(opened, [*range(20, 60), *range(20)], b"")
+    assert calls == [("read", 19), ("read", 40)]
+
+
+def test_as_much_is_held_as_there_is_memory(tmp_path: Path) -> None:
+    """With values of a size that was not known before, and with one that is as large as all."""
+    layout, limit = Layout(OPAQUE_KEYS, "value", codec_of(bytes)), 100_000
+    backend = RocksDBBackend(
+        OPAQUE_KEYS,
+        {"one": TableSpec("one", layout)},
+        16,
+        directory=tmp_path / "state",
+        key_groups=KeyGroupRange(0, 15),
+        file_token="t",
+        settings=RocksDBSettings(write_buffer_bytes=1 << 20, held_bytes=limit),
+    )
+    table: Any = backend.value_table("one")
+    for value in (bytes(1_000), bytes(10), bytes(limit)):
+        for first in range(0, 3_000, 100):
+            visit(backend, list(range(first, first + 100)), value)
+            backend.set_key(first)
+            table.put(value)
+        held = [*table._changed.values(), *table._known.values()]
+        sizes = [100 if one is ABSENT else 100 + len(one) for one in held]
+        assert sum(sizes) <= max(1.5 * limit, 4 * len(value))
+        for key in range(0, 3_000, 7):
+            backend.set_key(key)
+            assert table.get() == value
+    backend.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ import pytest
 from headgate.errors import StateError
 from headgate.state.snapshot import RestoredState
 
+HELD = pytest.mark.parametrize("held_bytes", [1, 100_000, 64 << 20])
+"""From hardly any value to all of them in memory."""
 
-def test_a_checkpoint_beside_writes_is_the_state_at_the_cut(world: Any, job: Any) -> None:
+
+@HELD
+def test_a_checkpoint_beside_writes_is_the_state_at_the_cut(
+    world: Any, job: Any, held_bytes: int
+) -> None:
     """Cuts that overlap, written by threads while the state changes under them, with small buffers."""
+    world.settings = replace(world.settings, held_bytes=held_bytes)
     [backend] = backends = world.start(1)
     rng = random.Random(3)
     job.write(backends, range(3_000), 0)
@@ -41,10 +49,62 @@ def test_a_checkpoint_beside_writes_is_the_state_at_the_cut(world: Any, job: Any
     job.check(backends)
 
 
+@HELD
+@pytest.mark.parametrize("sealed", [False, True], ids=["by the thread", "by the writer"])
+def test_values_that_are_not_written_at_a_cut_are_part_of_it(
+    world: Any, job: Any, held_bytes: int, sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are new, some changed, some gone, and after the cut they change again."""
+    if sealed:
+        monkeypatch.setattr("headgate.state.rocksdb.cut.NOTED_MAX", 300)
+    world.settings = replace(world.settings, held_bytes=held_bytes)
+    [backend] = backends = world.start(1)
+    table, numbers = backend.value_table("number"), job.numbers
+
+    def change(keys: range, value: int | None) -> None:
+        for key in backend.visit(keys, [-1] * len(keys)):
+            if value is None:
+                table.delete()
+                numbers.pop(key, None)
+            else:
+                table.put(value)
+                numbers[key] = value
+        backend.clear_key()
+
+    change(range(900), 1)
+    world.checkpoint(backends)
+    change(range(300), None)
+    change(range(200, 1_200), 2)
+    cuts = []
+    for value in range(3, 7):
+        cuts.append((job.copy(), backend.snapshot({}), backend.snapshot({})))
+        change(range(50 * value, 60 * value), None)
+        change(range(100 * value, 100 * value + 500), value)
+    for expected, native, canonical in reversed(cuts):
+        expected.check(world.restore([world.collect(native, world.own(0, 1))], 2))
+        rows = pa.concat_tables(canonical["number"].tables()).select(["key", "value"])
+        assert sorted(expected.numbers.items()) == sorted(
+            zip(*rows.to_pydict().values(), strict=True)
+        )
+        for cut in canonical.values():
+            cut.release()
+    job.check(backends)
+
+
+def test_values_get_into_the_files_of_the_next_checkpoint_only(world: Any, job: Any) -> None:
+    """They are uploaded once: what the thread of a cut writes is not put back by a restore."""
+    backends = world.start(1)
+    for value in range(3):
+        job.write(backends, range(500), value)
+        [checkpoint] = world.checkpoint(backends)
+        assert not [id_ for one in checkpoint.values() for id_ in one.ids if "undo" in id_]
+
+
 def test_a_cut_that_no_thread_comes_to_is_sealed_by_the_writer(
     world: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.state.rocksdb.cut.NOTED_MAX", 100)
+    world.settings = replace(world.settings, held_bytes=1)  # later changes are written soon
     [backend] = backends = world.start(1)
     job.write(backends, range(500), 1)
     expected, cuts = job.copy(), backend.snapshot({})
@@ -116,6 +176,7 @@ def test_files_without_own_key_groups_are_not_needed(world: Any, job: Any) -> No
     databases = [table.database._db for table in backend._tables.values()]
     for value in (1, 2):
         job.write(backends, range(20_000), value)
+        backend.value_table("number").flush()
         for database in databases:
             database.set_options({"target_file_size_base": "20000"})
             database.flush()
