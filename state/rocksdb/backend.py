@@ -205,5 +205,7 @@ class RocksDBBackend(KeyedBackend):
             table.database.close()
         for share in self._shares:
             share.close()
+        for held in self._held:
+            held.close()
         self._tables.clear()
         self._held.clear()

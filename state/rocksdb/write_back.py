@@ -306,6 +306,13 @@ class HeldValueTable(Table, ValueTable):
         groups = key_groups_of(hash_keys(keys), self._max_parallelism).tolist()
         return encode_addresses(groups, keys)
 
+    def close(self) -> None:
+        """Let go of all that refers to the table, so that it goes with its backend, and not at some time
+        later; a thread that collects the files of a cut may still write.
+        """
+        for name in ("get", "put", "_frozen"):
+            del self.__dict__[name]
+
     # --- all keys ------------------------------------------------------------------------------
 
     def addresses(self) -> Iterator[tuple[Any, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.state.codecs import codec_of
+from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.canonical import Layout, TableSpec
 from headgate.state.keyed.keys import OPAQUE_KEYS, encode_token, token
@@ -129,3 +130,23 @@ def test_as_much_is_held_as_there_is_memory(tmp_path: Path) -> None:
             backend.set_key(key)
             assert table.get() == value
     backend.close()
+
+
+def test_a_walk_finds_values_that_are_not_written(
+    opened: Any, calls: list[tuple[str, int]]
+) -> None:
+    visit(opened, list(range(300)), b"first")
+    assert not any(kind == "write" for kind, _ in calls)
+    walk = opened.walk("one")
+    found = walk.next_piece()
+    groups = {key: key_group_of(hash_key(key), 16) for key in range(300, 400)}
+    later = [
+        key
+        for key, group in groups.items()
+        if not walk.passed(group_prefix(group) + encode_token(token(key)))
+    ]
+    assert later
+    visit(opened, list(groups), b"later")
+    while piece := walk.next_piece():
+        found += piece
+    assert {key for _, key in found} == {*range(300), *later}
