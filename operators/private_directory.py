@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,3 +27,13 @@ def private_directory(path: Path) -> Path:
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
+
+
+def keep_newest(directory: Path, pattern: str, count: int) -> None:
+    """Delete the files that match a pattern, but the newest `count`; other processes may do the same."""
+    found: list[tuple[float, Path]] = []
+    for path in directory.glob(pattern):
+        with suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found)[: max(0, len(found) - count)]:
+        path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ...errors import HeadgateError, JobError, StorageError
-from ...operators.private_directory import private_directory
+from ...operators.private_directory import keep_newest, private_directory
 from ..plan import JobSpec
 from ..protocol import names
 from ..shipping import ship
@@ -50,9 +50,7 @@ def default_log_file(job: str, run: str) -> Path:
             f"the directory of logs cannot be used path=`{state}` cause=`{error.strerror or error}`",
             fix="say where to log with --log-file, in Python log_file=",
         ) from error
-    old = sorted(directory.glob("*.log"), key=lambda path: path.stat().st_mtime)
-    for path in old[: max(0, len(old) - LOGS_KEPT + 1)]:
-        path.unlink(missing_ok=True)
+    keep_newest(directory, "*.log", LOGS_KEPT - 1)
     return directory / f"{names.job_dir(job)}-{names.job_dir(run)}.log"
 
 

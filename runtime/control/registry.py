@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import CorruptError, HeadgateError, StateError, StorageError, UsageError
-from ...operators.private_directory import private_directory
+from ...operators.private_directory import keep_newest, private_directory
 from ...state.sealed import Record, SealedFormat
 from ..options.network import CONTROL_TOKEN_FILE, QUERY_TOKEN_FILE
 from ..options.registry import Options
@@ -113,9 +113,7 @@ def leave_failures(name: str, failures: list[dict[str, Any]]) -> None:
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(msgspec.json.encode(failures))
     temporary.replace(target)
-    ended = sorted(run_dir().glob("ended-*.json"), key=lambda path: path.stat().st_mtime)
-    for path in ended[:-ENDED_MAX]:
-        path.unlink(missing_ok=True)
+    keep_newest(run_dir(), "ended-*.json", ENDED_MAX)
 
 
 def left_failures(name: str) -> list[dict[str, Any]] | None:

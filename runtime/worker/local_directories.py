@@ -117,9 +117,9 @@ def sweep(parent: Path, *, before: float = math.inf) -> None:
         OSError: `parent` cannot be read.
     """
     for directory in parent.iterdir():
-        if not directory.is_dir() or directory.stat().st_mtime >= before:
-            continue
         try:
+            if not directory.is_dir() or directory.stat().st_mtime >= before:
+                continue
             lock = take_lock(directory / LOCK_FILE, wait=False)
         except FileNotFoundError:
             continue  # its worker has just left, and taken it along
