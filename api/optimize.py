@@ -20,7 +20,7 @@ from ..operators.expressions.expression_steps import (
 from ..operators.expressions.expressions import Column
 from ..operators.functions.bytecode import used_columns
 from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Input, Node
-from ..operators.lazy_polars import pl
+from ..operators.lazy_modules import pl
 from ..operators.partitioning import Custom, Forward, Global, HashColumns, HashFunction
 from ..operators.windows.factory import WindowFactory
 from .resources import sharing_groups

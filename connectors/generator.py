@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..errors import UsageError
 from ..operators.durations import parse_duration
 from ..operators.elements import Batch, ColumnBatch, ObjectBatch
-from ..operators.lazy_arrow import pc
+from ..operators.lazy_modules import pc
 from ..operators.origin import capture_origin
 from ..operators.schema import ColumnsLike, SchemaLike, record_class, to_schema
 from ..operators.source import BATCH_ROWS, Record, Record_co

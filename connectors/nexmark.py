@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..errors import UsageError
 from ..operators.elements import Batch, ColumnBatch
-from ..operators.lazy_arrow import pc
+from ..operators.lazy_modules import pc
 from . import draws
 from .rows import DEFAULT_SPLITS, RowSource
 

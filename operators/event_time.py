@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..errors import BadRecordError, PlanError, UserCodeError
 from .elements import Batch, ColumnBatch, Timestamps
 from .functions.user_code import bad_result, describe_record
-from .lazy_arrow import pc
+from .lazy_modules import pc
 from .origin import Origin
 from .per_record.base import UserFunction
 from .rows import text_of_value, to_rows

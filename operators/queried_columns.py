@@ -44,7 +44,8 @@ class QueriedColumns(Sequence[Any]):
     def __init__(
         self, names: Sequence[str], columns: Sequence[Column], found: Index | None, count: int
     ) -> None:
-        """
+        """Take the values that were found.
+
         Args:
             names: of the members.
             columns: the members of those keys that have a value.

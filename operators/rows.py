@@ -22,7 +22,7 @@ import pyarrow as pa
 from ..errors import DataError, InternalError
 from .elements import Batch, ColumnBatch
 from .functions.bytecode import used_columns
-from .lazy_arrow import pc
+from .lazy_modules import pc
 from .schema import unknown_column
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

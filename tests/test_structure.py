@@ -220,3 +220,26 @@ def test_no_circle_is_allowed_that_is_gone() -> None:
 def test_no_module_is_a_giant(module: str) -> None:
     lines = len(MODULES[module].read_text().splitlines())
     assert lines <= LONGER_BY_DECISION.get(module, LINES_MAX)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_struct_has_a_field_of_dataclasses(module: str) -> None:
+    """A Struct takes such a field for the default value, and shows what it should keep out of texts."""
+    tree = ast.parse(MODULES[module].read_text())
+    theirs = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        for alias in node.names
+        if alias.name == "field"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(b) for b in node.bases):
+            used = [
+                ast.unparse(each)
+                for each in node.body
+                if isinstance(each, ast.AnnAssign)
+                and isinstance(each.value, ast.Call)
+                and ast.unparse(each.value.func) in {*theirs, "dataclasses.field"}
+            ]
+            assert not used, f"{node.name}: {used}"

@@ -19,7 +19,7 @@ from ...operators.expressions.expression_steps import SelectStep
 from ...operators.expressions.expressions import Column
 from ...operators.functions.checks import check_plain, check_returns, check_takes
 from ...operators.graph import ByClock, Node
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pl
 from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
 from ...operators.queries import QueryableState, queryable_state

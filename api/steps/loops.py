@@ -19,7 +19,7 @@ from ...operators.expressions.expression_steps import ExpressionSteps, FilterSte
 from ...operators.expressions.expressions import ExpressionLike, check_filter, show
 from ...operators.functions.checks import check_plain, check_returns
 from ...operators.graph import Chaining, Node
-from ...operators.lazy_polars import is_expression
+from ...operators.lazy_modules import is_expression
 from ...operators.loops.head import IterationHead, IterationTail, LoopSettings, Matching, Rounds
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction

@@ -38,7 +38,7 @@ from ...operators.functions.dead_letters import (
 )
 from ...operators.functions.life import FinishResults, with_life
 from ...operators.graph import Chaining, Node
-from ...operators.lazy_polars import is_expression
+from ...operators.lazy_modules import is_expression
 from ...operators.origin import Origin
 from ...operators.per_record.base import UserFunction
 from ...operators.per_record.map_batches import (

@@ -13,7 +13,7 @@ from ...errors import PlanError
 from ...operators.expressions.expressions import show
 from ...operators.functions.checks import check_plain, check_returns, check_takes, is_async
 from ...operators.graph import ByClock, Node
-from ...operators.lazy_polars import is_expression
+from ...operators.lazy_modules import is_expression
 from ...operators.origin import Origin
 from ...operators.partitioning import HashFunction
 from ...operators.per_record.base import UserFunction

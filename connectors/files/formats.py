@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...operators.event_time import milliseconds
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pl
 from ...operators.rows import text_of_value
 from ...operators.time_range import INSTANT_MAX_MS, INSTANT_MIN_MS, INSTANT_TEXT
 

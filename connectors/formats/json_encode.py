@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pl
 from ..files.formats import check_times
 
 FEW_VALUES: Final = 2_500

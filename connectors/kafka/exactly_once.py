@@ -67,7 +67,7 @@ class _Rolled:
         arrived: set once all its records are acknowledged, or have failed.
         held: its records, if none of them could be sent in front of the barrier, until they are sent.
         reports: those of the records that are held.
-        lock: of whoever sends them.
+        lock: held while they are sent, by the subtask or by the thread that prepares the epoch.
     """
 
     transaction: TransactionalProducer

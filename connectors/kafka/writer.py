@@ -90,7 +90,7 @@ class KafkaWriter(SinkWriter):
         self._reports: Reports | None = None
         """Those of the records since the last barrier; None: there are none."""
         self._looks = 0
-        """How often the subtask has looked at reports."""
+        """The number of times that the subtask has looked at reports."""
         self._record_bytes = 0.0
         """The mean size of the records of the last batch."""
         self._looking = False

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from ...errors import DataError, UsageError
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pl
 from ...operators.suggestions import suggest
 from .client import Connection
 from .tables import Column, Table, is_nested, is_text, takes

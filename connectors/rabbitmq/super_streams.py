@@ -113,9 +113,10 @@ class SuperStreamPublisher(Publisher):
         divided: dict[str, list[bytes]] = {}
         for stream, message in zip(streams, self._encoder.encode(rows), strict=True):
             divided.setdefault(stream, []).append(message)
+        publishers = [await self._publisher(stream) for stream in divided]
         tasks = [
-            asyncio.ensure_future(publish(await self._publisher(stream), messages))
-            for stream, messages in divided.items()
+            asyncio.ensure_future(publish(publisher, messages))
+            for publisher, messages in zip(publishers, divided.values(), strict=True)
         ]
         try:
             await asyncio.gather(*tasks)

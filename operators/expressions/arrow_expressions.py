@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...state.values import Array, Values, values_of
-from ..lazy_arrow import pc
+from ..lazy_modules import pc
 from .sql.tree import SqlNode
 
 Arrays: TypeAlias = Mapping[str, pa.Array]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ...errors import DataError
 from ..base import Operator
 from ..elements import Batch, ColumnBatch, Positions, Timestamps
-from ..lazy_polars import pl
+from ..lazy_modules import pl
 from ..rows import column_batch
 from .arrow_expressions import arrow_condition, arrow_number
 from .expressions import Column, result_type

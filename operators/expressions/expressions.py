@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import PlanError
-from ..lazy_polars import is_expression, pl
+from ..lazy_modules import is_expression, pl
 from ..schema import unknown_column
 from .row_probe import across_rows
 from .sql.functions import ACROSS_FIX, AcrossError, ClockError

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ..lazy_polars import pl
+from ..lazy_modules import pl
 
 ROWS: Final = 12
 TOLERANCE: Final = 1e-12

@@ -14,7 +14,7 @@ from ...errors import PlanError
 from ..elements import ColumnBatch
 from ..expressions.expressions import Column, check_filter
 from ..functions.checks import check_plain, check_returns
-from ..lazy_polars import is_expression, pl
+from ..lazy_modules import is_expression, pl
 from ..origin import Origin
 
 ConditionLike: TypeAlias = "Callable[..., Any] | str | pl.Expr"

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, o
 
 from ...errors import PlanError, UsageError
 from ..durations import Duration, format_duration, parse_duration
-from ..lazy_polars import pl
+from ..lazy_modules import pl
 from ..origin import Origin, capture_origin
 from .conditions import ALWAYS, Condition, ConditionLike, Leaf, leaf_of
 from .match import AfterMatch, Earlier

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StateError
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pl
 from ...state.evolution import LAST_USED_COLUMN, is_widening
 from ...state.keyed.keys import TEXT_MAX, encode_key
 from ...state.snapshot import KEY_GROUP_COLUMN, StateInfo

@@ -69,7 +69,7 @@ class ReadValues(NamedTuple):
     """The values of some keys, and where they were read."""
 
     types: Mapping[str, str] | None
-    """Of the key columns."""
+    """The types of the key columns; None: they are not declared."""
     owners: OwnersAnswer
     checkpoint: int
     """0: the values are live."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -31,7 +31,8 @@ LOG: Final = "log"
 """The directory that shows that another one is that of a job."""
 
 
-class StoredJob(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StoredJob:
     """One job as its storage has it.
 
     Attributes:

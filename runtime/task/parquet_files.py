@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import check
-from ...operators.lazy_arrow import pq
+from ...operators.lazy_modules import pq
 from ...state.checked_files import Pieces, footer_of, row_group_extent
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import KEY_GROUP_COLUMN

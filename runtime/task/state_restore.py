@@ -24,8 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import CorruptError, MissingFileError, StorageError
-from ...operators.lazy_arrow import pc
-from ...operators.lazy_polars import pl
+from ...operators.lazy_modules import pc, pl
 from ...state.checked_files import measure_file, tail_bytes
 from ...state.keygroups import KeyGroupRange
 from ...state.snapshot import (

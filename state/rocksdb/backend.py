@@ -58,7 +58,6 @@ class RocksDBBackend(KeyedBackend):
         self._any_spaced = any(spec.layout.namespaced for spec in self.specs.values())
         self._tables: dict[str, RocksDBValueTable | HeldValueTable | RocksDBEntryTable] = {}
         self._held: list[HeldValueTable] = []
-        self._shares: list[MemoryShare] = []
         directory.mkdir(parents=True, exist_ok=True)
         for number, (name, spec) in enumerate(self.specs.items()):
             database = Database(directory / f"db-{number}", settings, key_groups)
@@ -79,7 +78,6 @@ class RocksDBBackend(KeyedBackend):
         share = MemoryShare(held_bytes)
         table = HeldValueTable(spec, database, position, self.max_parallelism, share)
         self._held.append(table)
-        self._shares.append(share)
         return table
 
     def value_table(self, name: str) -> ValueTable:
@@ -203,8 +201,6 @@ class RocksDBBackend(KeyedBackend):
     def close(self) -> None:
         for table in self._tables.values():
             table.database.close()
-        for share in self._shares:
-            share.close()
         for held in self._held:
             held.close()
         self._tables.clear()

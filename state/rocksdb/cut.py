@@ -1,6 +1,6 @@
 """A consistent cut of a RocksDB that goes on changing: files for checkpoints, tables for savepoints.
 
-A cut costs nothing in the mailbox: an iterator goes on seeing the state as it was when it was made, and
+A cut writes nothing in the mailbox: an iterator goes on seeing the state as it was when it was made, and
 from then on the cut notes the keys that are written. A thread then writes what is only in memory to files
 and links them. These files contain later writes too, so for every noted key the value that the iterator
 sees goes into one more small file, and a restore puts it back. (Flushing in the mailbox instead would

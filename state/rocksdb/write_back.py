@@ -24,6 +24,7 @@ from ..hashing import hash_key, hash_keys, key_group_of, key_groups_of
 from ..keyed.base import ABSENT, KeyWalk, ValueTable
 from ..keyed.canonical import TableSpec
 from ..keyed.keys import Token, decode_token, encode_token, key_of
+from ..settings import MemoryShare
 from .database import Changes, Database, OpenCut
 from .layout import GROUP_BYTES, encode_addresses, group_prefix, value_functions
 from .tables import Position, Table
@@ -39,7 +40,7 @@ _WRITE_KEYS: Final = 1024
 _ENTRY_BYTES: Final = 150
 """Roughly the memory of a key and its place, beside their bytes."""
 _BYTES_EACH: Final = 64 << 10
-"""What a value counts as before any was written or read."""
+"""The size that is assumed of a value before one was written or read, in bytes."""
 _SMALL: Final = 1 << 30
 """The interpreter compares integers below this one fastest."""
 _UNKNOWN: Final = object()
@@ -93,7 +94,7 @@ class HeldValueTable(Table, ValueTable):
         database: of the state.
         position: has the token of the current key.
         max_parallelism: the number of key groups.
-        bytes_max: returns how many bytes of keys and values the table may hold now.
+        share: the memory that keys and values may take; closed with the table.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class HeldValueTable(Table, ValueTable):
         database: Database,
         position: Position,
         max_parallelism: int,
-        bytes_max: Callable[[], int],
+        share: MemoryShare,
     ) -> None:
         super().__init__(spec, database, position)
         codec = spec.layout.value
@@ -111,7 +112,7 @@ class HeldValueTable(Table, ValueTable):
         self._as_it_is = codec.plain_ints or codec.plain in (float, bool)
         self._hold = codec.hold if self._as_it_is else codec.encode
         self._encode, self._decode = value_functions(spec.layout)
-        self._max_parallelism, self._bytes_max = max_parallelism, bytes_max
+        self._max_parallelism, self._share = max_parallelism, share
         self._changed: dict[Token, Any] = {}
         """The values since the last freeze."""
         self._known: dict[Token, Any] = {}
@@ -228,7 +229,7 @@ class HeldValueTable(Table, ValueTable):
         elif self._due >= _WRITE_KEYS:
             self.write_some(frozen, self._due)
             self._due = 0
-        if len(self._changed) >= self._part or self._put_bytes >= self._bytes_max() // 3:
+        if len(self._changed) >= self._part or self._put_bytes >= self._share() // 3:
             self._write_all(frozen)
             self.freeze()
         if len(self._known) >= 2 * self._part:
@@ -239,7 +240,7 @@ class HeldValueTable(Table, ValueTable):
 
     def _bound(self) -> None:
         """Set how many values each of three parts may have: the changed, the frozen and the others."""
-        self._part = max(1, self._bytes_max() // (_ENTRY_BYTES + self._bytes_each) // 3)
+        self._part = max(1, self._share() // (_ENTRY_BYTES + self._bytes_each) // 3)
 
     def _measure(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
         sizes = [len(address) + len(data) for address, data in entries if data is not None]
@@ -281,7 +282,7 @@ class HeldValueTable(Table, ValueTable):
             pass
 
     def flush(self) -> None:
-        """Write all changes, so that whoever reads the database finds them."""
+        """Write all changes, so that reads of the database find them."""
         self._write_all(self._frozen)
         if self._changed:
             self._write_all(self.freeze())
@@ -307,9 +308,11 @@ class HeldValueTable(Table, ValueTable):
         return encode_addresses(groups, keys)
 
     def close(self) -> None:
-        """Let go of all that refers to the table, so that it goes with its backend, and not at some time
-        later; a thread that collects the files of a cut may still write.
+        """Close the share, and let go of all that refers to the table, so that it goes with its backend.
+
+        A thread that collects the files of a cut may still write.
         """
+        self._share.close()
         for name in ("get", "put", "_frozen"):
             del self.__dict__[name]
 

@@ -84,7 +84,8 @@ class BatchKeys:
         columns: Sequence[pa.Array],
         integers: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """
+        """Take the keys of a batch.
+
         Args:
             hasher: of the keys.
             columns: the keys.
@@ -215,9 +216,15 @@ class KeyIndex:
         """Return the slot of each row's key, -1 where it is absent. Changes nothing."""
         if self._dense is None:
             return self._table.find(*keys.lanes(None))
-        if keys.integers is None:  # a key that is null would have ended the dense index
-            return np.full(len(keys.columns[0]), -1, np.int32)
-        return self._dense.find(keys.integers)
+        if keys.integers is not None:
+            return self._dense.find(keys.integers)
+        (column,) = (
+            keys.columns
+        )  # with nulls, which are not here: they would have ended the dense index
+        integers = column.fill_null(0).to_numpy(zero_copy_only=False)
+        found = self._dense.find(integers.astype(np.int64, copy=False))
+        found[column.is_null().to_numpy(zero_copy_only=False)] = -1
+        return found
 
     def lanes(self) -> tuple[Hashes, Hashes | None]:
         """Return the identity of each slot's key (views). Must not be called with a hasher that is

@@ -27,6 +27,11 @@ def led_by(host: str, *rest: str, token: str = "secret") -> StoredJob:
     return StoredJob("clicks", "file:///checkpoints/clicks", LogView(), leader, (), token)
 
 
+def test_a_stored_job_does_not_show_the_token() -> None:
+    assert "secret" not in repr(led_by(HERE))
+    assert StoredJob("clicks", "file:///checkpoints/clicks", LogView(), None, ()).token == ""
+
+
 @pytest.mark.parametrize(
     ("host", "found"), [(HERE, (UNIX, LOOPBACK, NODE)), ("elsewhere", (NODE,))]
 )

@@ -18,7 +18,7 @@ from headgate.runtime.protocol.joblog import CheckpointEntry
 ROOT = Path(hg.__file__).parent
 FILES_MAX = 25
 CARRIED = (CheckpointBarrier, CheckpointAcked, CheckpointEntry, SubtaskAck, TriggerCheckpoint)
-"""What a checkpoint becomes on its way from the coordinator to the sinks, and back into the log."""
+"""The forms that a checkpoint has on its way from the coordinator to the sinks, and back into the log."""
 ASIDE = {
     "runtime/coordinator/placement.py": "says whether an acknowledgement is of the present attempt",
     "state/sealed.py": "encodes the entry of the log",

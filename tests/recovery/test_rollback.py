@@ -13,7 +13,6 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,8 +21,7 @@ from hypothesis import strategies as st
 from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
-from headgate.operators.elements import ColumnBatch
-from headgate.operators.windows import small_windows, tumbling
+from headgate.operators.windows import tumbling
 from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     GlobalWindow,
@@ -35,9 +33,9 @@ from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.runtime.options.recovery import KEEP_STATE
-from headgate.state.slots import arrays, epochs, key_index
 from headgate.state.slots import table as slot_table
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.aggregate_rows import VALUES, batch_of, tighten, value_rows
 from headgate.tests.support.operators import ManualClock, Recorder, operator_context
 
 TTL_MS = 40
@@ -61,12 +59,6 @@ MANY = FEW | {
     "middle": "quantile(f, 0.5)",
 }
 AGGREGATES = {"few": FEW, "many": MANY}
-VALUES = [
-    pa.field("i", pa.int64()),
-    pa.field("f", pa.float64()),
-    pa.field("d", pa.decimal128(9, 2)),
-    pa.field("s", pa.string()),
-]
 KEYS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "dense": (pa.int64(), lambda n: n),
     "spread": (pa.int64(), lambda n: n * 10**12 if n != 3 else None),
@@ -126,28 +118,12 @@ KINDS = {
 def tight() -> Any:
     """Bounds so low that a few hundred keys cross them all."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrays, slot_table):
-            patch.setattr(module, "RESERVE_FROM", 64)
-            patch.setattr(module, "RESERVED_ENTRIES", 256)
-        patch.setattr(arrays, "_FILL_BLOCK", 8)
+        tighten(patch)
         patch.setattr(slot_table, "_INITIAL_CELLS", 64)
         patch.setattr(slot_table, "_MOVE_AT_LEAST", 8)
-        patch.setattr(key_index, "PIECE_BYTES_MAX", 128)
-        patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
         patch.setattr(tumbling, "SMALL_ROWS", 3)
-        patch.setattr(small_windows, "_DEAD_MIN", 0)
         patch.setattr(pane_table, "DEAD_MIN", 1)
-        patch.setattr(small_windows, "KEPT_ROWS_MAX", 6)
         yield
-
-
-def batch(keys: str, rows: list[tuple[Any, ...]]) -> ColumnBatch:
-    type_, key_of = KEYS[keys]
-    columns = [pa.array([key_of(row[0]) for row in rows], type_)]
-    for at, field in enumerate(VALUES, 1):
-        columns.append(pa.array([row[at] for row in rows], field.type))
-    data = pa.RecordBatch.from_arrays(columns, names=["k", *(field.name for field in VALUES)])
-    return ColumnBatch(data, np.array([row[-1] for row in rows], np.int64))
 
 
 def rows_of(table: pa.Table) -> list[str]:
@@ -221,7 +197,7 @@ class Subject:
         self.unread = []
 
     def check_delta(self) -> None:
-        """What has changed since the restored checkpoint, on its files, is what there is."""
+        """Check that the restored files with the changes since then have the rows that there are now."""
         assert self.base is not None
         tables = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
         delta = tables[self.kind.state].make(1)
@@ -261,19 +237,7 @@ class Subject:
             operator.close()
 
 
-few = st.integers(0, 5)
-rows_ = st.lists(
-    st.tuples(
-        few,
-        st.none() | st.integers(-50, 50),
-        st.none() | st.integers(-80, 80).map(lambda n: n / 8),
-        st.none() | st.integers(-999, 999).map(lambda n: Decimal(n) / 100),
-        st.none() | st.sampled_from(["a", "b", "a longer text"]),
-        st.integers(0, 45),
-    ),
-    min_size=1,
-    max_size=8,
-)
+rows_ = value_rows(1, 8)
 actions = st.lists(
     st.one_of(
         rows_.map(lambda rows: ("rows", rows)),
@@ -296,11 +260,11 @@ def run(subject: Subject, history: list[tuple[str, Any]]) -> None:
     for action, what in history:
         match action:
             case "rows":
-                subject.tell(lambda o, rows=what: o.process(batch(subject.keys, rows), 0))
+                subject.tell(lambda o, rows=what: o.process(batch_of(rows, *KEYS[subject.keys]), 0))
             case "bulk":
                 numbers = range(60 * what, 60 * what + 50)
                 rows = [(n, n, n / 8, Decimal(n), None, n % 45) for n in numbers]
-                subject.tell(lambda o, rows=rows: o.process(batch(subject.keys, rows), 0))
+                subject.tell(lambda o, rows=rows: o.process(batch_of(rows, *KEYS[subject.keys]), 0))
             case "time":
                 subject.clock.advance(what)
                 watermark += what // 3
@@ -318,11 +282,15 @@ def run(subject: Subject, history: list[tuple[str, Any]]) -> None:
                 subject.read()
                 subject.fail(what)
     subject.cut()
-    subject.tell(lambda o: o.process(batch(subject.keys, [(2, 5, 1.0, None, "x", 9)]), 0))
+    subject.tell(lambda o: o.process(batch_of([(2, 5, 1.0, None, "x", 9)], *KEYS[subject.keys]), 0))
     subject.read()
     subject.fail(0)
-    subject.tell(lambda o: o.process(batch(subject.keys, [(2, 6, -1.0, None, "y", 9)]), 0))
-    subject.tell(lambda o: o.process(batch(subject.keys, [(200, None, None, None, "z", 9)]), 0))
+    subject.tell(
+        lambda o: o.process(batch_of([(2, 6, -1.0, None, "y", 9)], *KEYS[subject.keys]), 0)
+    )
+    subject.tell(
+        lambda o: o.process(batch_of([(200, None, None, None, "z", 9)], *KEYS[subject.keys]), 0)
+    )
     subject.check_delta()
     for step in (4, 10, 10, 99):
         watermark += step
@@ -334,7 +302,7 @@ def run(subject: Subject, history: list[tuple[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Permit:
-    """What the notice of a complete checkpoint needs of a permit."""
+    """The part of a permit that the notice of a complete checkpoint needs."""
 
     checkpoint_id: int
 

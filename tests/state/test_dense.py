@@ -70,3 +70,11 @@ def test_the_ends_of_the_number_range(edge):
     found = dense.lookup(np.array([edge, edge + inward, edge], np.int64))
     assert found is not None
     assert found[0].tolist() == [0, 1, 0]
+
+
+def test_keys_beside_one_that_is_null_are_found():
+    hasher = KeyHasher([pa.int64()], 1)
+    index = KeyIndex(hasher)
+    slots = index.lookup(BatchKeys(hasher, [pa.array([7, 8], pa.int64())])).tolist()
+    wanted = BatchKeys(hasher, [pa.array([8, None, 0, 7], pa.int64())])
+    assert index.find_keys(wanted).tolist() == [slots[1], -1, -1, slots[0]]

@@ -15,14 +15,13 @@ from headgate.errors import StateError
 from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.windows import small_windows
 from headgate.operators.windows.kinds import WINDOW_FIELDS, TumblingWindow
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.state.aggregates.accumulators import CountAccumulator
 from headgate.state.evolution import compare
-from headgate.state.slots import arrays, epochs, key_index
-from headgate.state.slots import table as slot_table
+from headgate.state.slots import key_index
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.aggregate_rows import VALUES, batch_of, tighten, value_rows
 
 SIZE, LATENESS = 10, 7
 AGGREGATES = {
@@ -34,12 +33,6 @@ AGGREGATES = {
     "money": "sum(d)",
     "last": "max(s)",
 }
-VALUES = [
-    pa.field("i", pa.int64()),
-    pa.field("f", pa.float64()),
-    pa.field("d", pa.decimal128(9, 2)),
-    pa.field("s", pa.string()),
-]
 
 
 def plan_for(type_, keyed, windowed, aggregates=None):
@@ -53,24 +46,9 @@ def plan_for(type_, keyed, windowed, aggregates=None):
 def tight():
     """Bounds so low that a few hundred keys cross them all."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrays, slot_table):
-            patch.setattr(module, "RESERVE_FROM", 64)
-            patch.setattr(module, "RESERVED_ENTRIES", 256)
-        patch.setattr(arrays, "_FILL_BLOCK", 8)
-        patch.setattr(key_index, "PIECE_BYTES_MAX", 128)
+        tighten(patch)
         patch.setattr(key_index, "_JOINED_BYTES_MAX", 64)
-        patch.setattr(small_windows, "_DEAD_MIN", 0)
-        patch.setattr(small_windows, "KEPT_ROWS_MAX", 6)
-        patch.setattr(epochs, "MARK_ALL_FACTOR", 10**9)
         yield
-
-
-def batch(rows, type_):
-    types = [type_, *(field.type for field in VALUES)]
-    columns = [pa.array([row[at] for row in rows], t) for at, t in enumerate(types)]
-    names = ["k", *(field.name for field in VALUES)]
-    times = np.array([row[-1] for row in rows], np.int64)
-    return ColumnBatch(pa.RecordBatch.from_arrays(columns, names=names), times)
 
 
 class Model:
@@ -219,18 +197,7 @@ class Subject:
             assert again.make(1).num_rows == 0
 
 
-few = st.integers(0, 5)
-rows_ = st.lists(
-    st.tuples(
-        few,
-        st.none() | st.integers(-50, 50),
-        st.none() | st.integers(-80, 80).map(lambda n: n / 8),
-        st.none() | st.integers(-999, 999).map(lambda n: Decimal(n) / 100),
-        st.none() | st.sampled_from(["a", "b", "a longer text"]),
-        st.integers(0, 45),
-    ),
-    max_size=12,
-)
+rows_ = value_rows(0, 12)
 actions = st.lists(
     st.one_of(
         rows_.map(lambda rows: ("rows", rows)),
@@ -268,7 +235,7 @@ def test_restored_base_and_deltas_equal_the_model_at_each_cut(start, kind, windo
                 rows = [(n, n, n / 8, Decimal(n), None, n % 45) for n in numbers]
             rows = [(key_of(row[0]), *row[1:]) for row in rows]
             if rows:
-                subject.harness.process(batch(rows, type_))
+                subject.harness.process(batch_of(rows, type_))
                 subject.model.add(rows)
         elif action == "watermark" and windowed:
             subject.harness.watermark(what)
@@ -325,7 +292,7 @@ def test_a_thread_reads_a_cut_while_the_state_changes_under_it(start, windowed):
 @pytest.mark.parametrize("windowed", [False, True], ids=["running", "windows"])
 def test_a_discarded_cut_is_closed_and_memory_is_used_again(start, windowed):
     subject = Subject(start, pa.int64(), True, windowed)
-    subject.harness.process(batch([(1, 1, None, None, None, 0)], pa.int64()))
+    subject.harness.process(batch_of([(1, 1, None, None, None, 0)], pa.int64()))
     snapshot = subject.harness.operator.snapshot(1)
     groups = [part.cut for part in cut_parts(snapshot.tables[subject.name])]
     assert any(group._state._cut in group._state._cut._owner.cuts for group in groups)
@@ -352,10 +319,10 @@ def test_a_window_gone_in_one_old_subtask_does_not_come_back_from_its_base(start
             harness.output.events.clear()
             rows = [(next(keys), 1, None, None, None, 12)]
             probe = start(TumblingAggregate(TumblingWindow(SIZE), windowed))
-            probe.process(batch(rows, pa.int64()))
+            probe.process(batch_of(rows, pa.int64()))
             if probe.tables()["windows"]["key_group"][0].as_py() not in own:
                 rows = []
-        harness.process(batch(rows, pa.int64()))
+        harness.process(batch_of(rows, pa.int64()))
         base = harness.operator.snapshot(1).tables["windows"].make(None)
         harness.watermark(watermark)
         later = harness.operator.snapshot(2).tables
@@ -370,13 +337,13 @@ def test_a_window_gone_in_one_old_subtask_does_not_come_back_from_its_base(start
 
 def test_a_dropped_window_does_not_leak_into_the_next_while_its_cut_is_open(start):
     subject = Subject(start, pa.int64(), True, True)
-    subject.harness.process(batch([(n, n, 1.0, None, None, 0) for n in range(9)], pa.int64()))
+    subject.harness.process(batch_of([(n, n, 1.0, None, None, 0) for n in range(9)], pa.int64()))
     subject.model.add([(n, n, 1.0, None, None, 0) for n in range(9)])
     subject.cut(0)
     subject.harness.watermark(20)
     subject.model.advance(20)
     rows = [(n + 4, -n, None, Decimal(1), None, 25) for n in range(9)]
-    subject.harness.process(batch(rows, pa.int64()))
+    subject.harness.process(batch_of(rows, pa.int64()))
     subject.model.add(rows)
     subject.cut(1)
     subject.make(0, True)
@@ -387,7 +354,7 @@ def test_a_dropped_window_does_not_leak_into_the_next_while_its_cut_is_open(star
 def test_windows_that_go_while_a_cut_is_made_leave_its_bounds_as_they_were(start, monkeypatch):
     """The values are read, the cut is closed, and the memory is already used for other windows."""
     subject = Subject(start, pa.int64(), True, True)
-    subject.harness.process(batch([(n, n, None, None, None, 0) for n in range(5)], pa.int64()))
+    subject.harness.process(batch_of([(n, n, None, None, None, 0) for n in range(5)], pa.int64()))
     cut = subject.harness.operator.snapshot(1).tables["windows"]
     columns, left = CountAccumulator.columns, [None]
 
@@ -396,7 +363,7 @@ def test_windows_that_go_while_a_cut_is_made_leave_its_bounds_as_they_were(start
             left.pop()
             subject.harness.watermark(100)
             rows = [(n, n, None, None, None, 200) for n in range(5)]
-            subject.harness.process(batch(rows, pa.int64()))
+            subject.harness.process(batch_of(rows, pa.int64()))
         return columns(self, values)
 
     monkeypatch.setattr(CountAccumulator, "columns", columns_later)
@@ -411,7 +378,7 @@ def test_a_window_that_is_gone_stays_gone_when_the_allowed_lateness_grows(start)
     plan = plan_for(pa.int64(), True, True)
     gone, kept = (1, 1, None, None, None, 3), (1, 1, None, None, None, 23)
     first = start(TumblingAggregate(TumblingWindow(SIZE), plan))
-    first.process(batch([gone, kept], pa.int64()))
+    first.process(batch_of([gone, kept], pa.int64()))
     base = first.operator.snapshot(1).tables["windows"].make(None)
     first.watermark(15)
     delta = first.operator.snapshot(2).tables
@@ -420,7 +387,7 @@ def test_a_window_that_is_gone_stays_gone_when_the_allowed_lateness_grows(start)
     for _ in range(2):
         tables = {"windows": merged(chain, delta["windows"].keys), "watermark": watermark}
         second = start(TumblingAggregate(TumblingWindow(SIZE, 0, 1_000), plan), tables)
-        second.process(batch([gone, kept], pa.int64()))
+        second.process(batch_of([gone, kept], pa.int64()))
         assert len(second.output.rows("late")) == 1
         cut = second.operator.snapshot(3).tables
         chain.append(cut["windows"].make(1))
@@ -442,7 +409,7 @@ def evolved(start, before, after, type_=pa.int64(), new_type=None, windowed=Fals
         return RunningAggregate(plan, "my step")
 
     harness = start(operator(type_, before))
-    harness.process(batch([(1, 5, 0.5, None, "x", 0), (1, 7, 1.5, None, "y", 0)], type_))
+    harness.process(batch_of([(1, 5, 0.5, None, "x", 0), (1, 7, 1.5, None, "y", 0)], type_))
     restored = start(operator(new_type or type_, after))
     states = {info.name: info for info in harness.operator.states()}
     name = "windows" if windowed else "running"
@@ -497,7 +464,7 @@ def test_other_keys_or_windows_are_refused(start):
     with pytest.raises(StateError, match="k"):
         evolved(start, {"n": "count()"}, {"n": "count()"}, pa.int64(), pa.int32())
     subject = Subject(start, pa.int64(), True, True)
-    subject.harness.process(batch([(1, 5, None, None, None, 0)], pa.int64()))
+    subject.harness.process(batch_of([(1, 5, None, None, None, 0)], pa.int64()))
     for window in (TumblingWindow(SIZE + 1), TumblingWindow(SIZE, 3)):
         with pytest.raises(StateError, match="windows"):
             start(

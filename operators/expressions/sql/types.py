@@ -7,7 +7,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from ...lazy_polars import pl
+from ...lazy_modules import pl
 from .tokens import quoted
 
 

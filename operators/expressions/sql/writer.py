@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from ...lazy_polars import pl
+from ...lazy_modules import pl
 from .tokens import SqlError, quoted
 from .tree import NESTING_MAX, OPERATIONS_MAX, SIMPLER, SqlNode
 

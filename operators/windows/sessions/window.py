@@ -13,8 +13,7 @@ import pyarrow as pa
 from ....errors import DataError, PlanError, UsageError
 from ...durations import Duration, format_duration, parse_duration
 from ...expressions.expressions import Column, check_select, result_type, show
-from ...lazy_arrow import pc
-from ...lazy_polars import is_expression, pl
+from ...lazy_modules import is_expression, pc, pl
 from ...time_range import DURATION_MAX_MS
 from ..records.window import WindowTime, is_processing
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import field
 from enum import Enum, unique
 from typing import Generic, NewType, TypeAlias, TypeVar, final
 
@@ -185,7 +184,7 @@ class PendingCheckpoint(msgspec.Struct, Generic[Payload]):
     trigger_ms: int
     missing: set[SubtaskId]
     token: RequestToken | None = None
-    options: CheckpointOptions = field(default=CheckpointOptions())
+    options: CheckpointOptions = CheckpointOptions()
     final: bool = False
     publishing: bool = False
     after_savepoint: bool = False

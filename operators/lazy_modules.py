@@ -1,4 +1,9 @@
-"""Polars, loaded when it is first used: its import is about a fifth of the start of a small job."""
+"""Polars, Arrow's compute functions and its Parquet files, each loaded when it is first used.
+
+The import of Polars is about a fifth of the start of a small job, which may need none of them. Arrow writes
+a Python function, with its documentation, for each of its kernels when `pyarrow.compute` is imported, which
+is another tenth.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,12 @@ import ctypes
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["is_expression", "pl"]
-
-if TYPE_CHECKING:
-    import polars as pl
-    from typing_extensions import TypeIs
-else:
-
-    class _Polars:
-        """Stands for the module until one of its names is asked for."""
-
-        def __getattr__(self, name: str) -> Any:
-            value = getattr(_loaded(), name)
-            setattr(self, name, value)
-            return value
-
-    pl = _Polars()
+__all__ = ["is_expression", "pc", "pl", "pq"]
 
 _loading = threading.Lock()
 _handler_of = ctypes.pythonapi.PyOS_getsig
@@ -33,7 +25,7 @@ _set_handler = ctypes.pythonapi.PyOS_setsig
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 
-def _loaded() -> Any:
+def _polars() -> Any:
     """Return the module Polars, and leave Ctrl-C to the program.
 
     As it is loaded, Polars takes SIGINT, to end the query that runs with KeyboardInterrupt. A program that
@@ -48,6 +40,29 @@ def _loaded() -> Any:
         module = import_module("polars")
         _set_handler(signal.SIGINT, before)
         return module
+
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    from typing_extensions import TypeIs
+else:
+
+    class _Module:
+        """Stands for a module until one of its names is asked for."""
+
+        def __init__(self, load: Callable[[], Any]) -> None:
+            self._load = load
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(self._load(), name)
+            setattr(self, name, value)
+            return value
+
+    pc = _Module(partial(import_module, "pyarrow.compute"))
+    pl = _Module(_polars)
+    pq = _Module(partial(import_module, "pyarrow.parquet"))
 
 
 def is_expression(value: object) -> TypeIs[pl.Expr]:

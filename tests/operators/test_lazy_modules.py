@@ -22,7 +22,7 @@ native.restype = ctypes.c_void_p
 signal.signal(signal.SIGINT, lambda number, frame: None)
 before = native(signal.SIGINT)
 
-from headgate.operators.lazy_polars import pl
+from headgate.operators.lazy_modules import pl
 
 assert "polars" not in sys.modules
 if sys.argv[1] == "main":
