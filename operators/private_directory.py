@@ -1,12 +1,20 @@
-"""Private directories in a place that all users of the machine share, such as /tmp."""
+"""Directories in a place that all users of the machine share, such as /tmp, and their locks."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import stat
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+LOCK_FILE: Final = "lock"
+"""The file of a directory that its process holds a lock on for as long as it lives."""
 
 
 def private_directory(path: Path) -> Path:
@@ -37,3 +45,49 @@ def keep_newest(directory: Path, pattern: str, count: int) -> None:
             found.append((path.stat().st_mtime, path))
     for _, path in sorted(found)[: max(0, len(found) - count)]:
         path.unlink(missing_ok=True)
+
+
+def take_lock(path: Path, *, wait: bool) -> int | None:
+    """Return the lock on `path` as a file descriptor; None if another process has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+@contextmanager
+def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new directory below `parent` for the time of the block. Blocking.
+
+    It goes however the process dies, because it has a lock that the system takes back with the process: a
+    process that makes a directory of the same kind later deletes those whose lock is free. A directory gets
+    its name only when it is locked, so that no process takes one that begins for one that is left.
+    """
+    _sweep(parent, prefix)
+    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+    lock = take_lock(new / LOCK_FILE, wait=True)
+    assert lock is not None  # no other process knows the directory
+    directory = new.rename(parent / new.name.removeprefix("."))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    for directory in parent.glob(f"{prefix}*"):
+        # Others may delete it at the same moment, and some are other users'.
+        with suppress(OSError):
+            if directory.lstat().st_uid != os.getuid() or not (directory / LOCK_FILE).exists():
+                continue
+            lock = take_lock(directory / LOCK_FILE, wait=False)
+            if lock is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 
 from ...errors import StorageError
+from ...operators.private_directory import own_directory
 from ..tables.compaction import MERGED_BYTES_MAX, Merge, due_merges
 from ..tables.writer import COPIED_BYTES
 from .table import existing
@@ -129,7 +130,7 @@ def _replace(
     replace = _ReplaceFiles(operation=Operation.OVERWRITE, transaction=transaction, io=table.io)
     merged: list[DataFile] = []
     try:
-        with TemporaryDirectory(prefix="headgate-") as directory:
+        with own_directory(Path(gettempdir()), "headgate-compaction-") as directory:
             for group in groups:
                 local = Path(directory, f"{prefix}-merged-{secrets.token_hex(8)}.parquet")
                 merged.append(_merge(table, local, group))

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ...errors import CorruptError, StateError, StorageError
+from ...operators.private_directory import own_directory
 from ...operators.source import SourceRun, SourceStorage
 from ...state.durable_files import sync
 from ...state.sealed import Record, SealedFormat
@@ -261,6 +263,21 @@ def local_directory(run: SourceRun) -> str | None:
     """Return the first directory for temporary files; None: that of the system."""
     named = (part.strip() for part in run.options.get(_LOCAL_DIRS, "").split(","))
     return next(filter(None, named), None)
+
+
+@contextlib.contextmanager
+def directory_on_the_way(run: SourceRun) -> Iterator[Path]:
+    """A directory of this machine for files that go to the storage from there. Blocking.
+
+    If this process is killed, the next coordinator that makes a result on this machine deletes it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    above = Path(local_directory(run) or tempfile.gettempdir())
+    above.mkdir(parents=True, exist_ok=True)
+    with own_directory(above, "headgate-result-") as directory:
+        yield directory
 
 
 def describe_result(

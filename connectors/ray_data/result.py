@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ from ...operators.functions.pickling import dump_function
 from ...operators.source import SourceRun, SourceStorage
 from ..files import locations
 from ..files.verified import measure_parquet
-from ..prepared.result import ResultKind, local_directory
+from ..prepared.result import ResultKind, directory_on_the_way
 from .columns import plain_block
 
 RAY: Final = ResultKind("Ray", "a Ray dataset", "Ray computes the dataset again")
@@ -109,16 +107,11 @@ class RayResult:
         self, schema: pa.Schema, attempt: str, storage: SourceStorage, run: SourceRun
     ) -> dict[str, list[str]]:
         """Write the blocks of the dataset; see `ResultMaker`."""
-        above = local_directory(run)
-        if above is not None:
-            os.makedirs(above, exist_ok=True)
         measured: dict[str, list[str]] = {}
         local = locations.filesystem("file", {})
         stopped = threading.Event()
-        with tempfile.TemporaryDirectory(
-            prefix="headgate-result-", dir=above, ignore_cleanup_errors=True
-        ) as directory:
-            files = self._files(schema, Path(directory), run, stopped)
+        with directory_on_the_way(run) as directory:
+            files = self._files(schema, directory, run, stopped)
             try:
                 while (path := await _in_thread(lambda: next(files, None))) is not None:
                     measured[path.name] = await asyncio.to_thread(measure_parquet, local, str(path))

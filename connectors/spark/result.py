@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -17,7 +14,7 @@ from ...errors import UsageError
 from ...operators.source import SourceRun, SourceStorage
 from ..files import locations
 from ..files.verified import measure_parquet
-from ..prepared.result import ResultKind, local_directory
+from ..prepared.result import ResultKind, directory_on_the_way, local_directory
 from .process import SparkProcess
 from .task import SparkQuery, Task
 
@@ -73,13 +70,10 @@ async def _make(
         await _run(task, f"s3a://{location.path}", run)
     else:
         # Spark would need Hadoop's client of S3 for it, which pyspark does not bring.
-        above = local_directory(run)
-        if above is not None:
-            os.makedirs(above, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="headgate-result-", dir=above) as directory:
+        with directory_on_the_way(run) as directory:
             await _run(task, f"file://{directory}/result", run)
             local = locations.filesystem("file", {})
-            for path in sorted(Path(directory, "result").glob("*.parquet")):
+            for path in sorted((directory / "result").glob("*.parquet")):
                 measured[path.name] = await asyncio.to_thread(measure_parquet, local, str(path))
                 await storage.upload(f"{attempt}/{path.name}", path)
     return measured

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import JobError, UsageError
-from ..worker.local_directories import own_directory
+from ...operators.private_directory import own_directory
 
 _log = logging.getLogger("headgate.cluster")
 OBJECT_STORE_BYTES = 80 << 20

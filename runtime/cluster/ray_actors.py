@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError
 
 from ...errors import FencedError, HeadgateError, JobError
 from ...operators.clock import SystemClock
+from ...operators.private_directory import own_directory
 from ..control.cluster import ControlEndpoint
 from ..control.link import ControlLink, connect
 from ..coordinator.job import JobCoordinator
@@ -43,7 +44,6 @@ from ..protocol.worker_nodes import NodeRules
 from ..shipping import unship
 from ..storage.open_store import open_store
 from ..worker.heartbeats import HeartbeatThreads
-from ..worker.local_directories import own_directory
 from ..worker.worker import Worker
 from .host import CoordinatorPlace, host_coordinator
 from .process import attach, die_of_sigterm, on_sigterm, tune_process

@@ -16,19 +16,18 @@ that never came back are swept by workers of other jobs, an hour later.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from ...errors import StorageError
 from ...operators.clock import Clock
-from ...operators.private_directory import private_directory
+from ...operators.private_directory import LOCK_FILE, private_directory, take_lock
 from ...state.snapshot import StateHandle
 from ..options.recovery import FROM_LOCAL, LOCAL_BACKUP, LOCAL_BACKUP_DIRS, LOCAL_BACKUP_SIZE
 from ..options.registry import Options
@@ -36,7 +35,6 @@ from ..options.state import LOCAL_DIRS
 from ..protocol import names
 from ..task.local_files import LocalCopies, SubtaskDirectory
 
-LOCK_FILE = "lock"
 ABANDONED_S: Final = 3600.0
 """A job whose directory was not touched for this time does not come back for it."""
 _log = logging.getLogger("headgate.worker")
@@ -126,20 +124,6 @@ def sweep(parent: Path, *, before: float = math.inf) -> None:
         if lock is not None:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
-
-
-def take_lock(path: Path, *, wait: bool) -> int | None:
-    """Return the lock on `path` as a file descriptor; None if another process has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
 
 
 def local_dirs(options: Options) -> tuple[Path, ...]:
@@ -258,35 +242,3 @@ def _remove_if_empty(parent: Path) -> None:
 
 def _paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())
-
-
-@contextlib.contextmanager
-def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new directory below `parent` for the time of the block. Blocking.
-
-    It goes however the process dies, because it has a lock that the system takes back with the process: a
-    process that makes a directory of the same kind later deletes those whose lock is free. A directory gets
-    its name only when it is locked, so that no process takes one that begins for one that is left.
-    """
-    _sweep(parent, prefix)
-    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
-    lock = take_lock(new / LOCK_FILE, wait=True)
-    assert lock is not None  # no other process knows the directory
-    directory = new.rename(parent / new.name.removeprefix("."))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
-
-
-def _sweep(parent: Path, prefix: str) -> None:
-    for directory in parent.glob(f"{prefix}*"):
-        # Others may delete it at the same moment, and some are other users'.
-        with contextlib.suppress(OSError):
-            if directory.lstat().st_uid != os.getuid() or not (directory / LOCK_FILE).exists():
-                continue
-            lock = take_lock(directory / LOCK_FILE, wait=False)
-            if lock is not None:
-                shutil.rmtree(directory, ignore_errors=True)
-                os.close(lock)

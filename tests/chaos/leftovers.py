@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate.runtime.worker.local_directories import LOCK_FILE, LocalDirectories, own_directory
+from headgate.operators.private_directory import LOCK_FILE, own_directory
+from headgate.runtime.worker.local_directories import LocalDirectories
 
 
 def left_in(temporary: Path) -> list[Path]:

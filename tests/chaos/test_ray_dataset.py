@@ -6,6 +6,7 @@ Method: the function of the dataset notes each call; the answer follows from the
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def adopted(chaos: Any) -> bool:
     return any(event.kind == "adopted" for event in chaos.events)
 
 
-def wait_for(file: Path) -> None:
+def wait_for(directory: Path, pattern: str) -> None:
     """Wait until a file is there."""
-    while not file.exists():
+    while not any(directory.glob(pattern)):
         time.sleep(0.05)
 
 
@@ -82,6 +83,7 @@ def test_a_coordinator_that_dies_while_it_writes_is_followed_by_one_that_compute
     ring: Any, tmp_path: Path
 ) -> None:
     asked, begun = tmp_path / "asked", tmp_path / "begun"
+    temporary = Path(tempfile.gettempdir())
 
     def numbers() -> Any:
         import ray.data
@@ -107,7 +109,9 @@ def test_a_coordinator_that_dies_while_it_writes_is_followed_by_one_that_compute
     job.read(source, name="numbers").write(out, name="out")
 
     async def kill(chaos: Any) -> None:
-        await asyncio.to_thread(wait_for, begun)
+        # It has written rows of the first half into a file of its own, which it leaves behind.
+        await asyncio.to_thread(wait_for, temporary, "headgate-result-*/part-*")
+        await asyncio.to_thread(wait_for, tmp_path, "begun")
         chaos.kill_coordinator()
 
     def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headgate.runtime.worker.local_directories import own_directory
+from headgate.operators.private_directory import own_directory
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from headgate.runtime.worker.local_directories import own_directory
+from headgate.operators.private_directory import own_directory
 with own_directory(Path(sys.argv[1]), "hg-test-") as directory:
     (directory / "socket").touch()
     print(directory, flush=True)
