@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from ..errors import JobError, SourceError, StorageError, UsageError
 from ..operators.clock import Clock
 from .functions.calling import CallBounds, CallingWriter
+from .outages import Outage
 
 ANSWER_S_MAX: Final = 15
 """The time in which a service has to answer a request."""
@@ -122,17 +123,16 @@ class Requests:
     """Makes requests that may be repeated, again while the service is away for a moment."""
 
     def __init__(self, service: AwsService, clock: Clock, is_closed: Callable[[], bool]) -> None:
-        """Begin to measure for how long the service is away.
+        """Make requests of a service.
 
         Args:
             service: to ask.
-            clock: measures the time.
+            clock: measures for how long it is away.
             is_closed: returns True if nobody waits for answers any more.
         """
         self._service = service
-        self._clock = clock
         self._is_closed = is_closed
-        self._answered_s = clock.monotonic()
+        self._outage = Outage(clock, AWAY_S)
 
     async def ask(self, request: Any, **arguments: Any) -> Any:
         """Make a request.
@@ -150,17 +150,17 @@ class Requests:
                 if self._is_closed():
                     raise asyncio.CancelledError from error
                 if is_throttled(error):
-                    self._answered_s = self._clock.monotonic()
+                    self._outage.end()
                 elif code_of(error) and not is_away(error):
                     raise
-                elif not is_away(error) or self._clock.monotonic() - self._answered_s > AWAY_S:
+                elif not is_away(error) or self._outage.is_too_long():
                     raise self._service.cannot_use(error) from error
                 _log.debug(
                     "a request to `%s` is made again: %s", self._service.kind, reason_of(error)
                 )
                 await asyncio.sleep(PAUSE_S)
             else:
-                self._answered_s = self._clock.monotonic()
+                self._outage.end()
                 return answer
 
 

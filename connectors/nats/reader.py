@@ -19,6 +19,7 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
+from ..outages import Outage
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -64,8 +65,6 @@ class NatsReader(LoopedReader[NatsSplit]):
         self._pending: dict[str, int] = {}
         """The messages of splits that the server had not sent when it sent the last one."""
         self._count = min(_FIRST_COUNT, reading.batch_rows)
-        self._worked_s = 0.0
-        """When the server answered last."""
 
     # -- the mailbox --------------------------------------------------------------------------------
 
@@ -115,9 +114,8 @@ class NatsReader(LoopedReader[NatsSplit]):
 
     async def fetch_all(self) -> None:
         """Read all splits, on another connection whenever one is lost."""
-
         settings, context = self._settings, self.context
-        self._worked()
+        self._outage = Outage(context.clock, AWAY_S)
         name = f"headgate-{context.job_name}-{context.operator_name}"
         while self._fetched and not self.is_closed():
             try:
@@ -130,13 +128,10 @@ class NatsReader(LoopedReader[NatsSplit]):
                     return
                 if not is_lost(error):
                     raise _cannot_read(settings, error) from error
-                if context.clock.monotonic() - self._worked_s > AWAY_S:
+                if self._outage.is_too_long():
                     raise cannot_use(settings.servers, error) from error
                 _log.warning("the NATS servers are tried again: %s", reason_of(error))
                 await asyncio.sleep(PAUSE_S)
-
-    def _worked(self) -> None:
-        self._worked_s = self.context.clock.monotonic()
 
     async def _read_all(self, connection: Connection) -> None:
         tasks = [asyncio.create_task(self._read(connection, name)) for name in list(self._fetched)]
@@ -152,7 +147,7 @@ class NatsReader(LoopedReader[NatsSplit]):
         at, jetstream = self._fetched[name], connection.jetstream
         consumer = Consumer(connection, at)
         await consumer.make()
-        self._worked()
+        self._outage.end()
         self._pending[name] = consumer.pending
         try:
             if at.stop is not None and not consumer.pending:
@@ -161,14 +156,14 @@ class NatsReader(LoopedReader[NatsSplit]):
                 return
             while await self.has_room(name):
                 state = (await jetstream.stream_info(at.stream)).state
-                self._worked()
+                self._outage.end()
                 self._skip_lost(at, state)
                 found = await consumer.fetch(self._count)
                 if found:
                     await self._take(jetstream, at, found, consumer.pending)
                 else:
                     passed = await consumer.has_passed_all()
-                    self._worked()
+                    self._outage.end()
                     if passed:
                         # The filter does not match the messages up to here, so the split has passed them.
                         self._catch_up(at, state.last_seq)

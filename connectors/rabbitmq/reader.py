@@ -21,6 +21,7 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...operators.elements import Positions
 from ..fetched_splits import LoopedReader, Piece, no_stop_any_more
+from ..outages import Outage
 from .client import (
     AWAY_S,
     PAUSE_S,
@@ -122,6 +123,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
     async def fetch_all(self) -> None:
         """Read splits, also those that come later, until all end, the reader is closed, or one fails."""
         tasks: dict[str, asyncio.Task[None]] = {}
+        self._outage = Outage(self.context.clock, AWAY_S)
         try:
             while True:
                 change = self.change()
@@ -145,7 +147,6 @@ class RabbitReader(LoopedReader[StreamSplit]):
         """Read a split, on another connection whenever one is lost."""
         settings, context = self._settings, self.context
         name = f"headgate-{context.job_name}-{context.operator_name}"
-        self._worked_s = context.clock.monotonic()
         while at.name in self._fetched and not self.is_closed():
             try:
                 async with connected(settings.broker, at.stream, name) as connection:
@@ -154,7 +155,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
                 if is_missing(error):
                     raise no_stream(settings.broker, at.stream) from error
                 lost = is_lost(error)
-                if not lost or context.clock.monotonic() - self._worked_s > AWAY_S:
+                if not lost or self._outage.is_too_long():
                     raise cannot_use(settings.broker, error) from error
                 _log.warning("the RabbitMQ broker is tried again: %s", reason_of(error))
                 await asyncio.sleep(PAUSE_S)
@@ -192,7 +193,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
             SourceError: it is before the position.
         """
         end = await connection.end()
-        self._worked_s = self.context.clock.monotonic()
+        self._outage.end()
         if end < at.next:
             raise _another_stream(at, end)
         if at.stop is None:
@@ -213,7 +214,7 @@ class RabbitReader(LoopedReader[StreamSplit]):
 
     async def _take(self, connection: Connection, at: StreamSplit, frame: Any) -> None:
         """Hand the messages of a chunk to the mailbox."""
-        self._worked_s = self.context.clock.monotonic()
+        self._outage.end()
         first, messages = int(frame.chunk_first_offset), frame.get_messages()
         behind = first + len(messages)
         if first > at.next:
