@@ -93,8 +93,8 @@ class MqttWriter(CallingWriter):
         apart = () if settings.topic_column is None else (settings.topic_column,)
         self._encoder = RowEncoder(settings.format, settings.topic, apart)
         self._connection: Connection | None = None
-        self._refused: dict[int, str] = {}
-        """Why the broker has refused messages, by their packet identifiers."""
+        self._refusal = ""
+        """Why the broker has refused a message, the first one of a call."""
         self._left: dict[int, tuple[str, bytes]] = {}
         """The messages that the broker has not taken, by their packet identifiers."""
 
@@ -125,7 +125,7 @@ class MqttWriter(CallingWriter):
     def _published(self, client: Any, data: Any, packet: int, reason: Any, properties: Any) -> None:
         self._left.pop(packet, None)
         if reason.is_failure:
-            self._refused[packet] = str(reason)
+            self._refusal = self._refusal or str(reason)
 
     async def call(self, batch: Batch) -> None:
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
@@ -154,7 +154,8 @@ class MqttWriter(CallingWriter):
         """
         clock, broker = self.context.clock, self._settings.broker
         deadline_s = clock.monotonic() + AWAY_S
-        while True:
+        self._refusal = ""
+        while messages:
             try:
                 if self._connection is None:
                     self._connect()
@@ -165,8 +166,11 @@ class MqttWriter(CallingWriter):
                 lost = error if isinstance(error, OSError) else error.__cause__
                 if lost is None or not is_lost(lost):
                     raise
-                self._connection = None
-                messages = list(self._left.values()) or messages
+                if self._connection is not None:
+                    self._check_refusal()
+                    messages, self._connection = list(self._left.values()), None
+                if not messages:
+                    return  # the broker had taken all of them before
                 if clock.monotonic() > deadline_s:
                     raise StorageError(
                         f"messages are not acknowledged broker=`{broker}`: {reason_of(lost)}",
@@ -176,7 +180,7 @@ class MqttWriter(CallingWriter):
                 time.sleep(PAUSE_S)
 
     def _publish_all(self, connection: Connection, messages: list[tuple[str, bytes]]) -> None:
-        self._left, self._refused = {}, {}
+        self._left = {}
         for topic, value in messages:
             sent = connection.client.publish(topic, value, qos=1, retain=self._settings.retain)
             self._left[sent.mid] = (topic, value)
@@ -190,10 +194,13 @@ class MqttWriter(CallingWriter):
                 left, deadline_s = len(self._left), clock.monotonic() + ANSWER_S_MAX
             elif clock.monotonic() > deadline_s:
                 raise TimeoutError("the broker does not answer")
-        if self._refused:
+        self._check_refusal()
+
+    def _check_refusal(self) -> None:
+        """Raise JobError if the broker has refused a message, which is not left any more."""
+        if self._refusal:
             raise JobError(
-                f"messages cannot be published broker=`{self._settings.broker}`: "
-                f"{next(iter(self._refused.values()))}",
+                f"messages cannot be published broker=`{self._settings.broker}`: {self._refusal}",
                 fix="check the rights of the user, and the limits of the broker",
             )
 

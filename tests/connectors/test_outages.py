@@ -1,4 +1,4 @@
-"""Sources try servers that do not answer again for a time, which begins with the first failure."""
+"""Servers that do not answer are tried again for a time, and that neither loses nor repeats anything."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
-from headgate.connectors import nats_source, rabbitmq_source
+from headgate.connectors import mqtt_sink, nats_source, rabbitmq_source
 from headgate.connectors.aws import AWAY_S, AwsService, Requests
+from headgate.connectors.mqtt.client import Connection
+from headgate.connectors.mqtt.sink import MqttWriter
 from headgate.connectors.nats.model import NatsSplit
 from headgate.connectors.outages import Outage
 from headgate.connectors.rabbitmq.model import StreamSplit
-from headgate.errors import SourceError
+from headgate.errors import JobError, SourceError
+from headgate.operators.elements import ColumnBatch
 from headgate.testing.connectors import make_context
 from headgate.tests.support.clocks import MovedClock
 
@@ -131,3 +135,67 @@ def test_a_connection_that_is_lost_behind_a_pause_is_made_again(
 
     asyncio.run(scenario())
     assert answers == 4
+
+
+class _Broker:
+    """Acknowledges messages of MQTT as a list says, and breaks the connection behind each of its parts."""
+
+    def __init__(self, writer: MqttWriter, *answers: list[str]) -> None:
+        self._writer = writer
+        self._answers = list(answers)
+        self.taken: list[bytes] = []
+        self.connections = 0
+
+    def connect(self) -> None:
+        self.connections += 1
+        self._writer._connection = cast(Connection, SimpleNamespace(client=self, turn=self._turn))
+        self._sent: list[bytes] = []
+
+    def publish(self, topic: str, value: bytes, qos: int, retain: bool) -> Any:
+        self._sent.append(value)
+        return SimpleNamespace(mid=len(self._sent))
+
+    def _turn(self, seconds: float) -> None:
+        for number, refusal in enumerate(self._answers.pop(0), 1):
+            reason = _Reason(refusal)
+            if not refusal:
+                self.taken.append(self._sent[number - 1])
+            self._writer._published(None, None, number, reason, None)
+        raise ConnectionResetError("cut")
+
+
+class _Reason(str):
+    @property
+    def is_failure(self) -> bool:
+        return bool(self)
+
+
+def _published(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> _Broker:
+    """Publish three messages to a broker that answers so."""
+    monkeypatch.setattr("headgate.connectors.mqtt.sink.PAUSE_S", 0)
+    writer = cast(MqttWriter, mqtt_sink("a", url="mqtt://127.0.0.1:1").writer())
+    writer.context = make_context()
+    broker = _Broker(writer, *answers)
+    monkeypatch.setattr(writer, "_connect", broker.connect)
+    broker.connect()
+    data = pa.RecordBatch.from_pylist([{"id": n} for n in range(3)])
+    asyncio.run(writer.call(ColumnBatch(data)))
+    return broker
+
+
+def test_messages_of_mqtt_that_were_taken_are_not_published_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages = [b'{"id":0}', b'{"id":1}', b'{"id":2}']
+    broker = _published(monkeypatch, [""], ["", ""])
+    assert (broker.taken, broker.connections) == (messages, 2)
+    broker = _published(monkeypatch, ["", "", ""])  # lost just behind the last answer
+    assert (broker.taken, broker.connections) == (messages, 1)
+
+
+@pytest.mark.parametrize("answers", [[["not authorized"], ["", ""]], [["", "", "not authorized"]]])
+def test_a_message_of_mqtt_that_is_refused_before_an_outage_is_not_lost(
+    answers: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(JobError, match="cannot be published.*not authorized"):
+        _published(monkeypatch, *answers)
