@@ -1,7 +1,7 @@
 """Programs that connectors talk to, in a process of their own: `python benchmarks/connector_programs.py`.
 
 The process writes the ports of its programs to standard output as JSON, and ends with its standard input:
-a service of HTTP, a program that sends lines to who connects, and one that takes lines.
+services of HTTP and of WebSockets, a program that sends lines to each client, and one that takes lines.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from kafka_topics import message
 
 from headgate.tests.support.http_stub import Asked, Given, HttpStub
+from headgate.tests.support.websocket_stub import Connected, talking
 
 PAGE = 1_000
 """Records of an answer to a request for rows, and of a part of a stream of events."""
@@ -77,6 +78,11 @@ def _take(connection: socket.socket) -> None:
         pass
 
 
+async def _messages(connected: Connected) -> None:
+    for number in range(int(connected.path.removeprefix("/"))):
+        await connected.send_bytes(message(number))
+
+
 def _ports(rows: Iterator[int]) -> dict[str, int]:
     """Start the programs, and return their ports; one port for each number of lines to send."""
     found = {"takes": _listen(_take)}
@@ -89,8 +95,8 @@ def _ports(rows: Iterator[int]) -> dict[str, int]:
 def main() -> None:
     """Serve until standard input ends."""
     ports = _ports(map(int, sys.argv[1:]))
-    with HttpStub(answer) as stub:
-        print(json.dumps({"http": stub.port, **ports}), flush=True)
+    with HttpStub(answer) as stub, talking(_messages) as messages:
+        print(json.dumps({"http": stub.port, "websocket": messages.port, **ports}), flush=True)
         sys.stdin.read()
 
 

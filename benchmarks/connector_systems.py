@@ -267,6 +267,9 @@ def http(directory: Path, rows: int) -> Iterator[System]:
                 "sse_source": lambda count: hc.sse_source(
                     f"{url}/events/{count}", SCHEMA, bounded=True
                 ),
+                "websocket_source": lambda count: hc.websocket_source(
+                    f"ws://127.0.0.1:{ports['websocket']}/{count}", SCHEMA, bounded=True
+                ),
             },
         )
 

@@ -38,6 +38,7 @@ _NAMES = {
     "http.events": ("sse_source",),
     "http.polling": ("http_source",),
     "http.sink": ("http_sink",),
+    "http.websocket": ("websocket_source",),
     "hybrid": ("hybrid_source",),
     "iceberg.sink": ("iceberg_sink",),
     "kafka.security": ("KafkaSecurity",),
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .http.events import sse_source as sse_source
     from .http.polling import http_source as http_source
     from .http.sink import http_sink as http_sink
+    from .http.websocket import websocket_source as websocket_source
     from .hybrid import hybrid_source as hybrid_source
     from .iceberg.sink import iceberg_sink as iceberg_sink
     from .kafka.security import KafkaSecurity as KafkaSecurity
@@ -184,6 +186,7 @@ __all__ = [
     "stdin_source",
     "stop_after_idle",
     "throttle",
+    "websocket_source",
     "with_position",
     "write_ahead_sink",
 ]

@@ -49,9 +49,11 @@ from .http.manifest import (
     HTTP_SINK,
     HTTP_SOURCE,
     SSE_SOURCE,
+    WEBSOCKET_SOURCE,
     made_http_sink,
     made_http_source,
     made_sse_source,
+    made_websocket_source,
 )
 from .http.sink import HttpSink
 from .hybrid import hybrid_connector
@@ -538,6 +540,7 @@ SOURCES["socket"] = SourceConnector(
 )
 SOURCES["http"] = SourceConnector(HTTP_SOURCE, _service(made_http_source), schema="required")
 SOURCES["sse"] = SourceConnector(SSE_SOURCE, _service(made_sse_source))
+SOURCES["websocket"] = SourceConnector(WEBSOCKET_SOURCE, _service(made_websocket_source))
 SOURCES["hybrid"] = hybrid_connector(dict(SOURCES))
 
 

@@ -10,8 +10,8 @@ import random
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -24,6 +24,8 @@ from ...operators.durations import Duration, parse_duration
 from ..arguments import check_count
 from ..secrets import is_reference, read_secret
 
+HTTP: Final = ("http", "https")
+WEBSOCKET: Final = ("ws", "wss")
 RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The statuses of a service that may answer otherwise later."""
 FIRST_PAUSE_S: Final = 0.5
@@ -33,8 +35,11 @@ ANSWER_BYTES_MAX: Final = 4096
 """The most bytes of an answer that are read to show them."""
 CONNECT_S_MAX: Final = 10.0
 _SHOWN_MAX: Final = 300
+_CLOSE_S_MAX: Final = 1.0
+"""The longest wait for a service to end a WebSocket, too."""
 _SECRET_MIN: Final = 6
 """Shorter values that stand in the job itself are not hidden: they would be found in any text."""
+_WORDS: Final = re.compile(rf"[^\s\"{{}}\[\],:]{{{_SECRET_MIN},}}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -64,18 +69,30 @@ class HttpSettings:
         scheme, place, path, _, _ = urlsplit(self.url)
         return urlunsplit((scheme, place, path, "", ""))
 
+    @property
+    def secure(self) -> bool:
+        """True if connections use TLS."""
+        return urlsplit(self.url).scheme in ("https", "wss")
 
-def check_url(url: str) -> None:
-    """Raise UsageError unless this is the address of a service, without credentials before the host."""
+
+def check_url(url: str, schemes: tuple[str, str] = HTTP) -> None:
+    """Raise UsageError unless this is the address of a service, without credentials before the host.
+
+    Args:
+        url: the address.
+        schemes: of a connection without TLS, and of one with it.
+    """
+    plain, secure = schemes
+    kind = "of HTTP" if schemes == HTTP else "of a WebSocket"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise UsageError("not an address of HTTP", fix="http://host:port/path") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise UsageError(f"not an address {kind}", fix=f"{plain}://host:port/path") from None
+    if parts.scheme not in schemes or not parts.hostname or port == 0:
         raise UsageError(
-            f"not an address of HTTP scheme=`{parts.scheme}` host=`{parts.hostname or ''}`",
-            fix="http://host:port/path, or https://",
+            f"not an address {kind} scheme=`{parts.scheme}` host=`{parts.hostname or ''}`",
+            fix=f"{plain}://host:port/path, or {secure}://",
         )
     if parts.username is not None or parts.password is not None:
         raise UsageError(
@@ -121,13 +138,14 @@ def http_settings(
     retries: int,
     longest_pause: Duration,
     own: frozenset[str],
+    schemes: tuple[str, str] = HTTP,
 ) -> HttpSettings:
     """Return the checked settings of requests.
 
     Raises:
         UsageError: one is wrong.
     """
-    check_url(url)
+    check_url(url, schemes)
     check_count("retries", retries, 0)
     timeout_ms = parse_duration(timeout, "timeout")
     check_count("timeout", timeout_ms, 1)
@@ -164,7 +182,7 @@ def check_service(settings: HttpSettings) -> str:
         _check_value(name, read_secret(name, given))
     parts = urlsplit(settings.url)
     with _connected(settings) as plain:
-        if parts.scheme == "http":
+        if not settings.secure:
             return "the service accepts connections; no request was made"
         try:
             context = ssl.create_default_context(cafile=settings.ca)
@@ -180,7 +198,7 @@ def check_service(settings: HttpSettings) -> str:
 def _connected(settings: HttpSettings) -> socket.socket:
     """Return a connection to the address, or raise UsageError."""
     parts = urlsplit(settings.url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = parts.port or (443 if settings.secure else 80)
     try:
         return socket.create_connection((parts.hostname or "", port), CONNECT_S_MAX)
     except OSError as error:
@@ -208,6 +226,18 @@ class Answer:
     def good(self) -> bool:
         """True if the service has done what was asked."""
         return 200 <= self.status < 300
+
+
+class _Redirected(Exception):
+    """A service wants a WebSocket to be opened elsewhere."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+async def _stop_at_redirect(session: Any, context: Any, redirect: Any) -> None:
+    raise _Redirected(Answer(redirect.response.status, {}, b"it redirects the connection"))
 
 
 def _may_be_secret(value: str) -> bool:
@@ -263,17 +293,22 @@ class HttpClient:
             parts = [headers[name], *headers[name].split()]
             self._secrets += parts if is_reference(given) else filter(_may_be_secret, parts)
         context: ssl.SSLContext | bool = True
-        if settings.url.startswith("https:"):
+        if settings.secure:
             try:
                 context = await asyncio.to_thread(ssl.create_default_context, cafile=settings.ca)
             except OSError as error:
                 raise UsageError(
                     f"the certificates cannot be read ca=`{settings.ca}`: {error}"
                 ) from None
+        # A WebSocket has limits of its own, and its client follows redirects unless it is stopped.
+        websocket = urlsplit(settings.url).scheme in WEBSOCKET
+        traces = aiohttp.TraceConfig()
+        traces.on_request_redirect.append(_stop_at_redirect)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, ssl=context),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None if websocket else settings.timeout_s),
+            trace_configs=[traces] if websocket else [],
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=True,
         )
@@ -293,13 +328,62 @@ class HttpClient:
             NoAnswer: there is none.
             JobError: there will be none, however often the request is made.
         """
-        import aiohttp
-
-        try:
+        with self._failures():
             async with self._session.request(
                 method, url, allow_redirects=False, **options
             ) as response:
                 yield response
+
+    @asynccontextmanager
+    async def websocket(self, connect_s: float, message_bytes: int) -> AsyncIterator[Any]:
+        """Make a connection, and yield the WebSocket of aiohttp, or the `Answer` that refuses it.
+
+        Pings and pongs come as messages. Redirects are not followed.
+
+        Args:
+            connect_s: the longest time until it is there.
+            message_bytes: the most bytes of a message.
+
+        Raises:
+            NoAnswer: there is no connection any more.
+            JobError: there will be none, however often it is tried.
+        """
+        with self._failures():
+            connected = await self._upgraded(connect_s, message_bytes)
+            try:
+                yield connected
+            finally:
+                if not isinstance(connected, Answer):
+                    await connected.close()
+
+    async def _upgraded(self, connect_s: float, message_bytes: int) -> Any:
+        import aiohttp
+
+        try:
+            async with asyncio.timeout(connect_s):
+                return await self._session.ws_connect(
+                    self.settings.url,
+                    autoping=False,
+                    max_msg_size=message_bytes,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S_MAX),
+                )
+        except _Redirected as error:
+            return error.answer
+        except aiohttp.WSServerHandshakeError as error:
+            headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+            return Answer(error.status, headers, error.message.encode())
+
+    def hide(self, secret: str) -> None:
+        """Leave a secret, and the longer words of it, out of all texts."""
+        self._secrets += [secret, *_WORDS.findall(secret)]
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn errors of a connection into those of this class, without secrets."""
+        import aiohttp
+
+        try:
+            yield
         except aiohttp.ClientSSLError as error:
             raise JobError(
                 f"the service does not prove who it is url=`{self.settings.shown}`: "

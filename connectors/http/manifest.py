@@ -26,6 +26,7 @@ from ..manifest_fields import metadata_field
 from .events import METADATA, sse_source
 from .polling import http_source
 from .sink import BODIES, METHODS, ON_REFUSED, http_sink
+from .websocket import websocket_source
 
 _URL: Final = Field(
     TextKind(), "the address: http:// or https://, without credentials", required=True
@@ -118,6 +119,29 @@ SSE_SOURCE: Final = Section(
         **_READ,
     },
 )
+WEBSOCKET_SOURCE: Final = Section(
+    "websocket",
+    {
+        "url": Field(
+            TextKind(), "the address: ws:// or wss://, without credentials", required=True
+        ),
+        "format": format_field(FORMATS),
+        "subscribe": Field(
+            ListOf(TextKind()),
+            "the texts to send first on each connection; also `file:/path` and `env:NAME`",
+        ),
+        "bounded": Field(
+            BooleanKind(), "true: the service is known to end, with the status 1000 of a WebSocket"
+        ),
+        "headers": _HEADERS,
+        "silence": Field(
+            duration(), "a service that does not answer for this long is connected again; 1m"
+        ),
+        **_REPEATS,
+        "buffer": Field(size(), "most bytes of a message; 4mb"),
+        **_READ,
+    },
+)
 
 
 def made_http_source(*, url: str, **arguments: Any) -> Source:
@@ -128,6 +152,11 @@ def made_http_source(*, url: str, **arguments: Any) -> Source:
 def made_sse_source(*, url: str, **arguments: Any) -> Source:
     """Return the source of a manifest with these fields, named as the arguments of `sse_source`."""
     return sse_source(url, **with_format(arguments))
+
+
+def made_websocket_source(*, url: str, **arguments: Any) -> Source:
+    """Return the source of a manifest with these fields, named as the arguments of `websocket_source`."""
+    return websocket_source(url, **with_format(arguments))
 
 
 def made_http_sink(*, url: str, **arguments: Any) -> Sink:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ class Authority:
         self.file.write_bytes(self._signed("headgate tests", self._key.public_key(), ca=True))
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """Return the files of a new certificate for a name, and of its key."""
+        """Return the files of a new certificate for a name or an address, and of its key."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -41,6 +43,12 @@ class Authority:
             )
         )
         return certificate, key_file
+
+    def server_context(self, name: str = "127.0.0.1") -> ssl.SSLContext:
+        """Return what a server with this name or address needs for TLS."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.issue(name))
+        return context
 
     def _signed(self, name: str, key: Any, *, ca: bool) -> bytes:
         from cryptography import x509
@@ -62,8 +70,10 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
         if not ca:
-            made = made.add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
-            )
+            try:
+                other: x509.GeneralName = x509.IPAddress(ip_address(name))
+            except ValueError:
+                other = x509.DNSName(name)
+            made = made.add_extension(x509.SubjectAlternativeName([other]), critical=False)
         signed = made.sign(self._key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM)

@@ -43,6 +43,7 @@ def test_every_connector_of_a_system_has_a_line() -> None:
         "| `http_sink`, exactly once",
         "| `http_source`",
         "| `sse_source`",
+        "| `websocket_source`",
     ]
 
 

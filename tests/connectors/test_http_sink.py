@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import Sink, SinkRun, SinkWriter
 from headgate.runtime.manifest import load_job
 from headgate.testing.connectors import CheckMetrics, make_context
+from headgate.testing.servers.authority import Authority
 from headgate.tests.support.http_stub import Asked, Given, HttpStub, TakenRecords, taking
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -284,53 +284,14 @@ def test_a_header_that_the_service_repeats_is_not_shown(service: Service) -> Non
 
 
 def test_tls(tmp_path: Path) -> None:
-    certificate, key = certificate_for("127.0.0.1", tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with taking(context) as (stub, taken):
-        written(http_sink(stub.url, ca=str(certificate)), rows(1))
+    authority = Authority(tmp_path / "authority")
+    with taking(authority.server_context()) as (stub, taken):
+        written(http_sink(stub.url, ca=str(authority.file)), rows(1))
         assert taken.records == [{"id": 1}]
         with pytest.raises(JobError, match="does not prove who it is"):
             written(http_sink(stub.url), rows(2))
         with pytest.raises(UsageError, match="certificates cannot be read"):
             written(http_sink(stub.url, ca=str(tmp_path / "none")), rows(2))
-
-
-def certificate_for(address: str, directory: Path) -> tuple[Path, Path]:
-    """Make a certificate that signs itself; return its file and that of its key."""
-    import datetime
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, address)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    files = directory / "certificate.pem", directory / "key.pem"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return files
 
 
 MANIFEST = """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
-import ipaddress
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from headgate.connectors.formats.schema_registry import (
     schema_registry,
 )
 from headgate.errors import HeadgateError, UsageError
+from headgate.testing.servers.authority import Authority
 from headgate.tests.formats.test_avro import OLD, record, rows_of, written
 from headgate.tests.support.registry_stub import RegistryStub, registry_stub
 
@@ -295,43 +293,12 @@ def test_a_secret_that_is_no_header_is_not_shown(stub: RegistryStub) -> None:
 
 
 def test_tls_is_verified(tmp_path: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate = make_certificate(tmp_path)
-    context.load_cert_chain(certificate)
-    with registry_stub(context) as stub:
+    authority = Authority(tmp_path / "authority")
+    with registry_stub(authority.server_context()) as stub:
         stub.add("t-value", OLD)
-        assert client(stub, ca=str(certificate)).schema(1).id == 1
+        assert client(stub, ca=str(authority.file)).schema(1).id == 1
         with pytest.raises(RegistryError, match=r"(?i)certificate verify failed"):
             client(stub, patience="1h").schema(1)
-
-
-def make_certificate(directory: Path) -> Path:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(address, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    encoding = serialization.Encoding.PEM
-    private = key.private_bytes(
-        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path = directory / "certificate.pem"
-    path.write_bytes(private + made.public_bytes(encoding))
-    return path
 
 
 @pytest.mark.parametrize(
