@@ -93,6 +93,13 @@ class Publisher:
         """Close the connections."""
         raise NotImplementedError
 
+    def check(self, data: pa.RecordBatch) -> None:
+        """Raise DataError if the servers will never take some records.
+
+        Called in the thread of the subtask, while others are published, for records that are staged. Once
+        a checkpoint has them, they can be left out no more.
+        """
+
     async def publish(self, data: pa.RecordBatch, key: str) -> None:
         """Publish records until they are stored for good.
 
@@ -142,6 +149,19 @@ class PublishingWriter(CallingWriter):
         await self._publisher.publish_new(batch.data, attempt)
 
 
+class StagedPublishingWriter(WriteAheadWriter):
+    """Publishes records when their checkpoint is complete, exactly once."""
+
+    def __init__(self, publisher: Publisher, bounds: CallBounds, buffer_bytes: int, origin: Origin):
+        """Make a writer; the arguments are those of `publishing_writer`."""
+        super().__init__(publisher, WriteAheadSettings(bounds.rows, buffer_bytes, "arrow"), origin)
+
+    def check(self, batch: Batch) -> None:
+        assert isinstance(batch, ColumnBatch)  # `needs_columns`
+        publisher: Publisher = self.function
+        publisher.check(batch.data)
+
+
 def publishing_writer(
     publisher: Publisher,
     bounds: CallBounds,
@@ -160,8 +180,7 @@ def publishing_writer(
     """
     if guarantee is not Guarantee.EXACTLY_ONCE:
         return PublishingWriter(publisher, bounds)
-    staging = WriteAheadSettings(bounds.rows, buffer_bytes, "arrow")
-    return WriteAheadWriter(publisher, staging, origin)
+    return StagedPublishingWriter(publisher, bounds, buffer_bytes, origin)
 
 
 class Connection(Protocol):

@@ -204,12 +204,25 @@ class WriteAheadWriter(SinkWriter):
             raise InternalError("the sink is not open")
         return self._thread
 
+    @property
+    def function(self) -> Any:
+        """This subtask's copy of the function."""
+        return self._function.function
+
     def prepare(self) -> None:
         self._calls.call(self._function.open, self.context)
 
     def write(self, batch: Batch) -> None:
+        if len(batch):
+            self.check(batch)
         for piece in self._pieces.add(batch):
             self._stage(piece)
+
+    def check(self, batch: Batch) -> None:
+        """Raise DataError if some records can never be written, before a checkpoint has them.
+
+        A checkpoint that has them can never be committed, and so the job could not go on from it.
+        """
 
     def _stage(self, batch: Batch) -> None:
         """Encode records now, before anything can change them."""
@@ -290,7 +303,7 @@ class WriteAheadWriter(SinkWriter):
         """Call the function once; return its failure."""
         argument = argument_of(batch, self._settings.records)
         try:
-            await called(self._function.function, argument, epoch)
+            await called(self.function, argument, epoch)
         except user_failures() as error:
             if is_own_cancellation(error):
                 raise

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import DataError, JobError, SourceError, StorageError, UsageError
+from ...operators.base import OperatorContext
 from ...operators.origin import Origin, capture_origin
 from ...operators.sink import (
     Guarantee,
@@ -26,6 +27,7 @@ from ...operators.sink import (
     parse_guarantee,
 )
 from ..arguments import parse_bytes
+from ..files.sink import tag_of
 from ..formats.format import Format
 from ..formats.text import FormatName, to_output_format
 from ..functions.calling import CallBounds
@@ -43,6 +45,8 @@ _LINE_ENDS: Final = str.maketrans("\r\n", "  ")
 """A header cannot have line ends, so spaces stand for them in ids."""
 _SEND_BYTES: Final = 1 << 20
 """Commands are sent when they have this size."""
+_NUMBERS: Final = "0" * 30
+"""About as long as the numbers in the id of staged records, which are known with their checkpoint."""
 _FOREIGN: Final = Exception("another program has answered")
 _BOUNDS: Final = CallBounds(rows=500, within_ms=1_000, max_in_flight=1)
 """All messages of a call are sent before an answer is waited for. One call at a time keeps the order."""
@@ -138,7 +142,35 @@ class NatsPublisher(ConnectedPublisher[Connection]):
     def __init__(self, settings: SinkSettings) -> None:
         super().__init__()
         self._settings = settings
-        self._encoder = RowEncoder(settings.format, settings.subject, settings.metadata.values())
+        apart = settings.metadata.values()
+        self._encoder = RowEncoder(settings.format, settings.subject, apart)
+        self._checking = RowEncoder(settings.format, settings.subject, apart)
+        self._bytes_max = 0
+        """The most bytes of a message with its headers, as the server said first."""
+
+    async def open(self, context: OperatorContext) -> None:
+        await super().open(context)
+        if self._connection is not None:
+            self._bytes_max = self._connection.bytes_max
+
+    def check(self, data: pa.RecordBatch) -> None:
+        self._texts(data, "subject")
+        values, context = self._checking.encode(data), self._context
+        key = f"{tag_of(context.job_name, context.operator_name)}-{context.run_id}-{_NUMBERS}"
+        ids = self._texts(data, "id") or [key]
+        most = len(header(ID_HEADER, max(ids, key=_size_of))) + max(map(len, values))
+        if most > self._bytes_max:  # else single records need not be looked at
+            for value, id_ in zip(values, ids if len(ids) > 1 else ids * len(values), strict=True):
+                self._check_size(len(header(ID_HEADER, id_)) + len(value))
+
+    def _check_size(self, size: int) -> None:
+        if size > self._bytes_max:
+            raise DataError(
+                f"a message is too large for NATS servers=`{self._settings.servers}` bytes=`{size}` "
+                f"max_payload=`{self._bytes_max}`",
+                fix="let the servers take larger messages (max_payload), or divide such records before the "
+                "sink",
+            )
 
     def connected(self, name: str) -> AbstractAsyncContextManager[Connection]:
         return connected(self._settings.servers, name)
@@ -185,6 +217,10 @@ class NatsPublisher(ConnectedPublisher[Connection]):
             fix="check the size limits of the servers and of the stream (max_payload, max_msg_size), that "
             "it is not full, and the rights of the user",
         )
+
+
+def _size_of(text: str) -> int:
+    return len(text.encode())
 
 
 async def _publish_all(connection: Connection, messages: list[tuple[str, bytes, str]]) -> None:

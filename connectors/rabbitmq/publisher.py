@@ -108,6 +108,7 @@ class RabbitPublisher(ConnectedPublisher[Connection]):
         self._settings = settings
         self._stream = stream
         self._encoder = MessageEncoder(settings)
+        self._checking = MessageEncoder(settings)
         self._declared = ""
         """The name of the publisher on this connection."""
         self._next = 1
@@ -137,6 +138,9 @@ class RabbitPublisher(ConnectedPublisher[Connection]):
 
     async def __call__(self, data: pa.RecordBatch, epoch: Epoch) -> None:
         await self.publish(data, *publisher_of(epoch))
+
+    def check(self, data: pa.RecordBatch) -> None:
+        self._checking.encode(data)
 
     async def publish_new(self, data: pa.RecordBatch, attempt: str) -> None:
         await self.publish_new_messages(self._encoder.encode(data), attempt)

@@ -22,9 +22,9 @@ from ...operators.elements import Batch, ColumnBatch
 from ...operators.origin import Origin
 from ...operators.sink import Guarantee, Sink, SinkRun, SinkWriter
 from ..functions.loop_thread import in_thread
-from ..functions.write_ahead import Epoch, WriteAheadSettings, WriteAheadWriter
+from ..functions.write_ahead import Epoch
 from ..messages import check_message_columns
-from ..publishing import Publisher, PublishingWriter
+from ..publishing import Publisher, PublishingWriter, StagedPublishingWriter
 from .client import partitions_of
 from .publisher import BOUNDS, MessageEncoder, RabbitPublisher, SinkSettings, publisher_of
 
@@ -74,6 +74,7 @@ class SuperStreamPublisher(Publisher):
         super().__init__()
         self._settings = settings
         self._encoder = MessageEncoder(settings)
+        self._checking = MessageEncoder(settings)
         self._publishers: dict[str, RabbitPublisher] = {}
 
     async def open(self, context: OperatorContext) -> None:
@@ -97,6 +98,9 @@ class SuperStreamPublisher(Publisher):
         await self._to_each(
             data, lambda publisher, messages: publisher.publish_messages(messages, name, number)
         )
+
+    def check(self, data: pa.RecordBatch) -> None:
+        self._checking.encode(without_streams(data)[0])
 
     async def publish_new(self, data: pa.RecordBatch, attempt: str) -> None:
         await self._to_each(
@@ -150,7 +154,7 @@ class _RoutedPublishingWriter(_RoutingWriter, PublishingWriter):
     """Publishes routed records as they come."""
 
 
-class _RoutedStagingWriter(_RoutingWriter, WriteAheadWriter):
+class _RoutedStagingWriter(_RoutingWriter, StagedPublishingWriter):
     """Stages routed records in checkpoints."""
 
 
@@ -176,8 +180,7 @@ class RabbitSuperStreamSink(Sink):
         publisher = SuperStreamPublisher(settings)
         writer: _RoutingWriter
         if self.guarantee is Guarantee.EXACTLY_ONCE:
-            staging = WriteAheadSettings(BOUNDS.rows, settings.buffer_bytes, "arrow")
-            writer = _RoutedStagingWriter(publisher, staging, self._origin)
+            writer = _RoutedStagingWriter(publisher, BOUNDS, settings.buffer_bytes, self._origin)
         else:
             writer = _RoutedPublishingWriter(publisher, BOUNDS)
         writer.settings = settings
