@@ -6,6 +6,7 @@ The protocol is that of RFC 6455. It has no ids, so a service cannot be asked fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -63,7 +64,7 @@ class WebSocketSettings:
         subscribe: the texts that are sent first; each may be `file:/path` or `env:NAME`.
         bounded: the service ends the connection with status 1000 behind the last message.
         batch_rows: the most rows of a batch.
-        message_bytes: the most bytes of a message.
+        message_bytes: the most bytes of a message, and about those of messages that wait to be decoded.
     """
 
     http: HttpSettings
@@ -169,42 +170,42 @@ class WebSocketReader(HttpReader):
         """Hand on the messages of a connection; return as `_connect`."""
         from aiohttp import WSMsgType
 
-        payloads: list[bytes] = []
-        receiving = _next(connected)
+        waiting = _Waiting(self._settings.batch_rows, self._settings.message_bytes)
+        filling = asyncio.ensure_future(waiting.fill(connected))
         try:
-            while True:
+            while await self._heard(connected, waiting.came):
+                messages = waiting.take()
+                payloads = [
+                    message.data.encode() if message.type is WSMsgType.TEXT else message.data
+                    for message in messages
+                    if message.type in (WSMsgType.TEXT, WSMsgType.BINARY)
+                ]
                 if payloads:
-                    # Messages that are here already come in the next turn of the loop.
-                    await asyncio.sleep(0)
-                    if not receiving.done() or len(payloads) == self._settings.batch_rows:
-                        await self._put(payloads)
-                        payloads = []
-                if not receiving.done() and not await self._heard(connected, receiving):
-                    return f"the service was silent for {self._settings.http.timeout_s:g} s"
-                message = receiving.result()
-                if message.type is WSMsgType.TEXT:
-                    payloads.append(message.data.encode())
-                elif message.type is WSMsgType.BINARY:
-                    payloads.append(message.data)
-                elif message.type is WSMsgType.PING:
-                    await connected.pong(message.data)
-                elif message.type is not WSMsgType.PONG:
-                    if payloads:
-                        await self._put(payloads)
-                    return self._ended(client, message)
-                receiving = _next(connected)
+                    self._quiet = 0
+                    data = decoded(payloads, self._decode, self._settings.http.shown)
+                    await self.hand_on(data, None)
+                for message in messages:
+                    if message.type is WSMsgType.PING:
+                        await connected.pong(message.data)
+                if filling.done():
+                    filling.result()
+                    return self._ended(client, messages[-1])
+            return f"the service was silent for {self._settings.http.timeout_s:g} s"
         finally:
-            receiving.cancel()
-            await asyncio.wait([receiving])
+            filling.cancel()
+            await asyncio.wait([filling])
 
-    async def _heard(self, connected: Any, receiving: asyncio.Future[Any]) -> bool:
+    async def _heard(self, connected: Any, came: asyncio.Event) -> bool:
         """Return False if the service does not answer: half of the silence allowed, it is asked."""
         half_s = self._settings.http.timeout_s / 2
-        await asyncio.wait([receiving], timeout=half_s)
-        if not receiving.done():
-            await connected.ping()
-            await asyncio.wait([receiving], timeout=half_s)
-        return receiving.done()
+        for ask in (True, False):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(half_s):
+                    await came.wait()
+                return True
+            if ask:
+                await connected.ping()
+        return False
 
     def _ended(self, client: HttpClient, message: Any) -> str | None:
         """Return why a connection has ended with this message; None: it is the end of all messages."""
@@ -223,15 +224,46 @@ class WebSocketReader(HttpReader):
             )
         return f"the connection is lost {client.redacted(str(message.data or ''))}".rstrip()
 
-    async def _put(self, payloads: list[bytes]) -> None:
-        self._quiet = 0
-        data = decoded(payloads, self._decode, self._settings.http.shown)
-        await self.hand_on(data, None)
 
+class _Waiting:
+    """Messages that have come and are not decoded yet, so that those that come together are one batch.
 
-def _next(connected: Any) -> asyncio.Future[Any]:
-    receiving: asyncio.Future[Any] = asyncio.ensure_future(connected.receive())
-    return receiving
+    Attributes:
+        came: is set while there is something to take.
+    """
+
+    def __init__(self, rows_max: int, bytes_max: int) -> None:
+        self.came = asyncio.Event()
+        self._rows_max, self._bytes_max = rows_max, bytes_max
+        self._messages: list[Any] = []
+        self._bytes = 0
+        self._room = asyncio.Event()
+
+    async def fill(self, connected: Any) -> None:
+        """Receive messages to the last one, which says how the connection has ended."""
+        from aiohttp import WSMsgType
+
+        goes_on = (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG)
+        try:
+            while True:
+                message = await connected.receive()  # without a pause, if there is one already
+                self._messages.append(message)
+                self.came.set()
+                if message.type not in goes_on:
+                    return
+                self._bytes += len(message.data)
+                if len(self._messages) >= self._rows_max or self._bytes >= self._bytes_max:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            self.came.set()
+
+    def take(self) -> list[Any]:
+        """Return all messages that have come, in order."""
+        messages, self._messages, self._bytes = self._messages, [], 0
+        self.came.clear()
+        self._room.set()
+        return messages
 
 
 def websocket_source(
@@ -269,7 +301,7 @@ def websocket_source(
         retries: how often in a row a connection that is not answered is made again. Then the attempt fails.
         longest_pause: the longest pause before that, unless the service asks for a longer one.
         batch_rows: the most rows of a batch.
-        buffer: the most bytes of a message.
+        buffer: the most bytes of a message, and about the most of messages that wait to be decoded.
         ca: the file of the authorities to trust; None: those of the system.
 
     Raises:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 
 from headgate.connectors import websocket_source
+from headgate.connectors.http.websocket import _Waiting
 from headgate.errors import BadRecordError, HeadgateError, SourceError, StorageError, UsageError
 from headgate.operators.source import Source
 from headgate.runtime.manifest import load_job
@@ -49,20 +50,29 @@ def test_texts_and_bytes_are_records_in_order(batch_rows: int) -> None:
     assert len(stub.asked) == 1
 
 
-def test_messages_that_are_here_come_in_batches() -> None:
-    async def many(connected: Connected) -> None:
-        for n in range(5000):
-            await connected.send_str(json.dumps({"id": n}))
+@pytest.mark.parametrize(
+    ("bytes_max", "sizes"), [(1000, [3, 3, 2]), (16, [2, 2, 2, 2]), (1, [1] * 8)]
+)
+def test_messages_that_wait_are_bounded(bytes_max: int, sizes: list[int]) -> None:
+    """A connection from which all messages can be received at once is received from in parts."""
+
+    class Given:
+        def __init__(self) -> None:
+            self.messages = [WSMessage(WSMsgType.BINARY, b"8 bytes!", None) for _ in range(7)]
+
+        async def receive(self) -> WSMessage:
+            return self.messages.pop(0) if self.messages else WSMessage(WSMsgType.CLOSED, b"", None)
 
     async def run() -> list[int]:
-        source = messages(stub)
-        batches = await read_batches(open_reader(source, source.splits(1)))
-        return [len(batch) for batch in batches]
+        waiting = _Waiting(3, bytes_max)
+        filling = asyncio.ensure_future(waiting.fill(Given()))
+        found = []
+        while not filling.done():
+            await asyncio.wait_for(waiting.came.wait(), 10)
+            found.append(len(waiting.take()))
+        return found
 
-    with talking(many) as stub:
-        sizes = asyncio.run(run())
-    assert sum(sizes) == 5000
-    assert max(sizes) == 1024
+    assert asyncio.run(run()) == sizes
 
 
 def test_what_is_sent_first_and_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
