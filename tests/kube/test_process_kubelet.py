@@ -5,10 +5,12 @@ Method: real pods of a real API server. The containers report in their logs.
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -27,6 +29,7 @@ from headgate.tests.kube.pods import (
     stateful_set,
 )
 from headgate.tests.support.kube.cluster import WAIT_S_MAX, Cluster
+from headgate.tests.support.kube.kubelet.network import GATEWAY, Network
 
 SLEEP = ("sleep", "infinity")
 SERVE = (
@@ -194,6 +197,20 @@ def test_a_service_reaches_ready_pods_by_address_variable_and_name(
         "outside",
     ]
     elsewhere.server_close()
+
+
+def test_the_way_out_of_a_pod_stays_the_same_while_others_come_and_go(cluster: Cluster) -> None:
+    """A pod that has the former hardware address of the gateway loses the API server for half a minute."""
+    network, found = Network(), set()
+    for _ in range(6):
+        one = asyncio.run(network.plug_in())
+        inside = ("nsenter", f"--net={one.namespace}")
+        subprocess.run([*inside, "curl", "--silent", f"http://{GATEWAY}:9"], check=False)
+        asked = [*inside, "ip", "neighbour", "show", str(GATEWAY)]
+        known = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+        found.add(known.partition(" lladdr ")[2].split()[0])
+        one.close()
+    assert len(found) == 1
 
 
 def test_sigterm_gives_the_grace_period_and_then_all_processes_are_killed(

@@ -21,6 +21,9 @@ from headgate.tests.support.kube.control_plane import SERVICE_RANGE
 
 PODS = IPv4Network("10.244.0.0/16")
 GATEWAY = PODS[1]
+BRIDGE = "02:00:00:00:00:01"
+"""The hardware address of the bridge. Without one of its own it has that of a pod, and another one when
+pods come and go. All pods then send to the former one until they ask again, for half a minute."""
 NEW_NETWORK = 0x40000000
 
 
@@ -54,6 +57,7 @@ class Network:
         self._sockets.submit(_enter_network, namespace).result()
         self._do("ip link set lo up")
         self._do("ip link add bridge type bridge")
+        self._do(f"ip link set bridge address {BRIDGE}")
         self._do(f"ip addr add {GATEWAY}/{PODS.prefixlen} dev bridge")
         self._do("ip link set bridge up")
         # Every address of a service is one of this machine, so we can listen on it.
