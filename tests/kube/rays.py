@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from headgate.k8s.ports import RAY_GCS, RAY_NODE, RAY_OBJECTS, RAY_WORKERS
+from headgate.k8s.ray_node import worker_processes
 from headgate.tests.kube.pods import container, pod_spec, secret, stateful_set
 from headgate.tests.support.kube.cluster import Cluster
 
@@ -91,14 +91,14 @@ def start_ray(cluster: Cluster, namespace: str, workers: int, claim: str) -> str
         claim=claim,
         readinessProbe={"tcpSocket": {"port": RAY_NODE.number}, "periodSeconds": 1},
     )
-    cluster.apply(stateful_set("worker", workers, worker), namespace=namespace)
+    workers_set = stateful_set("worker", workers, worker)
+    workers_set["spec"]["podManagementPolicy"] = "Parallel"
+    cluster.apply(workers_set, namespace=namespace)
     ready = f"jsonpath={{.status.readyReplicas}}={workers}"
     cluster.wait(namespace, ready, "statefulset/worker")
     return f"head.{namespace}.svc:{RAY_GCS.number}"
 
 
 def hosted_workers(cluster: Cluster, namespace: str, pod: str) -> list[int]:
-    """Return the processes of headgate's workers in a pod of Ray."""
-    ask = "from headgate.k8s.ray_node import worker_processes; print(worker_processes(1))"
-    found: list[int] = json.loads(cluster.inside(namespace, pod, "python", "-c", ask))
-    return found
+    """Return the processes of headgate's workers in a pod of Ray, as they are numbered on this machine."""
+    return worker_processes(cluster.pid(namespace, pod))

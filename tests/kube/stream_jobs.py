@@ -199,7 +199,8 @@ def in_one_process(job: Object, directory: Path) -> pa.Table:
     for source in plain["spec"]["sources"].values():
         for kind in source.values():
             if isinstance(kind, dict):
-                kind.pop("rate", None)
+                for pace in ("rate", "batchRows"):
+                    kind.pop(pace, None)
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(plain))
     ran = headgate_command("run", "--cluster", "in-process", str(path))

@@ -167,7 +167,7 @@ def _etcd(
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
         *("--initial-cluster", f"test={peer}", "--logger", "zap", "--log-level", "error"),
     ]
-    return run_process("etcd", command, directory, lambda: is_ok(f"{client}/health"))
+    return run_process("etcd", command, directory, lambda: is_ok(f"{client}/health"), killed=True)
 
 
 def _prepare(directory: Path, address: str, port: int) -> ControlPlane:
@@ -239,7 +239,9 @@ def _apiserver(
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--kubelet-preferred-address-types=InternalIP",
     ]
-    return run_process("kube-apiserver", command, plane.directory, lambda: _ready(plane))
+    return run_process(
+        "kube-apiserver", command, plane.directory, lambda: _ready(plane), killed=True
+    )
 
 
 def _controller_manager(
@@ -261,7 +263,11 @@ def _controller_manager(
     # It makes the default service account of each namespace, without which no pod is admitted.
     account = f"{plane.server}/api/v1/namespaces/default/serviceaccounts/default"
     return run_process(
-        "kube-controller-manager", command, plane.directory, lambda: is_ok(account, plane)
+        "kube-controller-manager",
+        command,
+        plane.directory,
+        lambda: is_ok(account, plane),
+        killed=True,
     )
 
 
@@ -289,8 +295,12 @@ def run_process(
     directory: Path,
     answers: Callable[[], bool],
     env: dict[str, str] | None = None,
+    *,
+    killed: bool = False,
 ) -> Iterator[None]:
     """Run a process for the time of the block, which begins when it answers; its log is in `directory`.
+
+    With `killed` it is killed in the end, because nobody needs its data any more.
 
     Raises:
         RuntimeError: it ended or does not answer; the text has the end of its log.
@@ -310,6 +320,8 @@ def run_process(
             time.sleep(0.1)
         yield
     finally:
+        if killed:
+            process.kill()
         stop(process)
 
 
