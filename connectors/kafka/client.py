@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import SourceError, UsageError
@@ -315,6 +316,23 @@ def make_producer(
         )
     except KafkaException as error:
         raise wrong_properties(error) from error
+
+
+@contextlib.contextmanager
+def fatal_errors() -> Iterator[None]:
+    """Raise the fatal error of a client that is polled in the block.
+
+    confluent_kafka raises such an error in a callback. If other callbacks follow before the call returns,
+    they fail with a SystemError, and the error is only its cause.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def wrong_properties(error: Any) -> UsageError:

@@ -29,7 +29,7 @@ from ...errors import CorruptError, HeadgateError, JobError, TargetAwayError
 from ...operators.base import OperatorContext
 from ...operators.sink import DISCARDED_COUNTER
 from ...state.snapshot import CommitPermit
-from .client import ErrorListener, make_producer
+from .client import ErrorListener, fatal_errors, make_producer
 from .rights import named_right
 from .transactions import (
     LostTransaction,
@@ -219,7 +219,8 @@ class _StagedCommitter:
             prepared = self._client.prepared(
                 epoch.id, epoch.topic, epoch.checkpoint_id, begun=False
             )
-            self._write(prepared)
+            with fatal_errors():
+                self._write(prepared)
         except KafkaException as error:
             raise self._as_ours(error) from error
         except KafkaError as error:

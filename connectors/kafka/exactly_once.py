@@ -382,7 +382,15 @@ class StagedWriter(CommittingWriter):
         if self._commits and (self._spare is None or stale):
             self._spare = TransactionalProducer(self._settings, self._own_id(0))
             self._spare_since_s = now_s
-            self.context.run_in_thread(self._spare.initialise)
+            self.context.run_in_thread(partial(self._initialise, self._spare))
+
+    def _initialise(self, spare: TransactionalProducer) -> None:
+        """Initialise a producer, unless the writer was closed before a thread came to it.
+
+        The next attempt commits under the same id, and would be fenced in the middle of that.
+        """
+        if not self._closed:
+            spare.initialise()
 
     def close(self) -> None:
         """Drop what is staged; a commit that runs ends by itself."""
