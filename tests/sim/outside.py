@@ -74,6 +74,7 @@ class World:
     rows: int
     check: Callable[[World, tuple[int, ...]], None]
     """Raises Violation if this record must not become visible now."""
+    seed: int = 0
     batch_rows: int = 8
     pause_s: float = 0.02
     """Mean time between two batches of a split's reader."""

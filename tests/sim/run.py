@@ -173,6 +173,7 @@ class Simulation:
             self.rng,
             rows=rows,
             check=self._workload.check,
+            seed=seed,
             batch_rows=batch_rows,
             pause_s=last_s / batches,
             bounded=(self._workload.flushes or self.rng.random() < BOUNDED_RATE)
@@ -219,6 +220,7 @@ class Simulation:
             ("headgate.operators.process.operator.ProcessOperator.open", noted_open),
             ("headgate.operators.process.operator.ProcessOperator.snapshot", noted_snapshot),
             ("headgate.operators.windows.tumbling.TumblingAggregate.snapshot", noted_windows),
+            ("headgate.operators.windows.panes.table.DEAD_MIN", 16),
         ]
 
     @property

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import headgate as hg
 
 from .counting import Trouble, key_of
-from .outside import KEYS, Numbers, World, time_of
+from .outside import KEYS, WORLDS, Numbers, World, time_of
 
 WINDOW_MS = 1000
+OVERLAPPING: Final = (
+    (hg.sliding("1s", "250ms", allowed_lateness="1s"), 250, (1000,)),
+    (hg.cumulative("1s", "250ms", allowed_lateness="1s"), 1000, (250, 500, 750, 1000)),
+)
+"""Windows made of panes: how far apart they begin, and how long they are, in ms."""
 PER_KEY = 12
 """The numbers of one key of running aggregates."""
 
@@ -63,6 +68,55 @@ def expected_windows(rows: int) -> dict[tuple[int, int], tuple[int, int]]:
         counts[window] += 1
         totals[window] += number
     return {window: (counts[window], totals[window]) for window in counts}
+
+
+def _which(world: World) -> int:
+    """Return which of the overlapping windows a job has: its seed decides, not drawn from it."""
+    return world.seed % len(OVERLAPPING)
+
+
+def panes(job: hg.Job, token: str) -> Any:
+    """Sliding or cumulative windows, of which the seed decides. They fire again as tumbling ones do."""
+    window, _, _ = OVERLAPPING[_which(WORLDS[token])]
+    return (
+        job.read(Numbers(token, columns=True), name="numbers")
+        .event_time("at", max_out_of_order="50ms", name="time")
+        .key_by("key")
+        .window(window)
+        .agg(numbers=hg.count(), total=hg.sum("number"), name="panes")
+        .select("key", "window_start", "window_end", "numbers", "total")
+    )
+
+
+def check_panes(world: World, record: tuple[Any, ...]) -> None:
+    """As of tumbling windows."""
+    key, start, end, numbers, _ = record
+    before = [other[3] for other in world.by_key.get(key, ()) if other[1:3] == (start, end)]
+    wanted = expected_panes(world.rows, _which(world)).get((key, _ms(start), _ms(end)), (0, 0))
+    if not max(before, default=0) < numbers <= wanted[0]:
+        raise world.violated(f"a window of {wanted} fired behind {before}: {record}")
+
+
+def missing_panes(world: World) -> list[Any]:
+    """As of tumbling windows."""
+    last = {(key, _ms(start), _ms(end)): rest for key, start, end, *rest in world.visible}
+    wanted = expected_panes(world.rows, _which(world))
+    return sorted(window for window in wanted if last.get(window) != wanted[window])
+
+
+@cache
+def expected_panes(rows: int, which: int) -> dict[tuple[int, int, int], list[int]]:
+    """By key, start and end: how many numbers, and their sum."""
+    found = defaultdict[tuple[int, int, int], list[int]](lambda: [0, 0])
+    _, every, lengths = OVERLAPPING[which]
+    for number in range(rows):
+        time = time_of(number)
+        for length in lengths:
+            for start in range(time // every * every, time - length, -every):
+                of_window = found[key_of(number), start, start + length]
+                of_window[0] += 1
+                of_window[1] += number
+    return dict(found)
 
 
 def running(job: hg.Job, token: str) -> Any:

@@ -75,6 +75,9 @@ MORE_KINDS = {
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
+    "kept panes": Workload(
+        timed.panes, timed.check_panes, timed.missing_panes, flushes=True, keeps=True
+    ),
     "kept running": Workload(timed.running, timed.check_running, timed.missing_running, keeps=True),
     "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
     "kept windows": Workload(
