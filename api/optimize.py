@@ -272,7 +272,11 @@ def _input_schema(node: Node) -> pa.Schema:
 
 
 def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
-    """Put a step that aggregates on the sender's side of the exchange of a window, if it is exact."""
+    """Put a step that aggregates in front of a window, if it is exact and pays.
+
+    At the sender's side of an exchange it pays for many windows. A single sender shares no work with
+    others, and saves only the lookup of keys.
+    """
     factory = node.factory
     if not isinstance(factory, WindowFactory) or not factory.takes_partials:
         return
@@ -281,7 +285,7 @@ def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
     if (
         input_.side is not None
         or before.chaining is Chaining.NEVER
-        or (before.parallelism or parallelism) == 1
+        or ((before.parallelism or parallelism) == 1 and not factory.takes_dense_partials)
         or not isinstance(input_.partitioning, HashColumns | Global)
         or _late_records_are_read(graph, node)
     ):

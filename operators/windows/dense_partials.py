@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...state.slots.epochs import TableEpoch
+from ...state.slots.key_index import KeyHasher
 from ...state.values import PARTIAL_ROWS, Values
 from ..aggregation.aggregates import AggregatePlan
 
@@ -26,7 +27,7 @@ class DensePartials:
     """The partial results of one pane. The slot of a key is its distance from the first number of a range.
 
     Args:
-        plan: of the partial results, with one integer as key; `suits` says which plans and values fit.
+        plan: of the partial results; it `fits`.
         epoch: of all groups of the operator.
     """
 
@@ -41,12 +42,15 @@ class DensePartials:
         self._keys = 0
 
     @staticmethod
-    def suits(plan: AggregatePlan, values: Mapping[str, Values]) -> bool:
-        """Return True for aggregates and values that need no note of the slots that have a value."""
+    def fits(plan: AggregatePlan) -> bool:
+        """Return True for plans with one integer as key, whose aggregates note no slots without a value."""
         kinds = all(one.kind in _KINDS and one.by is None for one in plan.specs)
-        return kinds and all(
-            one.valid is None and one.data.dtype != np.object_ for one in values.values()
-        )
+        return kinds and KeyHasher([field.type for field in plan.key_fields], 0).dense
+
+    @staticmethod
+    def suits(values: Mapping[str, Values]) -> bool:
+        """Return True for values of which none is missing."""
+        return all(one.valid is None and one.data.dtype != np.object_ for one in values.values())
 
     @property
     def size(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..aggregation.aggregates import AggregatePlan
-from ..aggregation.partials import adds_partials
+from ..aggregation.partials import adds_partials, partial_plan
+from .dense_partials import DensePartials
 from .kinds import TimeWindow, TumblingWindow
 from .panes.operator import PaneAggregate
 from .pre_aggregate import PreAggregate
@@ -30,6 +31,11 @@ class WindowFactory:
     def takes_partials(self) -> bool:
         """True if records may be aggregated on their way here, because no result can tell."""
         return not self.window.early and adds_partials(self.plan)
+
+    @property
+    def takes_dense_partials(self) -> bool:
+        """True if they may also be aggregated there without looking up their keys."""
+        return self.takes_partials and DensePartials.fits(partial_plan(self.plan))
 
     def pre_aggregate(self) -> PreAggregate:
         """Return an operator that sends partial results to that of this step."""

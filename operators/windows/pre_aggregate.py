@@ -1,4 +1,4 @@
-"""Aggregates the records of windows in front of an exchange, so that fewer rows cross it.
+"""Aggregates the records of windows in front of them, so that fewer rows cross an exchange.
 
 The operator runs at the sender. It holds partial results (`aggregation/partials.py`) per pane and
 key, and has no state: all of them go on before a barrier, before the stream goes idle, at its end,
@@ -13,7 +13,8 @@ The step behind the exchange cannot tell from its results whether records came o
   result are late, or none is: they have one key and one pane. They are counted one by one
   (`PARTIAL_ROWS`). Where late records are read, no such operator is in the job.
 * After an idle time the receiver does not wait for this sender until it has caught up, so records that
-  were held could become late meanwhile. From the first idle time on, records go on as they are.
+  were held could become late meanwhile. From the first idle time on, records go on as they are, unless
+  this sender is the only one.
 """
 
 from __future__ import annotations
@@ -112,8 +113,10 @@ class PreAggregate(Operator):
         types = [self._plan.schema.field(key).type for key in self._plan.keys]
         self._hasher = KeyHasher(types, identity_seed(context.job_name))
         self._groups_max = int(context.options.get(GROUPS_OPTION, GROUPS_MAX))
-        # One sender would do alone what all receivers can share.
-        self._pays = context.parallelism > 1
+        self._dense = DensePartials.fits(self._plan)
+        self._alone = context.parallelism == 1
+        """One sender would look up alone what all receivers can share, so it looks no key up."""
+        self._pays = self._dense or not self._alone
 
     # --- records -------------------------------------------------------------------------------
 
@@ -140,6 +143,11 @@ class PreAggregate(Operator):
         rows = KeyedRows(self._plan, self._hasher, batch.data)
         for pane, which, count in parts:
             if not self._add_dense(pane, rows, which):
+                if self._alone:
+                    every = np.arange(len(batch))
+                    self.output.emit(batch if which is None else batch.take(every[which]))
+                    self._gain.note(count, count)
+                    continue
                 self._keyed_group(pane).add(rows, which)
             self._records[pane] += count
         if sum(map(_size_of, self._panes.values())) >= self._groups_max:
@@ -152,9 +160,9 @@ class PreAggregate(Operator):
         """
         keys, values = None if rows.keys is None else rows.keys.integers, rows.values
         group = self._panes.get(pane)
-        if keys is None or isinstance(group, KeyedGroup):
+        if keys is None or not self._dense or isinstance(group, KeyedGroup):
             return False
-        if not DensePartials.suits(self._plan, values):
+        if not DensePartials.suits(values):
             return False
         if which is not None:
             keys = keys[which]
@@ -238,9 +246,9 @@ class PreAggregate(Operator):
         self.output.emit_watermark(timestamp)
 
     def on_idle(self, idle: bool) -> None:
-        """Send everything, now and from now on: the receiver may go ahead of this sender."""
+        """Send everything, now and from now on: the receiver may go ahead of one of several senders."""
         self._flush()
-        self._pays = False
+        self._pays &= self._alone
         self.output.emit_idle(idle)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:

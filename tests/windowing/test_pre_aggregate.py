@@ -402,7 +402,7 @@ def job(window: Any = None, *, keyed: bool = True, late: bool = False, **how: An
     aggregates = how.pop("aggregates", {"n": hg.count(), "s": hg.sum("amount")})
     made = hg.Job("sales", parallelism=how.pop("parallelism", 2), options=options)
     sales = made.read(from_list([], schema=Sale), name="sales").event_time("at")
-    stream = sales.key_by("shop") if keyed else sales
+    stream = sales.key_by(how.pop("key", "shop")) if keyed else sales
     totals = stream.window(window or hg.tumbling("1m")).agg(**aggregates, name="totals")
     totals.write(collect(guarantee="none"), name="out")
     if late:
@@ -442,6 +442,60 @@ def test_explain_shows_both_steps() -> None:
 )
 def test_where_results_could_tell_or_nothing_is_won_there_is_no_such_step(made: hg.Job) -> None:
     assert steps(made) == []
+
+
+def test_a_single_subtask_has_the_step_for_keys_that_are_not_looked_up() -> None:
+    assert steps(job(parallelism=1, key="amount", aggregates={"n": hg.count()})) == [
+        "totals partials"
+    ]
+    assert steps(job(parallelism=1, keyed=False)) == []
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_a_single_sender_has_the_results_of_the_plain_path(window: Any) -> None:
+    """Its keys lie close together at times, far apart at others; it goes idle, and takes checkpoints."""
+    schema = pa.schema([("user", pa.int64()), ("x", pa.int64())])
+    plan = AggregatePlan(
+        ("user",), {"n": hg.count(), "s": hg.sum("x"), "m": hg.max("x")}, schema, WINDOW_FIELDS
+    )
+    made = WindowFactory(window, plan, "step")
+    for seed in range(8):
+        plain, found = (_played_alone(seed, made, aggregated) for aggregated in (False, True))
+        assert found.found() == plain.found()
+        assert found.rows < plain.rows
+
+
+def _played_alone(seed: int, made: WindowFactory, aggregated: bool) -> Receiver:
+    rng = random.Random(seed)
+    receiver = Receiver(made, 1)
+    channel = receiver.at(0)
+    step = (
+        opened(made.pre_aggregate(), channel, 1) if aggregated else opened(Operator(), channel, 1)
+    )
+    time, watermark = 0, -(2**63)
+    for _ in range(60):
+        what = rng.random()
+        if what < 0.7:
+            time += rng.randrange(500)
+            apart = rng.choice([1, 1, 1, 1 << 40])
+            keys = [rng.choice([*range(5), -7]) * apart for _ in range(40)]
+            if rng.random() < 0.1:
+                keys[3] = None  # type: ignore[call-overload]
+            values = [rng.randrange(-50, 50) for _ in keys]
+            times = [max(0, time - int(rng.expovariate(1 / 300))) for _ in keys]
+            data = pa.record_batch({"user": pa.array(keys, pa.int64()), "x": pa.array(values)})
+            records = ColumnBatch(data, np.array(times, np.int64))
+            step.process(records, 0) if aggregated else channel.emit(records)
+        elif what < 0.85:
+            watermark = max(watermark, time - 400)
+            step.on_watermark(watermark)
+        elif what < 0.95:
+            step.prepare_snapshot(1)
+        else:
+            step.on_idle(True)
+            step.on_idle(False)
+    step.on_watermark(WATERMARK_MAX)
+    return receiver
 
 
 def test_floats_have_extremes_in_front_of_an_exchange() -> None:
