@@ -217,6 +217,10 @@ class ProcessOperator(AtTheEnd):
             raise user_error(
                 self._user.step, self._user.origin, records[len(keys)], error
             ) from error
+        if len(keys) < len(records):  # `map` takes a StopIteration for the end of the records
+            raise user_error(
+                self._user.step, self._user.origin, records[len(keys)], StopIteration()
+            )
         self._step.declared.keys.check(keys)
         return keys
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import headgate as hg
 from headgate.connectors import collect, generator, sequence
+from headgate.errors import UserCodeError
 
 
 class Prices(hg.KeyedProcess[int, Any, Any]):
@@ -40,3 +43,13 @@ def test_a_failed_record_has_all_its_columns() -> None:
     assert found == [(1, 12), (2, 6), (3, 4)]
     (letter,) = failed
     assert "other" in str(letter)
+
+
+def _third_raises(row: Any) -> int:
+    return next(iter([row.key] if row.key < 2 else []))
+
+
+def test_stop_iteration_of_a_key_function_names_the_record() -> None:
+    """Inside `map` it would look like the end of the records."""
+    with pytest.raises(UserCodeError, match=r"raised StopIteration record="):
+        _run(_third_raises)
