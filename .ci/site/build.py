@@ -122,11 +122,12 @@ def _with_navigation(config: str, pages: dict[str, str]) -> str:
         return "".join(f"\n{' ' * 10}- {name}" for name in named)
 
     records = sorted(uri for uri in pages if re.match(r"design/\d", uri))
+    longer = ["design/README.md", "design/operator.md", "design/free_threading.md"]
     runbooks = sorted(uri for uri in pages if uri.startswith("runbooks/"))
     reference = [f'"{title}": reference/{_slug(title)}.md' for title in REFERENCE]
     config = config.replace("REFERENCE", entries(reference))
     config = config.replace("RUNBOOKS", entries(runbooks))
-    return config.replace("RECORDS", entries(["design/README.md", "design/operator.md", *records]))
+    return config.replace("RECORDS", entries([*longer, *records]))
 
 
 def _with_links_on_site(origin: str, text: str) -> str:
