@@ -288,6 +288,7 @@ def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
         or ((before.parallelism or parallelism) == 1 and not factory.takes_dense_partials)
         or not isinstance(input_.partitioning, HashColumns | Global)
         or _late_records_are_read(graph, node)
+        or node.queryable  # clients would miss what is held here
     ):
         return
     step = Node(

@@ -403,7 +403,8 @@ def job(window: Any = None, *, keyed: bool = True, late: bool = False, **how: An
     made = hg.Job("sales", parallelism=how.pop("parallelism", 2), options=options)
     sales = made.read(from_list([], schema=Sale), name="sales").event_time("at")
     stream = sales.key_by(how.pop("key", "shop")) if keyed else sales
-    totals = stream.window(window or hg.tumbling("1m")).agg(**aggregates, name="totals")
+    windows = stream.window(window or hg.tumbling("1m"))
+    totals = windows.agg(**aggregates, name="totals", queryable=how.pop("queryable", ""))
     totals.write(collect(guarantee="none"), name="out")
     if late:
         totals.late.write(collect(guarantee="none"), name="late")
@@ -427,6 +428,8 @@ def test_explain_shows_both_steps() -> None:
         job(parallelism=1),
         job(options={PRE_AGGREGATION.key: "false"}),
         job(late=True),
+        job(queryable="totals"),
+        job(parallelism=1, key="amount", queryable="totals"),
         job(hg.tumbling("1m", emit_every="1s")),
         job(hg.tumbling("1m", time="processing")),
         job(hg.session("1m")),
