@@ -274,8 +274,8 @@ def _input_schema(node: Node) -> pa.Schema:
 def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
     """Put a step that aggregates in front of a window, if it is exact and pays.
 
-    At the sender's side of an exchange it pays for many windows. A single sender shares no work with
-    others, and saves only the lookup of keys.
+    In front of an exchange it pays, because fewer rows cross. A single sender shares no work with others,
+    so there it pays only if no keys have to be looked up.
     """
     factory = node.factory
     if not isinstance(factory, WindowFactory) or not factory.takes_partials:

@@ -1,4 +1,4 @@
-"""How long servers have not answered, for readers that try them again for some time."""
+"""The time for which servers have not answered. Readers try them again until it is too long."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class Publisher:
     def check(self, data: pa.RecordBatch) -> None:
         """Raise DataError if the servers will never take some records.
 
-        Called in the thread of the subtask, while others are published, for records that are staged. Once
-        a checkpoint has them, they can be left out no more.
+        It is called in the thread of the subtask, for records that are staged, while others are published.
+        Once a checkpoint has records, they can no longer be left out.
         """
 
     async def publish(self, data: pa.RecordBatch, key: str) -> None:

@@ -5,7 +5,6 @@ The format and the rules for `Last-Event-ID` are those of the HTML standard, sec
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ...errors import SourceError, StorageError, UsageError
+from ...errors import SourceError, UsageError
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.source import Source, SourceReader
@@ -24,17 +23,15 @@ from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..messages import check_metadata
 from .client import (
-    RETRIED,
+    ANSWER_BYTES_MAX,
     Answer,
     HttpClient,
     HttpSettings,
-    NoAnswer,
     check_reachable,
     check_service,
     http_settings,
-    retry_after_s,
 )
-from .reader import HttpReader, decoded, refused
+from .reader import ConnectionReader, decoded, refused
 
 METADATA: Final = ("id", "event")
 EVENT: Final = "32mb"
@@ -197,39 +194,21 @@ def _breaks(chunk: bytes) -> bool:
     return b"\n" in chunk or b"\r" in chunk
 
 
-class EventReader(HttpReader):
+class EventReader(ConnectionReader):
     """Reads a stream of events, and connects again when it ends."""
 
     def __init__(self, settings: EventSettings, values: pa.Schema, columns: list[str]) -> None:
-        super().__init__(settings.http, "events")
+        super().__init__(settings.http, "events", "gives no events")
         self._settings = settings
         self._decode = settings.format.decoder(values)
         self._columns = columns
         self._last = ""
-        self._fails = 0
-        """The connections in a row that were not answered."""
-        self._quiet = 0
-        """The connections in a row that did not give any event."""
-        self._asked_s = 0.0
-        """The pause that the service has asked for."""
 
     async def read(self, client: HttpClient, position: str | int | None) -> None:
         self._last = "" if position is None else str(position)
-        http = self._settings.http
-        while True:
-            reason = await self._connect(client)
-            if reason is None:
-                return
-            if self._fails > http.retries:
-                raise StorageError(
-                    f"the service gives no events url=`{http.shown}` tries=`{self._fails}`: {reason}",
-                    fix="check that it runs; raise retries= if it may be away for longer",
-                )
-            await asyncio.sleep(client.pause_s(max(0, self._quiet - 1), self._asked_s))
-            self._retried.inc()
+        await super().read(client, position)
 
-    async def _connect(self, client: HttpClient) -> str | None:
-        """Read one connection to its end; return why it has ended, None at the end of all events."""
+    async def connect(self, client: HttpClient) -> str | None:
         import aiohttp
 
         settings = self._settings
@@ -240,34 +219,22 @@ class EventReader(HttpReader):
             total=None, sock_connect=_CONNECT_S, sock_read=settings.http.timeout_s
         )
         url = settings.http.url
-        self._fails += 1
-        self._quiet += 1
-        try:
-            async with client.response("GET", url, headers=headers, timeout=timeout) as response:
-                if response.status == 204:
-                    return None
-                if response.status != 200:
-                    return await self._refused(client, response)
-                if response.content_type != "text/event-stream":
-                    raise refused(client, f"it gives `{response.content_type}`, and no events")
-                self._fails = 0
-                parser = EventParser(self._last, settings.event_bytes)
-                async for chunk in response.content.iter_any():
-                    await self._put(list(self._fed(parser, chunk)))
-                    if parser.retry_ms is not None:
-                        self._asked_s = parser.retry_ms / 1000
-        except NoAnswer as error:
-            return str(error)
+        async with client.response("GET", url, headers=headers, timeout=timeout) as response:
+            if response.status == 204:
+                return None
+            if response.status != 200:
+                body = await response.content.read(ANSWER_BYTES_MAX)
+                given = {name.lower(): value for name, value in response.headers.items()}
+                return self.not_now(client, Answer(response.status, given, body))
+            if response.content_type != "text/event-stream":
+                raise refused(client, f"it gives `{response.content_type}`, and no events")
+            self.answered()
+            parser = EventParser(self._last, settings.event_bytes)
+            async for chunk in response.content.iter_any():
+                await self._put(list(self._fed(parser, chunk)))
+                if parser.retry_ms is not None:
+                    self.asked_s = parser.retry_ms / 1000
         return "the stream has ended"
-
-    async def _refused(self, client: HttpClient, response: Any) -> str:
-        body = await response.content.read(4096)
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        answer = Answer(response.status, headers, body)
-        if answer.status not in RETRIED:
-            raise refused(client, client.shown_answer(answer))
-        self._asked_s = retry_after_s(headers.get("retry-after"), self.context.clock.now_ms())
-        return client.shown_answer(answer)
 
     def _fed(self, parser: EventParser, chunk: bytes) -> Iterator[Event]:
         try:
@@ -283,7 +250,7 @@ class EventReader(HttpReader):
         settings = self._settings
         if not events:
             return
-        self._quiet, self._asked_s = 0, 0.0
+        self.given()
         if settings.replays and (
             missing := next((e for e in events if not (e.own_id and e.id)), None)
         ):

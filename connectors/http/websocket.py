@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ...errors import SourceError, StorageError, UsageError
+from ...errors import SourceError, UsageError
 from ...operators.durations import Duration, parse_duration
 from ...operators.schema import SchemaLike, record_class, to_schema
 from ...operators.source import Source, SourceReader
@@ -24,18 +24,15 @@ from ..formats.format import Format
 from ..formats.text import FormatName, to_format
 from ..secrets import is_reference, read_secret
 from .client import (
-    RETRIED,
     WEBSOCKET,
     Answer,
     HttpClient,
     HttpSettings,
-    NoAnswer,
     check_reachable,
     check_service,
     http_settings,
-    retry_after_s,
 )
-from .reader import HttpReader, decoded, refused
+from .reader import ConnectionReader, decoded
 
 MESSAGE: Final = "4mb"
 _OWN: Final = frozenset(
@@ -110,86 +107,45 @@ class WebSocketSource(Source[Any]):
         return f"websocket({self.settings.http.shown})"
 
 
-class WebSocketReader(HttpReader):
+class WebSocketReader(ConnectionReader):
     """Reads messages, and connects again when the connection ends."""
 
     def __init__(self, settings: WebSocketSettings, schema: pa.Schema) -> None:
-        super().__init__(settings.http, "messages")
+        super().__init__(settings.http, "messages", "makes no connection")
         self._settings = settings
         self._decode = settings.format.decoder(schema)
-        self._fails = 0
-        """The connections in a row that were not answered."""
-        self._quiet = 0
-        """The connections in a row that did not give any message."""
-        self._asked_s = 0.0
-        """The pause that the service has asked for."""
+        self._texts: list[str] = []
 
     async def read(self, client: HttpClient, position: str | int | None) -> None:
-        http = self._settings.http
-        texts = [read_secret("subscribe", text) for text in self._settings.subscribe]
-        for given, text in zip(self._settings.subscribe, texts, strict=True):
+        for given in self._settings.subscribe:
+            text = read_secret("subscribe", given)
+            self._texts.append(text)
             if is_reference(given):
                 client.hide(text)
-        while True:
-            reason = await self._connect(client, texts)
-            if reason is None:
-                return
-            if self._fails > http.retries:
-                raise StorageError(
-                    f"the service makes no connection url=`{http.shown}` tries=`{self._fails}`: {reason}",
-                    fix="check that it runs; raise retries= if it may be away for longer",
-                )
-            await asyncio.sleep(client.pause_s(max(0, self._quiet - 1), self._asked_s))
-            self._retried.inc()
+        await super().read(client, position)
 
-    async def _connect(self, client: HttpClient, texts: list[str]) -> str | None:
-        """Read one connection to its end; return why it has ended, None at the end of all messages."""
-        settings = self._settings
-        self._fails += 1
-        self._quiet += 1
-        self._asked_s = 0.0
-        try:
-            async with client.websocket(_CONNECT_S, settings.message_bytes) as connected:
-                if isinstance(connected, Answer):
-                    return self._refused(client, connected)
-                self._fails = 0
-                for text in texts:
-                    await connected.send_str(text)
-                return await self._receive(client, connected)
-        except NoAnswer as error:
-            return str(error)
-
-    def _refused(self, client: HttpClient, answer: Answer) -> str:
-        if answer.status not in RETRIED:
-            raise refused(client, client.shown_answer(answer))
-        header = answer.headers.get("retry-after")
-        self._asked_s = retry_after_s(header, self.context.clock.now_ms())
-        return client.shown_answer(answer)
+    async def connect(self, client: HttpClient) -> str | None:
+        async with client.websocket(_CONNECT_S, self._settings.message_bytes) as connected:
+            if isinstance(connected, Answer):
+                return self.not_now(client, connected)
+            self.answered()
+            for text in self._texts:
+                await connected.send_str(text)
+            return await self._receive(client, connected)
 
     async def _receive(self, client: HttpClient, connected: Any) -> str | None:
-        """Hand on the messages of a connection; return as `_connect`."""
-        from aiohttp import WSMsgType
-
+        """Hand on the messages of a connection; return as `connect`."""
         waiting = _Waiting(self._settings.batch_rows, self._settings.message_bytes)
         filling = asyncio.ensure_future(waiting.fill(connected))
         try:
             while await self._heard(connected, waiting.came):
-                messages = waiting.take()
-                payloads = [
-                    message.data.encode() if message.type is WSMsgType.TEXT else message.data
-                    for message in messages
-                    if message.type in (WSMsgType.TEXT, WSMsgType.BINARY)
-                ]
+                payloads = waiting.take()
                 if payloads:
-                    self._quiet = 0
+                    self.given()
                     data = decoded(payloads, self._decode, self._settings.http.shown)
                     await self.hand_on(data, None)
-                for message in messages:
-                    if message.type is WSMsgType.PING:
-                        await connected.pong(message.data)
-                if filling.done():
-                    filling.result()
-                    return self._ended(client, messages[-1])
+                if filling.done() and not waiting.came.is_set():
+                    return self._ended(client, filling.result())
             return f"the service was silent for {self._settings.http.timeout_s:g} s"
         finally:
             filling.cancel()
@@ -229,41 +185,45 @@ class _Waiting:
     """Messages that have come and are not decoded yet, so that those that come together are one batch.
 
     Attributes:
-        came: is set while there is something to take.
+        came: is set when the service has said anything, or the connection has ended.
     """
 
     def __init__(self, rows_max: int, bytes_max: int) -> None:
         self.came = asyncio.Event()
         self._rows_max, self._bytes_max = rows_max, bytes_max
-        self._messages: list[Any] = []
+        self._payloads: list[bytes] = []
         self._bytes = 0
         self._room = asyncio.Event()
 
-    async def fill(self, connected: Any) -> None:
-        """Receive messages to the last one, which says how the connection has ended."""
+    async def fill(self, connected: Any) -> Any:
+        """Receive messages, and answer pings; return the message that ends the connection."""
         from aiohttp import WSMsgType
 
-        goes_on = (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG)
         try:
             while True:
                 message = await connected.receive()  # without a pause, if there is one already
-                self._messages.append(message)
+                kind = message.type
+                if kind is WSMsgType.TEXT or kind is WSMsgType.BINARY:
+                    payload = message.data.encode() if kind is WSMsgType.TEXT else message.data
+                    self._payloads.append(payload)
+                    self._bytes += len(payload)
+                elif kind is WSMsgType.PING:
+                    await connected.pong(message.data)
+                elif kind is not WSMsgType.PONG:
+                    return message
                 self.came.set()
-                if message.type not in goes_on:
-                    return
-                self._bytes += len(message.data)
-                if len(self._messages) >= self._rows_max or self._bytes >= self._bytes_max:
+                if len(self._payloads) >= self._rows_max or self._bytes >= self._bytes_max:
                     self._room.clear()
                     await self._room.wait()
         finally:
             self.came.set()
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[bytes]:
         """Return all messages that have come, in order."""
-        messages, self._messages, self._bytes = self._messages, [], 0
+        payloads, self._payloads, self._bytes = self._payloads, [], 0
         self.came.clear()
         self._room.set()
-        return messages
+        return payloads
 
 
 def websocket_source(

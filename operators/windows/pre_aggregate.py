@@ -144,8 +144,8 @@ class PreAggregate(Operator):
         for pane, which, count in parts:
             if not self._add_dense(pane, rows, which):
                 if self._alone:
-                    every = np.arange(len(batch))
-                    self.output.emit(batch if which is None else batch.take(every[which]))
+                    rest = batch if which is None else batch.take(np.arange(len(batch))[which])
+                    self.output.emit(rest)
                     self._gain.note(count, count)
                     continue
                 self._keyed_group(pane).add(rows, which)

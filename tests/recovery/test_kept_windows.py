@@ -31,7 +31,7 @@ SPANS_MS = {
     "sliding": (200, [600]),
     "cumulative": (800, [200, 400, 600, 800]),
 }
-"""How far apart windows begin, and how long they are."""
+"""The distance between the starts of windows, and their lengths."""
 
 
 class Watched(MemoryStore):
@@ -151,7 +151,7 @@ async def during_a_checkpoint(scene: Scene, job: Any) -> None:
 
 
 async def twice_in_a_row(scene: Scene, job: Any) -> None:
-    """What was taken over goes back to the same checkpoint again, or is lost in the midst of a restore."""
+    """State that was taken over goes back to the same checkpoint again, or is lost during a restore."""
     for seed in range(2):
         rng = random.Random(seed)
         await job.checkpoint()
