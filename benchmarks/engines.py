@@ -35,6 +35,8 @@ class Case:
     source: str
     parallelism: int
     checkpoint: bool
+    slots: int = 1
+    """Of each worker of headgate on Ray."""
 
 
 class Data:
@@ -94,6 +96,7 @@ class Headgate:
             "events": events,
             "data": data,
             "sums": sums,
+            "slots": case.slots,
         }
 
 

@@ -56,6 +56,7 @@ def _job(request: dict[str, Any], directory: str) -> Any:
         request["data"],
         directory,
         request["sums"],
+        request["slots"],
     )
 
 

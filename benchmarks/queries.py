@@ -143,10 +143,15 @@ def make_job(
     data: str,
     directory: str,
     sums: bool = False,
+    slots: int = 1,
 ) -> hg.Job:
     """Query `name` as a job; `directory` takes its marks and its checkpoints."""
     query = QUERIES[name]
-    job = hg.Job(f"bench-{name}-{Path(directory).name}", parallelism=parallelism)
+    job = hg.Job(
+        f"bench-{name}-{Path(directory).name}",
+        parallelism=parallelism,
+        options={"taskmanager.numberOfTaskSlots": str(slots)},
+    )
     if checkpoint:
         job.checkpoint(every="1s", storage=str(Path(directory, "checkpoints")))
     stream = job.read(MeteredSource(bids(source, events, data), directory), name="bids")

@@ -25,6 +25,7 @@ from ..api.resources import Resources as SlotResources
 from ..errors import PlanError
 from ..operators.durations import parse_duration
 from ..runtime.manifest import spec_fields
+from ..runtime.options.execution import WORKER_SLOTS
 from ..runtime.options.recovery import STANDBY_COORDINATORS
 from ..runtime.options.registry import current_key
 
@@ -269,7 +270,7 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     section = msgspec.convert(plain, Kubernetes, strict=False)
     checkpoint = table.get("checkpoint")
     storage = "" if checkpoint is None else str(checkpoint.get("storage"))
-    _check_standby(table, problems)
+    _check_options(table, problems)
     groups = _groups(table, section, problems)
     if problems.found:
         return problems.listed()
@@ -285,17 +286,23 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
     return Job(dict(spec), section, table.get("parallelism", 1), revision_of(spec), groups)
 
 
-def _check_standby(spec: Table, problems: _PathProblems) -> None:
-    """Note an option that asks for a standby coordinator: a job has one head, so nothing could stand by."""
+def _check_options(spec: Table, problems: _PathProblems) -> None:
+    """Note options that say what the section `kubernetes` says, or that Kubernetes does itself."""
     options = spec.get("options")
     for key, value in options.values.items() if isinstance(options, Table) else ():
+        current = current_key(key)
         # A text that is no number is reported when the job starts, as that of any other option.
-        if current_key(key) == STANDBY_COORDINATORS.key and value.isdecimal() and int(value) > 0:
-            at = problems.number(f"spec.options.{key}")
+        if current == STANDBY_COORDINATORS.key and value.isdecimal() and int(value) > 0:
             problems.add(
-                at,
+                problems.number(f"spec.options.{key}"),
                 f"there is no standby coordinator on Kubernetes, found `{value}`",
                 "leave the option out: Kubernetes starts the process of a head that died again at once",
+            )
+        if current == WORKER_SLOTS.key:
+            problems.add(
+                problems.number(f"spec.options.{key}"),
+                "the slots of a worker belong to its pod on Kubernetes",
+                "write workers.slots in the section kubernetes, and leave the option out",
             )
 
 

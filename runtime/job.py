@@ -51,7 +51,13 @@ from .job_checks import (
     steps_apart_from_source,
 )
 from .job_settings import absolute, checkpoint_rules, checkpoint_settings, restart_settings
-from .options.execution import CHAINING, MAX_PARALLELISM, PARALLELISM, RUNTIME_MODE
+from .options.execution import (
+    CHAINING,
+    MAX_PARALLELISM,
+    PARALLELISM,
+    RUNTIME_MODE,
+    WORKER_SLOTS,
+)
 from .options.registry import Options, current_key
 from .options.state import (
     CHECKPOINT_MODE,
@@ -179,6 +185,7 @@ class RunnableJob(JobDefinition):
             resources=dict(self.resources),
             max_parallelism=self.max_parallelism,
             chaining=options.get(CHAINING),
+            slots_per_worker=options.get(WORKER_SLOTS),
             run=secrets.token_hex(8) if run_id is None else run_id,
             outside_run=run_id is not None,
             fresh=fresh,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from ..coordinator.job import JobCoordinator
 from ..exchange.hub import ExchangeHub
 from ..listening import Listener, ListenerLimits
 from ..observe.metrics import MetricsRegistry
+from ..options.execution import WORKER_SLOTS
 from ..options.network import DATA_PORT
 from ..options.recovery import REDUNDANT_WORKERS
 from ..options.registry import Options
@@ -69,6 +71,8 @@ async def launch(
     if not is_shared(cluster):
         _check_data_ports(spec)
         _note_resources(spec, on_event)
+    if cluster == LOCAL and (crowded := crowding(spec, os.cpu_count() or 1)):
+        _note(crowded, on_event)
     if cluster == IN_PROCESS:
         if on_connected is not None:
             on_connected()
@@ -121,7 +125,23 @@ def _note_resources(spec: JobSpec, on_event: EventListener | None) -> None:
     groups = ", ".join(name for name, each in spec.resources.items() if str(each))
     if not groups:
         return
-    text = f"the resources of slot sharing groups are not reserved on one machine: {groups}"
+    _note(
+        f"the resources of slot sharing groups are not reserved on one machine: {groups}", on_event
+    )
+
+
+def crowding(spec: JobSpec, cpus: int) -> str:
+    """Return what to say if one machine gets more worker processes than it has CPUs, else nothing."""
+    workers = len(worker_groups(spec.plan, spec))
+    if workers <= cpus:
+        return ""
+    return (
+        f"{workers} worker processes share {cpus} CPUs; with {WORKER_SLOTS.key}="
+        f"{-(-spec.plan.slots // cpus)} there are fewer, which need less memory"
+    )
+
+
+def _note(text: str, on_event: EventListener | None) -> None:
     if on_event is None:
         _log.info("%s", text)
     else:

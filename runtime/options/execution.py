@@ -123,6 +123,14 @@ SPARK_MASTER = Option[str](
     "Where Spark runs a job in batch mode: `local[4]`, `spark://host:port`, `k8s://address` or `yarn`. A "
     "Spark session that is active in the process is used as it is.",
 )
+WORKER_SLOTS = Option[int](
+    "taskmanager.numberOfTaskSlots",
+    Integer(at_least=1, at_most=32768, unit="slots"),
+    1,
+    "Slots of a worker process on Ray: each hosts one subtask of every step of its slot sharing group. "
+    "Fewer processes need less memory and send each other less; the steps of one process share its "
+    "interpreter. In process one worker has all slots; on Kubernetes `workers.slots` sets them.",
+)
 SLOT_RESOURCE = Option[str | None](
     "headgate.ray.slot-resource",
     Text(),

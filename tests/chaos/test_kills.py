@@ -20,9 +20,15 @@ ROWS = 40_000
 KEYS = 50
 
 
-def make_job(storage: str, out: str, rate: float, options: dict[str, str] | None = None) -> hg.Job:
+def make_job(
+    storage: str,
+    out: str,
+    rate: float,
+    options: dict[str, str] | None = None,
+    parallelism: int = 2,
+) -> hg.Job:
     """Windows of 1,000 rows of event time per key, counted and summed up."""
-    job = hg.Job("chaos", parallelism=2, options=options)
+    job = hg.Job("chaos", parallelism=parallelism, options=options)
     job.checkpoint(every="250ms", storage=storage)
     job.restart(attempts=1000, delay="50ms")
     rows = generator(
@@ -69,6 +75,35 @@ def test_kills_on_local_storage(
     lost = [text for text in ran.chaos.texts("failure") if "worker lost" in text or "died" in text]
     assert lost == ran.chaos.texts("failure")
     assert "(raylet)" not in capfd.readouterr().err
+
+
+def test_workers_of_several_slots_are_killed(ring: Any, tmp_path: Any) -> None:
+    """Each of two processes hosts two subtasks of every step; both are lost, one after the other."""
+    seen: list[int] = []
+
+    async def kill(chaos: Any) -> None:
+        seen.append(len((await chaos.status())["workers"]))
+        await chaos.kill_worker()
+
+    def plan(chaos: Any, event: Any, body: dict[str, Any]) -> None:
+        if event.kind != "checkpoint" or body.get("status") != "COMPLETED":
+            return
+        asked = chaos.state.setdefault("asked", 0)
+        if asked == len(chaos.texts("restored")) < 2:
+            chaos.state["asked"] = asked + 1
+            chaos.later(0.0, kill)
+
+    job = make_job(
+        str(tmp_path / "chk"),
+        str(tmp_path / "out"),
+        rate=4000,
+        options={"taskmanager.numberOfTaskSlots": "2"},
+        parallelism=4,
+    )
+    ran = ring.run(job, plan, seed=6, until=lambda chaos: len(chaos.texts("restored")) == 2)
+    assert seen == [2, 2]
+    assert len(ran.chaos.kills) == 2, ran.chaos.kills
+    assert found(str(tmp_path / "out")).equals(reference())
 
 
 def test_kills_on_s3(ring: Any, kills: Any, killings: Any, s3_server: Any) -> None:

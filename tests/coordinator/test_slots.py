@@ -8,8 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+import headgate as hg
+from headgate.connectors import blackhole, generator, sequence
+from headgate.runtime.cluster.launch import crowding
 from headgate.runtime.control.messages import Deploy, DeployCommon
 from headgate.runtime.exchange.hub import WorkerAddress, addresses_for_peers
+from headgate.runtime.job import runnable
+from headgate.runtime.plan import JobSpec
 from headgate.runtime.slots import Placement, SlotsByGroup, worker_groups
 
 
@@ -37,6 +42,27 @@ def test_each_subtask_has_one_place(slots: int) -> None:
     for (vertex, index), worker in found:
         assert placement.worker_of(vertex, index) == worker
         assert groups[workers.index(worker)] == made.vertices[vertex].group
+
+
+def spec_of(parallelism: int, options: dict[str, str] | None = None) -> JobSpec:
+    job = hg.Job("slots", parallelism=parallelism, options=options)
+    rows = job.read(generator({"n": sequence()}, rows=10), name="rows")
+    rows.key_by("n").agg(c=hg.count(), name="counts").write(blackhole(), name="out")
+    return runnable(job).spec()
+
+
+def test_an_option_says_how_many_slots_a_worker_has() -> None:
+    one, four = spec_of(8), spec_of(8, {"taskmanager.numberOfTaskSlots": "4"})
+    assert len(worker_groups(one.plan, one)) == 8
+    assert len(worker_groups(four.plan, four)) == 2
+
+
+def test_more_worker_processes_than_cpus_are_pointed_out() -> None:
+    assert crowding(spec_of(2), cpus=2) == ""
+    assert crowding(spec_of(8, {"taskmanager.numberOfTaskSlots": "4"}), cpus=2) == ""
+    assert crowding(spec_of(7), cpus=2).startswith(
+        "7 worker processes share 2 CPUs; with taskmanager.numberOfTaskSlots=4 there are fewer"
+    )
 
 
 def address(number: int, host: str) -> bytes:

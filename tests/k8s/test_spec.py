@@ -229,6 +229,13 @@ def test_no_standby_coordinator_is_fine(resource: dict[str, Any], value: object)
     parsed(resource)
 
 
+def test_the_slots_of_a_worker_are_those_of_its_pod(resource: dict[str, Any]) -> None:
+    resource["spec"]["options"] = {"taskmanager.numberOfTaskSlots": 4}
+    (found,) = mistakes(resource)
+    assert found.startswith("spec.options.taskmanager.numberOfTaskSlots: the slots of a worker")
+    assert "write workers.slots" in found
+
+
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields of a struct and of the structs in it, as a table has them."""
     found: dict[str, Any] = {}
