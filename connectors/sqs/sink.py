@@ -1,12 +1,14 @@
 """A queue of Amazon SQS as a sink, at least once.
 
 A request has up to ten messages, and the service may take only some of them. Those that it did not take are
-sent again, until all are stored.
+sent again, until all are stored. A message of a FIFO queue is sent when those of its group before it are
+stored, since it would stay in front of one that has to be sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +42,8 @@ _BODY_BYTES: Final = 1 << 20
 """The most bytes of a message; a queue may have a lower limit."""
 _WITHIN_MS: Final = 200
 _IN_FLIGHT: Final = 8
-"""The number of requests to a queue without an order that are made at the same time."""
+"""The number of requests that are made at the same time."""
+_GROUP: Final = "MessageGroupId"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class SinkSettings:
     @property
     def apart(self) -> dict[str, str]:
         """The columns that are not a part of the data, by the fields of requests that have them."""
-        columns = {"MessageGroupId": self.group, "MessageDeduplicationId": self.deduplication_id}
+        columns = {_GROUP: self.group, "MessageDeduplicationId": self.deduplication_id}
         return {name: column for name, column in columns.items() if column is not None}
 
 
@@ -110,13 +113,11 @@ class SqsWriter(AwsWriter[dict[str, str]]):
 
     async def call(self, batch: Batch) -> None:
         assert isinstance(batch, ColumnBatch)  # `needs_columns`
-        messages = self._messages_of(batch.data)
-        sizes = [len(each["MessageBody"].encode()) for each in messages]
-        requests = parts_within(messages, sizes, _REQUEST_BYTES, REQUEST_MESSAGES)
-        # The order of a FIFO queue is that in which requests come.
-        together = 1 if self._settings.group else _IN_FLIGHT
-        for start in range(0, len(requests), together):
-            await asyncio.gather(*map(self.store, requests[start : start + together]))
+        for turn in _turns(self._messages_of(batch.data)):
+            sizes = [len(each["MessageBody"].encode()) for each in turn]
+            requests = parts_within(turn, sizes, _REQUEST_BYTES, REQUEST_MESSAGES)
+            for start in range(0, len(requests), _IN_FLIGHT):
+                await asyncio.gather(*map(self.store, requests[start : start + _IN_FLIGHT]))
 
     def _messages_of(self, data: pa.RecordBatch) -> list[dict[str, str]]:
         """Return the records as requests have them."""
@@ -169,6 +170,24 @@ class SqsWriter(AwsWriter[dict[str, str]]):
             f"messages are not stored queue=`{settings.queue}` at=`{settings.service}`: {reason}",
             fix="check that the service can be reached",
         )
+
+
+def _turns(messages: Sequence[dict[str, str]]) -> list[list[dict[str, str]]]:
+    """Divide messages into turns, of which each is stored before the next one is sent.
+
+    A turn has at most one message of a group. Messages without a group have no order, and are one turn.
+    """
+    turns: list[list[dict[str, str]]] = []
+    before: Counter[str] = Counter()
+    for message in messages:
+        group = message.get(_GROUP)
+        turn = 0 if group is None else before[group]
+        if group is not None:
+            before[group] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(message)
+    return turns
 
 
 def sqs_sink(

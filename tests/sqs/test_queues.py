@@ -15,9 +15,11 @@ import pytest
 
 import headgate as hg
 from headgate.connectors import blackhole, from_list, sqs_sink, sqs_source
+from headgate.connectors.sqs.sink import SqsWriter
 from headgate.connectors.sqs.source import SqsSource
 from headgate.errors import JobError, PlanError, SourceError, UsageError
 from headgate.operators.elements import ColumnBatch
+from headgate.operators.sink import SinkWriter
 from headgate.operators.source import Source
 from headgate.runtime.job import runnable
 from headgate.runtime.manifest import load_job
@@ -200,15 +202,34 @@ def test_a_queue_that_does_not_exist_is_named(queues: Queues) -> None:
 
 
 def write(sink: Any, rows: list[dict[str, Any]]) -> None:
+    write_with(sink.writer(), rows)
+
+
+def write_with(writer: SinkWriter, rows: list[dict[str, Any]]) -> None:
     async def run() -> None:
-        writer = sink.writer()
         writer.open(make_context())
         await asyncio.to_thread(writer.prepare)
         writer.write(ColumnBatch(pa.RecordBatch.from_pylist(rows)))
-        await asyncio.to_thread(writer.roll(1))
+        settle = writer.roll(1)
+        assert settle is not None
+        await asyncio.to_thread(settle)
         await asyncio.to_thread(writer.close)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def read_in_order(queues: Queues, url: str) -> list[int]:
+    """Return the ids in the messages of a FIFO queue, which gives those of a group one after the other."""
+    found: list[int] = []
+    while messages := queues.read(url):
+        found += [json.loads(each["Body"])["id"] for each in messages]
+        for each in messages:
+            queues.do(
+                lambda client, each=each: client.delete_message(
+                    QueueUrl=url, ReceiptHandle=each["ReceiptHandle"]
+                )
+            )
+    return found
 
 
 def test_large_messages_are_divided_into_requests(queues: Queues, queue: str) -> None:
@@ -221,6 +242,43 @@ def test_large_messages_are_divided_into_requests(queues: Queues, queue: str) ->
         write(sqs_sink(queue, endpoint=queues.url), [{"text": "x" * 2_000_000}])
 
 
+class Refusing:
+    """A client of a service that refuses the first message of each request once."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._refused: set[str] = set()
+
+    async def send_message_batch(self, QueueUrl: str, Entries: list[Any]) -> Any:
+        first, *rest = Entries
+        if first["MessageBody"] in self._refused:
+            return await self._client.send_message_batch(QueueUrl=QueueUrl, Entries=Entries)
+        self._refused.add(first["MessageBody"])
+        if rest:
+            await self._client.send_message_batch(QueueUrl=QueueUrl, Entries=rest)
+        return {"Failed": [{"Id": first["Id"], "Code": "InternalError", "SenderFault": False}]}
+
+
+class RefusedWriter(SqsWriter):
+    """A writer whose service refuses some messages at first."""
+
+    async def begin(self) -> None:
+        await super().begin()
+        self._client = Refusing(self._client)
+
+
+def test_messages_of_a_group_keep_their_order_when_some_are_refused(queues: Queues) -> None:
+    name = f"queue-{next(_numbers)}.fifo"
+    url = queues.create(name, FifoQueue="true")
+    sink = sqs_sink(name, endpoint=queues.url, group="of", deduplication_id="key")
+    rows = [{"id": n, "of": f"g{n % 3}", "key": f"k{n}"} for n in range(24)]
+    write_with(RefusedWriter(sink.settings), rows)
+    found = read_in_order(queues, url)
+    assert [[n for n in found if n % 3 == group] for group in range(3)] == [
+        list(range(group, 24, 3)) for group in range(3)
+    ]
+
+
 def test_a_fifo_queue_keeps_order_and_drops_repeats(queues: Queues) -> None:
     name = f"queue-{next(_numbers)}.fifo"
     url = queues.create(name, FifoQueue="true")
@@ -228,16 +286,7 @@ def test_a_fifo_queue_keeps_order_and_drops_repeats(queues: Queues) -> None:
     rows = [{"id": n, "of": "one", "key": f"k{n}"} for n in range(25)]
     write(sink, rows)
     write(sink, rows)
-    found = []
-    while messages := queues.read(url):
-        found += [json.loads(each["Body"]) for each in messages]
-        for each in messages:
-            queues.do(
-                lambda client, each=each: client.delete_message(
-                    QueueUrl=url, ReceiptHandle=each["ReceiptHandle"]
-                )
-            )
-    assert found == [{"id": n} for n in range(25)]
+    assert read_in_order(queues, url) == list(range(25))
 
 
 @pytest.mark.parametrize(
