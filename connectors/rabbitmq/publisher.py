@@ -35,7 +35,7 @@ from .client import (
 from .envelope import EnvelopeName, wrap
 
 BOUNDS: Final = CallBounds(rows=2_000, within_ms=200, max_in_flight=1)
-"""All messages of a call are sent before confirmations are waited for. One call at a time keeps order."""
+"""One call at a time keeps order."""
 _PART_NUMBERS: Final = 1 << 20
 """The numbers of messages that are set aside for a part of an epoch; staged epochs depend on it."""
 _FRAME_ROOM: Final = 4096
@@ -173,6 +173,8 @@ class RabbitPublisher(ConnectedPublisher[Connection]):
     ) -> None:
         """Publish messages, and wait for all confirmations.
 
+        What is stored is always the beginning of the messages, also if this fails.
+
         Raises:
             TimeoutError: none comes for some time.
             JobError: the broker does not take one of them.
@@ -187,18 +189,24 @@ class RabbitPublisher(ConnectedPublisher[Connection]):
             await client.declare_publisher(connection.stream, publisher, _PUBLISHER)
             self._declared = publisher
         self._refusal = None
-        self._unconfirmed = set(range(number, number + len(messages)))
         sizes = [_MESSAGE_ROOM + len(message) for message in messages]
         for part in parts_within(messages, sizes, client.frame_max - _FRAME_ROOM):
             made = [schema.Message(n, None, message) for n, message in enumerate(part, number)]
+            self._unconfirmed = set(range(number, number + len(part)))
             number += len(part)
             await client.send_publish_frame(schema.Publish(_PUBLISHER, made))
-        while self._unconfirmed:
+            # Not with the next frame: once messages of that are stored, those of a frame that was refused
+            # are taken for repeats, and confirmed without being stored.
+            await self._wait_for_confirmations()
+
+    async def _wait_for_confirmations(self) -> None:
+        """Wait until the broker has confirmed the messages of a frame; raises as `_publish_all`."""
+        while self._unconfirmed and self._refusal is None:
             self._progress.clear()
             async with asyncio.timeout(ANSWER_S_MAX):
                 await self._progress.wait()
-            if self._refusal is not None:
-                raise self.refused(f"the broker refuses a message with the code {self._refusal}")
+        if self._refusal is not None:
+            raise self.refused(f"the broker refuses a message with the code {self._refusal}")
 
     def unusable(self, error: BaseException) -> JobError:
         return unusable(self._settings.broker, self._stream, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -11,13 +12,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from headgate.connectors import mqtt_sink, nats_source, rabbitmq_source
+from headgate.connectors import mqtt_sink, nats_source, rabbitmq_sink, rabbitmq_source
 from headgate.connectors.aws import AWAY_S, AwsService, Requests
 from headgate.connectors.mqtt.client import Connection
 from headgate.connectors.mqtt.sink import MqttWriter
 from headgate.connectors.nats.model import NatsSplit
 from headgate.connectors.outages import Outage
 from headgate.connectors.rabbitmq.model import StreamSplit
+from headgate.connectors.rabbitmq.publisher import _FRAME_ROOM, _MESSAGE_ROOM, RabbitPublisher
 from headgate.errors import JobError, SourceError
 from headgate.operators.elements import ColumnBatch
 from headgate.testing.connectors import make_context
@@ -199,3 +201,73 @@ def test_a_message_of_mqtt_that_is_refused_before_an_outage_is_not_lost(
 ) -> None:
     with pytest.raises(JobError, match="cannot be published.*not authorized"):
         _published(monkeypatch, *answers)
+
+
+class _Stream:
+    """A stream of RabbitMQ that refuses a frame, and stores later ones.
+
+    Attributes:
+        stored: the messages.
+        last: the greatest number among them.
+    """
+
+    def __init__(self, refused: int) -> None:
+        """Make a stream that refuses the frame with this number, from 0."""
+        self.stored: list[bytes] = []
+        self.last = 0
+        self._frames = itertools.count()
+        self._refused = refused
+
+    async def take(self, frame: Any, publisher: RabbitPublisher) -> None:
+        numbers = [each.publishing_id for each in frame.messages]
+        if next(self._frames) == self._refused:
+            errors = [SimpleNamespace(publishing_id=n, response_code=6) for n in numbers]
+            publisher._refuse(SimpleNamespace(errors=errors))
+            return
+        for message in frame.messages:
+            if message.publishing_id > self.last:  # others are taken for repeats
+                self.stored.append(message.data)
+                self.last = message.publishing_id
+        publisher._confirm(SimpleNamespace(publishing_ids=numbers))
+
+
+class _StreamPublisher(RabbitPublisher):
+    """A publisher to a stream of this process, with frames of two messages."""
+
+    def __init__(self, settings: Any, stream: _Stream) -> None:
+        super().__init__(settings, "s")
+        self._to = stream
+        self._context = make_context()
+
+    @asynccontextmanager
+    async def connected(self, name: str) -> AsyncIterator[Any]:
+        async def declare(*_: Any) -> None:
+            return None
+
+        async def run(work: Coroutine[Any, Any, None]) -> None:
+            await work
+
+        client = SimpleNamespace(
+            frame_max=_FRAME_ROOM + 2 * (_MESSAGE_ROOM + 1),
+            declare_publisher=declare,
+            send_publish_frame=lambda frame: self._to.take(frame, self),
+        )
+        yield SimpleNamespace(client=client, stream="s", until_lost=run)
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_messages_of_rabbitmq_that_were_refused_are_not_lost_when_they_are_repeated(
+    refused: int,
+) -> None:
+    """The broker confirms a message without storing it if it has stored one with a greater number."""
+    settings = rabbitmq_sink("s", url="rabbitmq-stream://127.0.0.1:1").settings
+    stream, messages = _Stream(refused), [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+    async def publish() -> None:
+        await _StreamPublisher(settings, stream).publish_messages(messages, "epoch", 1)
+
+    with pytest.raises(JobError, match="the broker refuses a message with the code 6"):
+        asyncio.run(publish())
+    assert stream.stored == messages[: 2 * refused]
+    asyncio.run(publish())  # as the next attempt does with what a checkpoint has staged
+    assert stream.stored == messages
