@@ -2,7 +2,7 @@
 
 On the next connection of a session the broker gives again what was not acknowledged. Messages that the
 subtask has already are then known by their packet identifiers, which no other message has until they are
-acknowledged.
+acknowledged, and by their content, as a broker may have forgotten what it had sent.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class MqttReader(AcknowledgingReader[Any]):
 
     def _receive(self, message: Any) -> None:
         if message.qos:
-            if message.dup and message.mid in self._waiting:
+            known = self._waiting.get(message.mid)
+            if message.dup and known is not None and _is_same(message, known):
                 return  # the subtask has it, and will acknowledge it
             self._waiting[message.mid] = message
         self._received.append(message)
@@ -202,6 +203,14 @@ class MqttReader(AcknowledgingReader[Any]):
         )
         size = sum(_MESSAGE_BYTES + len(each.payload) for each in messages)
         return Piece(QueueSplit(0), found.batch, found.good, found.bad, size)
+
+
+def _is_same(message: Any, known: Any) -> bool:
+    """Return True if a message with the packet identifier of a known one is that one again.
+
+    A broker that has lost the known one, as its disk had an older state, may use the identifier again.
+    """
+    return (message.topic, message.payload) == (known.topic, known.payload)
 
 
 def _properties_of(message: Any) -> list[dict[str, str]] | None:

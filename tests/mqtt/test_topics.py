@@ -429,3 +429,41 @@ def test_messages_gather_while_small_pieces_wait() -> None:
         assert waiting() == [50, 100]
 
     asyncio.run(scenario())
+
+
+def test_a_message_with_the_identifier_of_a_lost_one_is_not_taken_for_that() -> None:
+    """A broker whose disk had an older state forgets a message, and gives its identifier to another."""
+
+    async def scenario() -> None:
+        source = mqtt_source("a", url="mqtt://127.0.0.1:1", schema=SCHEMA)
+        reader: Any = source.reader()
+        reader.open(make_context(), lambda batch: None)
+        reader._positions = {"consumer-0": QueueSplit(0)}
+        acknowledged: list[int] = []
+        client = SimpleNamespace(ack=lambda packet, quality: acknowledged.append(packet))
+
+        def receive(n: int, *, dup: bool) -> None:
+            data = b'{"id": %d}' % n
+            reader._receive(SimpleNamespace(topic="a", payload=data, qos=1, dup=dup, mid=1))
+            reader._hand_on()
+
+        def taken() -> list[int]:
+            batch = reader.poll()
+            return [] if batch is None else batch.data.column("id").to_pylist()
+
+        def complete(checkpoint_id: int) -> None:
+            reader.on_checkpoint_complete(checkpoint_id)
+            reader._acknowledge_due(SimpleNamespace(client=client))
+
+        receive(1, dup=False)
+        receive(1, dup=True)
+        assert (taken(), taken()) == ([1], [])
+        reader.begin_checkpoint(1)
+        receive(2, dup=True)
+        complete(1)
+        assert (taken(), acknowledged) == ([2], [])
+        reader.begin_checkpoint(2)
+        complete(2)
+        assert acknowledged == [1]
+
+    asyncio.run(scenario())
