@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,14 +42,21 @@ STAND_INS: list[tuple[str, Any]] = [
 ]
 
 
-def check_conserved(manifest: Manifest, world: World, read: Callable[[StateHandle], bytes]) -> None:
-    """Check the records that the sources of a checkpoint have read.
+def check_conserved(
+    manifest: Manifest,
+    world: World,
+    read: Callable[[StateHandle], bytes],
+    visible: Sequence[tuple[int, ...]] | None = None,
+) -> None:
+    """Check the records that the sources of a checkpoint, or savepoint, have read.
 
     Each of them is in its sink, visible before it, or on its way.
 
     For jobs that make one record of one. This is what barriers are for; so a cut that is none shows
-    with the checkpoint, and not only if it happens to be restored.
+    with the checkpoint, and not only if it happens to be restored. `visible` are the records that had
+    become visible before it; None: all that are.
     """
+    visible = world.visible if visible is None else visible
     items = [handle for handle in manifest.handles() if handle.kind == "items"]
     sources = [_items(handle, read) for handle in items if handle.state == "splits"]
     positions = [
@@ -66,14 +73,14 @@ def check_conserved(manifest: Manifest, world: World, read: Callable[[StateHandl
     written = [world.transactions[name] for name in sorted(set(names))]
     records = [record for each in written if each.state != "committed" for record in each.records]
     under_way = sum(handle.rows for handle in manifest.handles() if handle.channel is not None)
-    wanted, found = sum(split.position for split in positions), len(world.visible) + len(records)
+    wanted, found = sum(split.position for split in positions), len(visible) + len(records)
     if wanted != found + under_way:
         world.violated(
-            f"checkpoint {manifest.checkpoint_id} is no cut: {wanted} records read, {len(world.visible)} "
+            f"checkpoint {manifest.checkpoint_id} is no cut: {wanted} records read, {len(visible)} "
             f"visible, {len(records)} to be committed, {under_way} on their way"
         )
         return
-    counts = Counter(record[2] for record in (*world.visible, *records))
+    counts = Counter(record[2] for record in (*visible, *records))
     twice = [number for number, count in counts.items() if count > 1]
     if twice:
         world.violated(f"checkpoint {manifest.checkpoint_id} is no cut: twice in it: {twice[:5]}")

@@ -64,6 +64,9 @@ GENTLE = frozenset({"kill_coordinator", "make_zombie", "ask_checkpoint"})
 SURVIVED = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "refusals"})
 """Kinds after which most workers still have their state."""
 
+SAVED = frozenset({"kill_worker", "break_connection", "ask_checkpoint", "kill_coordinator"})
+"""Kinds between which a savepoint can be taken."""
+
 
 def draw_plan(rng: random.Random) -> Plan:
     """Some of all kinds: a trouble that hides another must be absent sometimes."""
@@ -84,6 +87,15 @@ def survived_plan(rng: random.Random, drawn: Plan) -> Plan:
     """Return a plan of restarts with workers that live; some seeds keep what they had drawn, too."""
     others = drawn.kinds if rng.random() < 0.3 else frozenset[str]()
     return Plan(SURVIVED | others, 0.7, 12.0)
+
+
+def saved_plan(rng: random.Random, drawn: Plan) -> Plan:
+    """Return a plan in which savepoints succeed; some seeds keep what they had drawn, too.
+
+    No file is created late: a savepoint that has failed would come back without its files.
+    """
+    others = drawn.kinds - {"late"} if rng.random() < 0.3 else frozenset[str]()
+    return Plan(SAVED | others, 1.5, 12.0)
 
 
 async def storm(sim: Simulation, plan: Plan) -> None:

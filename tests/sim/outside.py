@@ -89,6 +89,8 @@ class World:
     faults: OutsideFaults = field(default_factory=OutsideFaults)
     completed: set[int] = field(default_factory=set)
     """Ids of checkpoints in the job log."""
+    begun_with: set[int] = field(default_factory=set)
+    """Ids of the savepoints that runs began with."""
     cuts: dict[int, dict[int, tuple[int, Any]]] = field(default_factory=dict)
     """By checkpoint and key, of jobs that clients query: the attempt that took the snapshot, and the value
     in it."""
@@ -178,7 +180,7 @@ class World:
         self.perhaps_fail(self.faults.commit_rate, "no answer to a commit")
 
     def _show(self, name: bytes, permit: CommitPermit) -> None:
-        if permit.checkpoint_id not in self.completed:
+        if permit.checkpoint_id not in self.completed | self.begun_with:
             raise self.violated(f"commit without a completed checkpoint {permit} {name!r}")
         transaction = self.transactions.get(name)
         if transaction is None or transaction.state == "aborted":

@@ -33,7 +33,7 @@ from headgate.runtime.plan import JobSpec
 from headgate.runtime.protocol.job_result import JobOutcome
 from headgate.testing.run import waiting_tasks
 
-from . import clients, nemesis
+from . import clients, nemesis, saving
 from .busy import Busy
 from .clock import SimClock
 from .cluster import SimCluster
@@ -146,6 +146,8 @@ class Simulation:
         self.plan = nemesis.draw_plan(self.rng)
         if self._workload.keeps:
             self.plan = nemesis.survived_plan(self.rng, self.plan)
+        if self._workload.saves:
+            self.plan = nemesis.saved_plan(self.rng, self.plan)
         self.busy = Busy(self.rng)
         self._settings, self._options = draw_job(self.rng, self.plan.overtaking)
         if seed % 5 == 0 or self._workload.keeps:  # not drawn: most seeds mean what they meant
@@ -166,7 +168,7 @@ class Simulation:
         batch_rows = self.rng.choice((1, 8, 40))
         # At once, or for as long as there is trouble: one reader alone would take so long.
         last_s = self.rng.choice((0.1, 3.0, 3.0 if hurry else 12.0))
-        if self._workload.keeps:
+        if self._workload.keeps or self._workload.saves:
             rows, last_s = 504, 12.0
         batches = rows / ((1 + batch_rows) / 2)
         self.world = World(
@@ -183,6 +185,11 @@ class Simulation:
             self.world, self.loop, conserves=self._workload.conserves, keep=keep_diary
         )
         self.storage = self.watch.storage = Storage(self.rng, self.watch.stored)
+        self.saved = saving.Savepoints(
+            self.world, self.storage.roots, conserves=self._workload.conserves
+        )
+        if self._workload.saves:
+            self.watch.saved = self.saved
         self.world.on_effect = self.watch.note
         self.loop.network.latency_s = self.rng.choice((0.0005, 0.01))
         self.cluster = SimCluster(self.loop, self.rng, self.clock, self.storage.open)
@@ -197,6 +204,7 @@ class Simulation:
         self._restarted_by = 0
         """The number of the last coordinator that did not go on with what it found."""
         self._requests: set[asyncio.Task[None]] = set()
+        self._saving: asyncio.Task[None] | None = None
         self._numbers = [random.Random(n).randrange(1 << 61, 1 << 62) for n in range(1_000)]
         """Where coordinators begin to count; not drawn, so that seeds mean what they meant."""
         WORLDS["sim"] = self.world
@@ -264,20 +272,31 @@ class Simulation:
         self.loop.close()
         del WORLDS["sim"]
 
-    def _make_spec(self) -> JobSpec:
-        """Another run of the job."""
+    def _make_spec(self, begins_with: str = "") -> JobSpec:
+        """Another run of the job, which may begin with a savepoint."""
         job = make_job("sim", self._kind, self._settings, self._options)
         if self._in_groups is not None:
             self.watch.seen[f"groups {spread_over_groups(job, self._in_groups)}"] += 1
-        return replace(runnable(job).spec(), slots_per_worker=self._slots)
+        if not begins_with:
+            return replace(runnable(job).spec(), slots_per_worker=self._slots)
+        self.watch.seen["begun with a savepoint"] += 1
+        claim = self.rng.random() < saving.CLAIM_RATE
+        if claim:
+            self.saved.claimed()
+        spec = runnable(job).spec(restore_from=begins_with, claim=claim)
+        return replace(spec, slots_per_worker=self._slots)
 
     async def _main(self) -> None:
         supervising = self.loop.create_task(self._supervise(), name="supervisor")
         storm = self.loop.create_task(nemesis.storm(self, self.plan), name="storm")
         reads = self._workload.queried
         reading = clients.begin(self, reads) if reads is not None else []
+        if self._workload.saves:
+            self._saving = self.loop.create_task(saving.take(self), name="savepoints")
         await asyncio.wait({supervising}, timeout=self.plan.storm_s)
         storm.cancel()
+        if self._saving is not None:
+            self._saving.cancel()
         await asyncio.wait({storm})
         if not storm.cancelled():
             storm.result()
@@ -311,6 +330,7 @@ class Simulation:
         while True:
             leader = Leader(self, len(self.leaders))
             self.leaders.append(leader)
+            self.watch.leader = leader.process.name
             await asyncio.wait({leader.task, leader.deposed}, return_when=asyncio.FIRST_COMPLETED)
             if leader.task.done() and self._is_over(leader):
                 return
@@ -336,7 +356,7 @@ class Simulation:
         stopped_at_end = outcome.status == "SUSPENDED" and self._all_is_visible()
         if outcome.status != "FINISHED" and not stopped_at_end:
             self._settings["parallelism"] = self.rng.randint(1, 3)
-            self.spec = self._make_spec()
+            self.spec = self._make_spec(self.saved.begins_with(outcome.reason))
             return False
         others = (other.task.done() for other in self.leaders if other is not leader)
         self._zombies_at_end = not all(others)
@@ -346,6 +366,7 @@ class Simulation:
         missing = self._workload.missing(self.world)
         if not self.world.violations and missing:
             self.world.violated(f"lost: {missing[:10]} and {max(0, len(missing) - 10)} more")
+        self.saved.check_at_end()
         clean = (
             self.world.bounded and not self._zombies_at_end
         )  # who was stopped keeps a checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,6 @@ def test_everything_has_happened() -> None:
     missing = {act.__name__ for act in ACTS} | {
         "checkpoint with records on their way",
         "checkpoint done",
-        "savepoint done",
         "rescale done",
         "stop done",
         "cancel done",
@@ -70,6 +70,17 @@ def test_everything_has_happened() -> None:
         if not missing:
             return
     assert not missing
+
+
+@pytest.mark.parametrize("kind", [kind for kind, of in MORE_KINDS.items() if of.saves])
+def test_savepoints_are_taken_and_begun_with(kind: str) -> None:
+    """Other kinds ask for a savepoint now and then, mostly when the job is just starting."""
+    seen: Counter[str] = Counter()
+    for seed in range(3):
+        seen.update(simulate(seed, kind=kind).seen)
+    assert seen["savepoint done"] >= 6
+    assert seen["begun with a savepoint"] >= 3
+    assert seen["failure"], "nothing has gone wrong between them"
 
 
 SAME = (2, 3, 7, 11, 23)

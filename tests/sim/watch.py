@@ -16,6 +16,7 @@ from headgate.runtime.protocol.joblog import (
 
 from .invariants import check_conserved
 from .process import current
+from .saving import Savepoints
 
 if TYPE_CHECKING:
     from .loop import SimLoop
@@ -38,6 +39,10 @@ class Watch:
         self.seen: Counter[str] = Counter()
         """The number of events of each kind."""
         self.storage: Storage
+        self.saved: Savepoints | None = None
+        """The savepoints, of jobs whose savepoints are checked."""
+        self.leader = ""
+        """The name of the process of the newest coordinator."""
         self._entries: set[str] = set()
         """Log entries there ever were: one that is written again, or late, says nothing new."""
         self._needed: frozenset[str] = frozenset()
@@ -65,6 +70,10 @@ class Watch:
         self.note(f"{kind} {name}")
         self.seen[f"store {kind}"] += 1
         if root != JOB_ROOT:
+            process = current()
+            leads = process is not None and process.name == self.leader
+            if kind == "create" and self.saved is not None:
+                self.seen["savepoint complete"] += self.saved.published(root, name, leads=leads)
             return
         if kind == "create" and name.startswith("log/0") and name not in self._entries:
             self._entries.add(name)

@@ -41,6 +41,7 @@ class Workload:
         sink: makes the sink of the last stream.
         queried: what clients read while the job runs; None: nothing.
         keeps: there are several workers, and those that live keep their state in memory.
+        saves: clients take savepoints, and runs begin with them.
     """
 
     build: Callable[[hg.Job, str], Any]
@@ -52,6 +53,7 @@ class Workload:
     sink: type[Ledger] = Ledger
     queried: Reads | None = None
     keeps: bool = False
+    saves: bool = False
 
 
 KINDS = {
@@ -90,6 +92,13 @@ MORE_KINDS = {
         timed.missing_windows,
         flushes=True,
         queried=WINDOWS,
+    ),
+    "saved": Workload(counting.count, counting.check_count, conserves=True, saves=True),
+    "saved global": Workload(
+        counting.count, counting.check_count, conserves=True, sink=GlobalLedger, saves=True
+    ),
+    "saved windows": Workload(
+        timed.windows, timed.check_windows, timed.missing_windows, flushes=True, saves=True
     ),
 }
 """Only run by name: what a seed draws from KINDS stays as it is."""
