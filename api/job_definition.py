@@ -10,14 +10,13 @@ from typing import ClassVar, Final
 from ..errors import PlanError, UsageError
 from ..operators.addresses import STORAGE_SCHEMES, check_address
 from ..operators.durations import Duration, parse_duration
-from ..operators.graph import Graph, Node
+from ..operators.graph import PRE_AGGREGATION_OPTION, Graph, Node
 from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import Global
 from ..operators.queries import check_unique
 from ..operators.sink import Guarantee
 from ..operators.source import REJECTED, Record, Source
 from ..operators.whole_numbers import check_whole_number
-from ..operators.windows.pre_aggregate import ENABLED_OPTION
 from ..state.keygroups import check_max_parallelism, default_max_parallelism
 from .node_output import NodeOutput
 from .optimize import optimize
@@ -137,7 +136,7 @@ class JobDefinition:
             PlanError: see `validate`.
         """
         self.validate()
-        on = self.options.get(ENABLED_OPTION, "true").strip().lower() == "true"
+        on = self.options.get(PRE_AGGREGATION_OPTION, "true").strip().lower() == "true"
         return optimize(self.graph, self.parallelism, pre_aggregates=on and not self.as_batch)
 
     def effective_max_parallelism(self) -> int:

@@ -18,7 +18,7 @@ from ..operators.origin import Origin, capture_origin
 from ..operators.partitioning import HashColumns
 from ..operators.patterns.match import Match
 from ..operators.patterns.pattern import Pattern
-from ..operators.per_record.base import MAX_IN_FLIGHT
+from ..operators.per_record.base import MAX_IN_FLIGHT, TIMEOUT
 from ..operators.process.batches import KeyedBatchProcess
 from ..operators.process.deduplicate import first_of_each_key
 from ..operators.process.functions import KeyedProcess
@@ -35,7 +35,7 @@ from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
 from .node_output import NodeOutput
 from .required_name import named
 from .steps.aggregates import add_aggregate, add_reduce, add_window_aggregate, check_windowed
-from .steps.async_calls import TIMEOUT, CallArguments, add_map_async
+from .steps.async_calls import CallArguments, add_map_async
 from .steps.joins import (
     add_as_of_join,
     add_co_group,

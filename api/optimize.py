@@ -19,10 +19,9 @@ from ..operators.expressions.expression_steps import (
 )
 from ..operators.expressions.expressions import Column
 from ..operators.functions.bytecode import used_columns
-from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Input, Node
+from ..operators.graph import PRE_AGGREGATE, Chaining, Graph, Input, Node, PreAggregating
 from ..operators.lazy_modules import pl
 from ..operators.partitioning import Custom, Forward, Global, HashColumns, HashFunction
-from ..operators.windows.factory import WindowFactory
 from .resources import sharing_groups
 
 _PASSING = frozenset({"filter", "event_time", "union"})
@@ -277,8 +276,8 @@ def _pre_aggregate(graph: Graph, node: Node, parallelism: int) -> None:
     In front of an exchange it pays, because fewer rows cross. A single sender shares no work with others,
     so there it pays only if no keys have to be looked up.
     """
-    factory = node.factory
-    if not isinstance(factory, WindowFactory) or not factory.takes_partials:
+    factory: object = node.factory
+    if not isinstance(factory, PreAggregating) or not factory.takes_partials:
         return
     (input_,) = node.inputs
     before = input_.node

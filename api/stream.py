@@ -1,7 +1,7 @@
 """Stream: the records of a step, and the operations on them.
 
 A stream is a value: use it twice and it branches. Methods only add to the job's graph; nothing
-runs.
+runs. Steps that few jobs have are imported by the method that adds them.
 """
 
 from __future__ import annotations
@@ -13,34 +13,21 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 import pyarrow as pa
 
 from ..errors import PlanError
-from ..operators.async_calls.call import Retry
-from ..operators.async_calls.map_async import TIMED_OUT, OnTimeout
 from ..operators.durations import Duration, parse_duration
 from ..operators.expressions.expressions import ExpressionLike
 from ..operators.functions.dead_letters import FAILED, OnErrorLike
 from ..operators.graph import Chaining
-from ..operators.joins.lookup import LookupFunction, LookupHow, LookupService
-from ..operators.joins.static_table import StaticTable
 from ..operators.notebook import html_table
 from ..operators.origin import capture_origin
 from ..operators.partitioning import Broadcast, Global, Rebalance, Rescale, Shuffle
-from ..operators.per_record.base import MAX_IN_FLIGHT
-from ..operators.process.emitter import SideOutput
-from ..operators.process.functions import Process
+from ..operators.per_record.base import MAX_IN_FLIGHT, TIMEOUT
 from ..operators.schema import SchemaLike
 from ..operators.sink import Sink
 from ..operators.source import REJECTED
-from ..operators.watermarks.strategy import WatermarkStrategy
-from ..operators.windows.kinds import Window
-from ..operators.windows.late import LATE, WITH_CONTEXT
-from ..operators.windows.sessions.window import SessionWindow
 from .node_output import NodeOutput
 from .required_name import named
-from .steps.async_calls import TIMEOUT, CallArguments, add_map_async
 from .steps.distribution import distributed_by_function, keyed_by_columns, keyed_by_function
 from .steps.event_time import WatermarkArguments, add_event_time
-from .steps.lookups import LookupArguments, add_lookup
-from .steps.loops import OpenLoop, begin_loop, begin_rounds, end_loop
 from .steps.per_record import (
     BatchSizes,
     add_filter,
@@ -50,11 +37,20 @@ from .steps.per_record import (
     add_sink,
     add_union,
 )
-from .steps.process import add_keyless
 
 if TYPE_CHECKING:
+    from ..operators.async_calls.call import Retry
+    from ..operators.async_calls.map_async import OnTimeout
+    from ..operators.joins.lookup import LookupFunction, LookupHow, LookupService
+    from ..operators.joins.static_table import StaticTable
+    from ..operators.process.emitter import SideOutput
+    from ..operators.process.functions import Process
+    from ..operators.watermarks.strategy import WatermarkStrategy
+    from ..operators.windows.kinds import Window
+    from ..operators.windows.sessions.window import SessionWindow
     from .connected import BroadcastConnected, BroadcastStream, ConnectedStreams
     from .keyed_stream import KeyedStream, WindowedStream
+    from .steps.loops import OpenLoop
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -348,6 +344,8 @@ class Stream(Generic[T]):
             on_error: the handling of a record whose last attempt raised.
             into: make columns of the results.
         """
+        from .steps.async_calls import CallArguments, add_map_async
+
         return Stream(
             add_map_async(
                 self._output,
@@ -446,6 +444,8 @@ class Stream(Generic[T]):
             cache_for: for functions, how long an answer is valid; the default is 1m.
             max_in_flight: for functions, as for `map_async`; so are the arguments after it.
         """
+        from .steps.lookups import LookupArguments, add_lookup
+
         return Stream(
             add_lookup(
                 self._output,
@@ -553,6 +553,8 @@ class Stream(Generic[T]):
             into: columns to make of the results; without it they stay Python objects.
             on_error: the handling of records for which it raises, as for `KeyedStream.process`.
         """
+        from .steps.process import add_keyless
+
         made = add_keyless(self._output, function, name, into, on_error, capture_origin())
         return Stream(made)
 
@@ -601,6 +603,8 @@ class Stream(Generic[T]):
             wait: the loop ends only after it was empty for this long.
             parallelism: of both ends of the loop.
         """
+        from .steps.loops import begin_loop
+
         origin = capture_origin()
         loop = begin_loop(
             self._output, body, name=name, wait=wait, parallelism=parallelism, origin=origin
@@ -630,6 +634,8 @@ class Stream(Generic[T]):
             while_any: there is another round only if this holds for some record of the feedback.
             parallelism: of both ends of the loop.
         """
+        from .steps.loops import begin_rounds
+
         origin = capture_origin()
         loop = begin_rounds(
             self._output,
@@ -708,12 +714,16 @@ class Stream(Generic[T]):
     def side(self, tag: str) -> Stream[Any]: ...
     def side(self, tag: SideOutput[U] | str) -> Stream[Any]:
         """Return a side output of the step that makes this stream: `Function.attribute`, or its name."""
+        from ..operators.process.emitter import SideOutput
+
         tag = tag.name if isinstance(tag, SideOutput) else tag
         return Stream(self._output.side_output(tag, capture_origin()))
 
     @property
     def late(self) -> Stream[Any]:
         """The records that were too late for their window, join or pattern."""
+        from ..operators.windows.late import LATE
+
         return self.side(LATE)
 
     @property
@@ -725,12 +735,16 @@ class Stream(Generic[T]):
         window that it would have been in, null for steps without windows; and `operator`. In a
         stream of Python objects they are `hg.LateRecord`.
         """
+        from ..operators.windows.late import LATE, WITH_CONTEXT
+
         return self.side(LATE + WITH_CONTEXT)
 
     @property
     def timed_out(self) -> Stream[Any]:
         """The records of a `map_async` whose calls timed out; for a pattern, the partial matches
         that did."""
+        from ..operators.async_calls.map_async import TIMED_OUT
+
         return self.side(TIMED_OUT)
 
     @property
@@ -764,6 +778,8 @@ def output_of(stream: Stream[Any]) -> NodeOutput:
 
 def _closed(loop: OpenLoop, body: Callable[[Any], object]) -> Stream[Any]:
     """Call the user's function that adds the steps in a loop, and close the loop with its feedback."""
+    from .steps.loops import end_loop
+
     inside: Stream[Any] = Stream(loop.inside)
     result = body(inside)
     pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)

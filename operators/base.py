@@ -236,6 +236,9 @@ class Operator:
     So a checkpoint does not have to wait until there is room.
     """
 
+    makes_calls: bool = False
+    """True if records wait in it for calls of coroutine functions: while it is full, it waits for these."""
+
     def open(self, context: OperatorContext) -> Awaitable[None] | None:
         """Open the operator; called first, before any state or record. Raising fails the attempt.
 
@@ -264,6 +267,11 @@ class Operator:
         `context.timers` makes this False. See `stores_what_waits`.
         """
         return False
+
+    @property
+    def pending_timers(self) -> int | None:
+        """Return the number of the user's timers that wait; None if none can be set. Any thread may ask."""
+        return None
 
     def settled(self) -> bool:
         """Return False while callbacks of `context.timers` will still emit results of earlier records.

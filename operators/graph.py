@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from .base import OperatorFactory
+from .base import Operator, OperatorFactory
 from .origin import Origin
 from .partitioning import Partitioning
 from .queries import QueryableState
@@ -96,6 +96,27 @@ class Node:
 
 PRE_AGGREGATE: Final = "pre-aggregate"
 """The kind of the steps that aggregate in front of an exchange; the step behind it has the state."""
+PRE_AGGREGATION_OPTION: Final = "headgate.pre-aggregation.enabled"
+"""The option that allows such steps."""
+
+
+@runtime_checkable
+class PreAggregating(Protocol):
+    """The factory of an operator whose records may be aggregated on their way to it."""
+
+    @property
+    def takes_partials(self) -> bool:
+        """True if no result can tell."""
+        ...
+
+    @property
+    def takes_dense_partials(self) -> bool:
+        """True if they may also be aggregated there without looking up their keys."""
+        ...
+
+    def pre_aggregate(self) -> Operator:
+        """Return an operator that sends partial results to that of this factory."""
+        ...
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ...errors import PlanError
 from ...operators.async_calls.call import Retry, RetryRule, checked_retry
@@ -31,14 +31,11 @@ from ...operators.functions.user_code import is_failure
 from ...operators.graph import Chaining, Node
 from ...operators.origin import Origin
 from ...operators.partitioning import HashColumns
-from ...operators.per_record.base import MAX_IN_FLIGHT
+from ...operators.per_record.base import MAX_IN_FLIGHT, TIMEOUT
 from ...operators.rows import RowReader
 from ...operators.schema import SchemaLike, into_schema, record_class
 from ..node_output import NodeOutput
 from .per_record import user_function
-
-TIMEOUT: Final = "2s"
-"""The default timeout of a record, all attempts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import HeadgateError, PlanError
-from ...operators.async_calls.map_async import AsyncMicroBatches
 from ...operators.base import OperatorFactory
 from ...operators.durations import Duration, parse_duration
 from ...operators.expressions.expression_steps import (
@@ -351,6 +350,8 @@ class BatchSizes(msgspec.Struct, frozen=True):
         within_ms = parse_duration(within, "within", str(origin))
         if not asynchronous:
             return partial(MicroBatches, user, self.rows, within_ms)
+        from ...operators.async_calls.map_async import AsyncMicroBatches  # few jobs make calls
+
         room = MAX_BATCHES_IN_FLIGHT if self.max_in_flight is None else self.max_in_flight
         return partial(AsyncMicroBatches, user, schema, self.rows, within_ms, room)
 

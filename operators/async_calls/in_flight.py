@@ -162,6 +162,7 @@ class InFlight(Operator):
     batches."""
 
     stores_what_waits = True
+    makes_calls = True
 
     def __init__(self, settings: CallSettings, state: InFlightState, step: str) -> None:
         self._settings = settings

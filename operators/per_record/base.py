@@ -19,6 +19,8 @@ from ..rows import PER_RECORD_ROWS, RowMismatch, RowReader, to_columns
 
 MAX_IN_FLIGHT: Final = 100
 """The default number of records of one subtask that a coroutine function processes concurrently."""
+TIMEOUT: Final = "2s"
+"""The default timeout of a record of `map_async`, all attempts included."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class ProcessOperator(AtTheEnd):
 
     @property
     def pending_timers(self) -> int | None:
-        """The number of timers that wait; None: the function sets none. Any thread may ask."""
+        """See `Operator`; None: the function sets none."""
         return None if self._timers is None else self._timers.pending
 
     @property

@@ -37,7 +37,6 @@ from .kinds import TimeWindow
 from .panes.grid import split
 from .windowed_aggregate import EMIT_ROWS_MAX
 
-ENABLED_OPTION: Final = "headgate.pre-aggregation.enabled"
 GROUPS_OPTION: Final = "headgate.pre-aggregation.groups-max"
 GROUPS_MAX: Final = 65_536
 PANES_MAX: Final = 16

@@ -24,7 +24,6 @@ from ...operators.elements import (
     Control,
     LoopProbe,
 )
-from ...operators.loops.head import IterationHead
 from ..exchange.gate import InputGate
 from ..exchange.partition import PartitionStats
 from ..protocol.barriers.handler import SnapshotVerdict
@@ -54,6 +53,8 @@ class IterationSubtask(InputSubtask):
         ports: FeedbackPorts,
     ) -> None:
         super().__init__(env, outputs, gate)
+        from ...operators.loops.head import IterationHead  # few jobs have loops
+
         head = self.chain.head.operator
         assert isinstance(head, IterationHead)  # ensured by the plan
         check(len(self.chain.operators) == 1, "the head of a loop is chained", task=env.task_name)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...operators.async_calls.in_flight import InFlight
 from ...operators.drops import DROPPED_COUNTER
 from ...operators.elements import WATERMARK_MAX, WATERMARK_MIN
-from ...operators.process.operator import ProcessOperator
 from ...operators.splits import History
 from ...operators.watermarks.operator import EventTimeOperator
 from ..control.messages import QUIET_FOR_GOOD, Sent, StepTime, SubtaskStatistics
@@ -124,9 +122,7 @@ def _register_operator(
     scope.count(DROPPED_COUNTER, lambda: chained.output.drops.total)
     scope.gauge("input_watermark_timestamp_seconds", lambda: _time(chained.current_watermark))
     scope.gauge("output_watermark_timestamp_seconds", lambda: _time(chained.output.watermark))
-    operator = chained.operator
-    if isinstance(operator, ProcessOperator):
-        scope.gauge("timers_pending", lambda: operator.pending_timers)
+    scope.gauge("timers_pending", lambda: chained.operator.pending_timers)
     node = next(node for node in env.vertex.nodes if node.id == chained.node_id)
     if isinstance(subtask, SourceSubtask) and node.source is not None:
         scope.count("source_records", lambda: chained.output.records_out)
@@ -182,8 +178,7 @@ def statistics_of(subtask: Subtask, samplers: Sequence[KeyGroupSampler]) -> Subt
         timers={
             each.name: pending
             for each in operators
-            if isinstance(each.operator, ProcessOperator)
-            and (pending := each.operator.pending_timers) is not None
+            if (pending := each.operator.pending_timers) is not None
         },
     )
 
@@ -196,7 +191,7 @@ def _quiet_ms(subtask: Subtask) -> int:
 
 def _waits_for(subtask: Subtask) -> WaitsFor:
     head = subtask.chain.head.operator
-    if isinstance(head, InFlight) and head.full():
+    if head.makes_calls and head.full():
         return WaitsFor.CALLS
     if isinstance(subtask, InputSubtask) and subtask.gate.blocks:
         return WaitsFor.BARRIERS

@@ -20,6 +20,7 @@ from headgate.operators.aggregation.aggregates import AggregatePlan
 from headgate.operators.base import Operator
 from headgate.operators.drops import Drops
 from headgate.operators.elements import WATERMARK_MAX, ColumnBatch
+from headgate.operators.graph import PRE_AGGREGATION_OPTION
 from headgate.operators.windows import pre_aggregate
 from headgate.operators.windows.dense_partials import DensePartials
 from headgate.operators.windows.factory import WindowFactory
@@ -514,7 +515,7 @@ def test_channels_and_states_have_the_same_names_without_it() -> None:
 
 
 def test_the_operator_and_the_options_agree() -> None:
-    assert PRE_AGGREGATION.key == pre_aggregate.ENABLED_OPTION
+    assert PRE_AGGREGATION.key == PRE_AGGREGATION_OPTION
     assert PRE_AGGREGATION_GROUPS.key == GROUPS_OPTION
     assert PRE_AGGREGATION_GROUPS.default == pre_aggregate.GROUPS_MAX
     assert PARTIAL_ROWS not in SCHEMA.names
