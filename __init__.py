@@ -12,9 +12,14 @@ Names are loaded when they are first used, so that `import headgate` stays quick
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# NumPy has a thread of OpenBLAS for each core. Without work one spins for 2**26 cycles before it sleeps,
+# also after the import: with this it is 2**20 cycles, less than a millisecond.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 _NAMES = {
     "api.keyed_stream": ("KeyedStream",),

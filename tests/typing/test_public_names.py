@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -110,6 +111,25 @@ print([name for name in sys.modules if name.startswith(ours)])
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["[]", "[]"]
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "20"), ({"OPENBLAS_THREAD_TIMEOUT": "4"}, "4")])
+def test_threads_of_numpy_that_have_no_work_soon_sleep(given: dict[str, str], used: str) -> None:
+    """OpenBLAS reads it when NumPy is imported, and a value of the user's own stays."""
+    script = """
+import sys, headgate, os
+assert "numpy" not in sys.modules
+print(os.environ["OPENBLAS_THREAD_TIMEOUT"])
+"""
+    theirs = {name: os.environ[name] for name in os.environ if not name.startswith("OPENBLAS")}
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**theirs, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == used
 
 
 def test_type_checkers_find_what_python_finds() -> None:
