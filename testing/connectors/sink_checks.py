@@ -586,15 +586,36 @@ async def once_if_the_server_dies(case: SinkCase) -> None:
 
     The call may fail, which restarts the job, or wait for the server.
     """
+    await _server_dies(case, "exactly_once", tuple(_Moment))
+
+
+@CHECKS.check(Feature.AT_LEAST_ONCE, Feature.SERVER)
+async def nothing_is_lost_if_the_server_dies(case: SinkCase) -> None:
+    """At least once: no record is lost when the server is killed while the sink writes or pre-commits."""
+    await _server_dies(case, "at_least_once", (_Moment.WRITE, _Moment.PREPARE))
+
+
+async def _server_dies(
+    case: SinkCase, guarantee: GuaranteeLike, moments: Sequence[_Moment]
+) -> None:
     batches = _batches(case)
-    with _places(case) as places:
-        for moment in _Moment:
+    with _places(case, guarantee) as places:
+        for moment in moments:
             places.reset()
             job = _SinkJob(_bound(places.sink(), batches), batches, None)
             await _dies(case, job, batches, moment)
             await job.run(await job.start(), None)
-            situation = f"the server died {moment.value}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            _expect_all(places, guarantee, batches, f"the server died {moment.value}")
+
+
+def _expect_all(
+    places: _Places, guarantee: GuaranteeLike, batches: Sequence[Batch], situation: str
+) -> None:
+    """Check that all records are visible, and once if the guarantee says that."""
+    if guarantee == "exactly_once":
+        expect_same(places.visible(), _all_of(batches), situation)
+    else:
+        _expect_there(places, batches, situation)
 
 
 async def _dies(case: SinkCase, job: _SinkJob, batches: Sequence[Batch], moment: _Moment) -> None:
@@ -642,9 +663,21 @@ async def once_if_a_connection_breaks(case: SinkCase) -> None:
     What the sink has asked for may not have reached the server, in part, or as a whole, and the server may
     have done it although its answer is lost.
     """
+    await _connection_breaks(case, "exactly_once", tuple(_Moment))
+
+
+@CHECKS.check(Feature.AT_LEAST_ONCE, Feature.CUTS)
+async def nothing_is_lost_if_a_connection_breaks(case: SinkCase) -> None:
+    """At least once: no record is lost when a connection breaks while the sink writes or pre-commits."""
+    await _connection_breaks(case, "at_least_once", (_Moment.WRITE, _Moment.PREPARE))
+
+
+async def _connection_breaks(
+    case: SinkCase, guarantee: GuaranteeLike, moments: Sequence[_Moment]
+) -> None:
     batches = _batches(case)
-    with case.cutting() as proxy, _places(case) as places:
-        for moment in _Moment:
+    with case.cutting() as proxy, _places(case, guarantee) as places:
+        for moment in moments:
             for behind, direction in _CUTS:
                 places.reset()
                 job = _SinkJob(_bound(places.sink(), batches), batches, None)
@@ -655,7 +688,7 @@ async def once_if_a_connection_breaks(case: SinkCase) -> None:
                 await _ends(operator, going, situation)
                 proxy.calm()
                 await job.run(await job.start(), None)
-                expect_same(places.visible(), _all_of(batches), situation)
+                _expect_all(places, guarantee, batches, situation)
         expect(proxy.cuts > 0, "the sink does not connect through the proxy of `cutting`")
 
 

@@ -9,7 +9,7 @@ import pytest
 from headgate.testing.connectors import Check
 from headgate.testing.servers.elasticmq import ElasticMqServer
 from headgate.tests.support.conformance import TIMEOUT, keep, promises
-from headgate.tests.support.sqs_cases import SQS, Queues, SqsSourceOnMoto
+from headgate.tests.support.sqs_cases import SQS, SQS_ON_MOTO, Queues
 
 pytestmark = TIMEOUT
 
@@ -21,6 +21,6 @@ def test_it_keeps_the_promise(
     keep(check, kind(Queues(elasticmq.url), elasticmq))
 
 
-@pytest.mark.parametrize(("kind", "check"), promises({**SQS, "sqs_source": SqsSourceOnMoto}))
+@pytest.mark.parametrize(("kind", "check"), promises(SQS_ON_MOTO))
 def test_it_keeps_the_promise_on_moto(queues: Queues, kind: type[Any], check: Check[Any]) -> None:
     keep(check, kind(queues))

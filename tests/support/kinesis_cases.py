@@ -61,6 +61,13 @@ class Stream:
         ]
         return found
 
+    @contextmanager
+    def cutting(self) -> Iterator[CuttingProxy]:
+        with CuttingProxy(self.kinesis.port) as proxy:
+            self.url = f"http://127.0.0.1:{proxy.port}"
+            yield proxy
+        self.url = self.kinesis.url
+
     def split(self, place: str, shard: str) -> None:
         """Divide a shard in the middle."""
         (ends,) = [each["HashKeyRange"] for each in self.shards(place) if each["ShardId"] == shard]
@@ -95,13 +102,6 @@ class KinesisSourceCase(Rows, Stream, Adjustable, SourceCase):
         {Feature.LIVE, Feature.BAD_RECORDS, Feature.SERVER, Feature.MISTAKES, Feature.CUTS}
     )
 
-    @contextmanager
-    def cutting(self) -> Iterator[CuttingProxy]:
-        with CuttingProxy(self.kinesis.port) as proxy:
-            self.url = f"http://127.0.0.1:{proxy.port}"
-            yield proxy
-        self.url = self.kinesis.url
-
     def put(self, place: str, records: Sequence[Any]) -> None:
         self.add(place, [json.dumps(record).encode() for record in records])
 
@@ -128,7 +128,7 @@ class KinesisSourceCase(Rows, Stream, Adjustable, SourceCase):
 class KinesisSinkCase(Rows, Stream, SinkCase):
     """JSON whose partition keys are random."""
 
-    features = frozenset({Feature.AT_LEAST_ONCE, Feature.SERVER, Feature.MISTAKES})
+    features = frozenset({Feature.AT_LEAST_ONCE, Feature.SERVER, Feature.CUTS, Feature.MISTAKES})
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
         return kinesis_sink(place, endpoint=self.url, guarantee=guarantee)

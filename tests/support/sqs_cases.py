@@ -144,7 +144,12 @@ class SqsSourceCase(Rows, Queue, SourceCase):
 class SqsSinkCase(Rows, Queue, SinkCase):
     """JSON in a queue of its own for each check."""
 
-    features = frozenset({Feature.AT_LEAST_ONCE, Feature.MISTAKES, Feature.CONNECTS})
+    features = frozenset(
+        {
+            *(Feature.AT_LEAST_ONCE, Feature.SERVER, Feature.CUTS),
+            *(Feature.MISTAKES, Feature.CONNECTS),
+        }
+    )
 
     def sink(self, place: str, guarantee: GuaranteeLike) -> Sink:
         return sqs_sink(place, endpoint=self.endpoint, guarantee=guarantee)
@@ -166,4 +171,11 @@ class SqsSourceOnMoto(SqsSourceCase):
     features = SqsSourceCase.features - {Feature.SERVER, Feature.CUTS}
 
 
+class SqsSinkOnMoto(SqsSinkCase):
+    """The same on that server."""
+
+    features = SqsSinkCase.features - {Feature.SERVER, Feature.CUTS}
+
+
 SQS: dict[str, type[Case]] = {"sqs_source": SqsSourceCase, "sqs_sink": SqsSinkCase}
+SQS_ON_MOTO: dict[str, type[Case]] = {"sqs_source": SqsSourceOnMoto, "sqs_sink": SqsSinkOnMoto}

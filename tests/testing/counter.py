@@ -140,7 +140,7 @@ class CounterReader(SourceReader):
 
 
 class CounterSink(Sink):
-    guarantees = frozenset({Guarantee.EXACTLY_ONCE})
+    guarantees = frozenset({Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE})
 
     def __init__(self, port: int, name: str, bug: str, guarantee: GuaranteeLike) -> None:
         self.port, self.name, self.bug = port, name, bug
@@ -172,6 +172,9 @@ class CounterWriter(SinkWriter):
         draft = f"{self.sink.name}-{self.context.attempt}-{checkpoint_id}"
 
         def stage() -> list[bytes]:
+            if self.sink.guarantee is Guarantee.AT_LEAST_ONCE:
+                self.ask("append", self.sink.name, records)
+                return []
             self.ask("stage", draft, records)
             return [json.dumps([draft, records]).encode()]
 
@@ -187,7 +190,7 @@ class CounterWriter(SinkWriter):
 
 
 class _Counted:
-    features = frozenset({Feature.CUTS, Feature.EXACTLY_ONCE})
+    features = frozenset({Feature.CUTS, Feature.EXACTLY_ONCE, Feature.AT_LEAST_ONCE})
 
     def __init__(self, bug: str = "") -> None:
         self.bug = bug

@@ -84,6 +84,8 @@ SINK_BUGS = {
     ],
     "once_if_the_server_dies": ["does not see that the server is away"],
     "once_if_a_connection_breaks": ["sends it again", "takes silence for success"],
+    "nothing_is_lost_if_the_server_dies": ["does not see that the server is away"],
+    "nothing_is_lost_if_a_connection_breaks": ["takes silence for success"],
     "nothing_is_lost": ["writes at the end"],
     "says_what_is_wrong": ["takes any password", "a raw error", "shows the password"],
     "its_connection_can_be_checked": [
