@@ -52,7 +52,7 @@ from .channel_state import InFlightRecords
 from .partitioners import Partitioner
 from .queues import BATCHES, HeldProgress, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
-from .slicing import BatchSizer, Coalescer, cut, rows_within
+from .slicing import BatchSizer, Coalescer, cut, cut_evenly, rows_within
 from .wire import ChannelId
 
 EARLY_PAUSE_S = 0.002
@@ -304,12 +304,9 @@ class ResultPartition:
     def _send(self, index: int, batch: Batch, size_bytes: float, bytes_most: int) -> None:
         stats, channel = self._stats, self._channels[index]
         buffers: Iterable[tuple[Batch, int]]
-        if (
-            isinstance(batch, ObjectBatch)
-            and 0 < bytes_most <= self._sizes_max[index]
-            and len(batch) < 2 * self._settings.object_rows_per_buffer
-        ):
-            buffers = [(batch, int(size_bytes))]  # it fits, so it need not be measured once more
+        if isinstance(batch, ObjectBatch) and 0 < bytes_most <= self._sizes_max[index]:
+            # Each part of it fits, so that nothing needs to be measured once more.
+            buffers = cut_evenly(batch, self._settings.object_rows_per_buffer, size_bytes)
         else:
             buffers = cut(batch, self._settings, self._sizer, self._sizes_max[index])
         for buffer, size in buffers:

@@ -198,11 +198,13 @@ def split(batch: Batch, targets: npt.NDArray[Any], channels: int) -> list[tuple[
 
 def _split_in_two(batch: Batch, is_second: npt.NDArray[np.bool_]) -> list[tuple[int, Batch]]:
     """Split into the records of channel 0 and those of channel 1, which `is_second` names."""
-    second = np.flatnonzero(is_second)
-    if len(second) in (0, len(is_second)):
-        return [(1 if len(second) else 0, batch)]
-    first = np.flatnonzero(~is_second)
-    if isinstance(batch, ObjectBatch) or len(batch) > ONE_TAKE_ROWS_MAX:
+    count = np.count_nonzero(is_second)
+    if count in (0, len(is_second)):
+        return [(1 if count else 0, batch)]
+    if isinstance(batch, ObjectBatch):
+        return [(0, batch.where(~is_second)), (1, batch.where(is_second))]
+    first, second = np.flatnonzero(~is_second), np.flatnonzero(is_second)
+    if len(batch) > ONE_TAKE_ROWS_MAX:
         return [(0, batch.take(first)), (1, batch.take(second))]
     taken = batch.take(np.concatenate((first, second)))
     return [(0, taken.slice(0, len(first))), (1, taken.slice(len(first), len(second)))]

@@ -48,14 +48,22 @@ class BatchSizer:
         return int(len(batch) * (self._row_bytes + times))
 
     def cut_objects(
-        self, batch: ObjectBatch, rows_max: int, bytes_max: int
+        self, batch: ObjectBatch, target: int, bytes_max: int
     ) -> Iterator[tuple[ObjectBatch, int]]:
-        """Yield `batch` in slices of at most `rows_max` records and `bytes_max` bytes, with their sizes.
+        """Yield `batch` in slices of about `target` records and `bytes_max` bytes at most, and their sizes.
 
         A record that is larger than that travels alone.
         """
+        runs = list(self._objects.runs(batch.records, bytes_max // 4))
+        whole = sum(size for _, size in runs)
+        if whole <= bytes_max:
+            yield from cut_evenly(batch, target, whole)
+            return
+        # Runs are not cut: without room for one more a small rest would be left.
+        mean = len(batch) // slices_of(len(batch), target)
+        rows_max = mean + 1 + min(RUN_RECORDS_MAX, target // 16)
         begin = end = size = 0
-        for rows, run_size in self._objects.runs(batch.records, bytes_max // 4):
+        for rows, run_size in runs:
             if end > begin and (size + run_size > bytes_max or end + rows - begin > rows_max):
                 yield batch.slice(begin, end - begin), size
                 begin, size = end, 0
@@ -155,17 +163,36 @@ def rows_within(size_bytes: float, row_bytes: float) -> int:
     return max(1, int(_FILLED * size_bytes / row_bytes))
 
 
+def slices_of(rows: int, target: int) -> int:
+    """Return into how many slices of at least `target` records this number of them is cut, at least one.
+
+    Coalescing stops at the first piece that fills the buffer, so less than twice the target is not cut.
+    """
+    return max(1, rows // target)
+
+
+def cut_evenly(
+    batch: ObjectBatch, target: int, size_bytes: float
+) -> Iterator[tuple[ObjectBatch, int]]:
+    """Yield `batch`, which fits a buffer by its bytes, in slices of one size, with their mean sizes."""
+    rows = len(batch)
+    slices = slices_of(rows, target)
+    if slices == 1:
+        yield batch, int(size_bytes)
+        return
+    for number in range(slices):
+        begin, end = number * rows // slices, (number + 1) * rows // slices
+        yield batch.slice(begin, end - begin), int(size_bytes / slices)
+
+
 def cut(
     batch: Batch, settings: ExchangeSettings, sizer: BatchSizer, size_max_bytes: int
 ) -> Iterator[tuple[Batch, int]]:
     """Yield `batch` in slices that fit a buffer of `size_max_bytes`, each with its size in bytes."""
-    rows = len(batch)
     if isinstance(batch, ObjectBatch):
-        # Coalescing stops at the first piece that fills the buffer, so it may be up to twice as full.
-        limit = settings.object_rows_per_buffer
-        limit = limit if rows >= 2 * limit else rows
-        yield from sizer.cut_objects(batch, limit, size_max_bytes)
+        yield from sizer.cut_objects(batch, settings.object_rows_per_buffer, size_max_bytes)
         return
+    rows = len(batch)
     size, limit = sizer.nbytes(batch), settings.rows_per_buffer_max
     overhead = 0 if size <= size_max_bytes else _overhead(batch)
     bytes_max = size_max_bytes + overhead

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import BadRecordError, UsageError, UserCodeError
-from headgate.operators.elements import ColumnBatch, ObjectBatch
+from headgate.operators.elements import ColumnBatch, ObjectBatch, Positions
 from headgate.operators.partitioning import (
     Broadcast,
     Custom,
@@ -91,6 +91,17 @@ def test_a_split_keeps_order_columns_nulls_and_times(rows, channels):
                     assert part.records == wanted
                 else:
                     assert part.data.to_pydict() == data.take(pa.array(wanted)).to_pydict()
+
+
+@given(st.lists(st.booleans()))
+def test_records_that_a_mask_selects_keep_times_and_positions(chosen):
+    rows, mask = len(chosen), np.array(chosen, np.bool_)
+    numbers = np.arange(rows)
+    batch = ObjectBatch(numbers.tolist(), numbers * 3, Positions("s", "file", range(7, 7 + rows)))
+    kept, expected = batch.where(mask), batch.take(np.flatnonzero(mask))
+    assert kept.records == expected.records
+    assert kept.timestamps.tolist() == expected.timestamps.tolist()
+    assert kept.positions.offsets.tolist() == expected.positions.offsets.tolist()
 
 
 def test_two_key_columns_go_where_the_tuple_goes():

@@ -18,7 +18,7 @@ from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate
 from headgate.runtime.exchange.partition import ResultPartition
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.exchange.slicing import RECORD_BYTES_MIN, BatchSizer, cut
+from headgate.runtime.exchange.slicing import RECORD_BYTES_MIN, BatchSizer, cut, cut_evenly
 from headgate.runtime.protocol.failures import FailureKind
 
 BUFFER = 1 << 20
@@ -87,6 +87,34 @@ def test_no_slice_is_larger_than_a_buffer(kind: str, every: int) -> None:
     # Not more slices than needed, either: two that follow each other do not fit into one buffer.
     for (_, one), (_, other) in pairwise(slices):
         assert one + other > BUFFER // 2
+
+
+@pytest.mark.parametrize("rows", [1, 2047, 2048, 4095, 4096, 4100, 8192, 16_385, 40_000])
+@pytest.mark.parametrize("known", [True, False])
+def test_slices_of_small_records_are_of_one_size(rows: int, known: bool) -> None:
+    """A small rest would cost a frame, and the receiver would copy it behind the next batch."""
+    target = ExchangeSettings().object_rows_per_buffer
+    batch = ObjectBatch(list(range(rows)))
+    size = rows * RECORD_BYTES_MIN
+    slices = list(cut_evenly(batch, target, size) if known else cut_all(batch, 1 << 30))
+    assert [record for piece, _ in slices for record in piece.records] == batch.records
+    counts = [len(piece) for piece, _ in slices]
+    assert max(counts) - min(counts) <= 1
+    assert min(rows, target) <= min(counts)
+    assert max(counts) < 2 * target
+    assert sum(each for _, each in slices) == pytest.approx(size, rel=0.001)
+
+
+@pytest.mark.parametrize("rows", [4_100, 8_192])
+def test_records_that_need_several_buffers_leave_no_small_rest(rows: int) -> None:
+    batch = ObjectBatch([b"x" * 300] * rows)
+    counts = [len(piece) for piece, _ in cut_all(batch, BUFFER)]
+    assert sum(counts) == rows
+    assert min(counts) > ExchangeSettings().object_rows_per_buffer // 2
+
+
+def cut_all(batch: ObjectBatch, bytes_max: int) -> list[tuple[Any, int]]:
+    return list(cut(batch, ExchangeSettings(), BatchSizer(), bytes_max))
 
 
 def test_a_record_larger_than_a_buffer_travels_alone() -> None:
