@@ -47,6 +47,7 @@ from ...state.snapshot import (
 from ..base import Operator, OperatorContext
 from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
+from ..functions.key_function import KeyFunction
 from ..functions.user_code import bad_result, user_error
 from ..keyed_backend import ProcessingClock, lies_in_rocksdb, open_keyed_backend
 from ..origin import Origin
@@ -367,7 +368,7 @@ class ReduceOperator(Operator):
         origin: Origin | None = None,
     ) -> None:
         self._function = function
-        self._key = key if callable(key) else tuple(key)
+        self._key = KeyFunction(key) if callable(key) else tuple(key)
         self._schema, self._row_type = schema, row_type
         self._step, self._origin = step, origin or Origin("")
         shape = OPAQUE_KEYS
@@ -409,7 +410,7 @@ class ReduceOperator(Operator):
 
     def _process_columns(self, batch: ColumnBatch) -> None:
         records = to_rows(batch.data, self._row_type)
-        if callable(self._key):
+        if isinstance(self._key, KeyFunction):
             keys = self._keys_of(records)
         else:
             lists = [to_list(batch.data.column(name)) for name in self._key]
@@ -432,9 +433,9 @@ class ReduceOperator(Operator):
 
     def _keys_of(self, records: list[Any]) -> list[Any]:
         keys: list[Any] = []
-        assert callable(self._key)
+        assert isinstance(self._key, KeyFunction)
         try:
-            keys.extend(map(self._key, records))
+            self._key.extend(keys, records)
         except Exception as error:
             raise user_error(self._step, self._origin, records[len(keys)], error) from error
         return keys

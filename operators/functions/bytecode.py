@@ -1,16 +1,20 @@
-"""Finds the columns that a function reads, in its bytecode, so that only those become Python objects."""
+"""Finds out in the bytecode of a function which columns it reads, so that only those become Python objects,
+and whether it does nothing else."""
 
 from __future__ import annotations
 
 import dis
 import inspect
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
+_CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
+_NO_EFFECT = frozenset({"RESUME", "EXTENDED_ARG", "NOP"})
 _INTROSPECTION = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
@@ -43,6 +47,28 @@ def used_columns(function: Callable[..., Any], parameters: int = 1) -> frozenset
             return None
         names.add(name)
     return frozenset(names)
+
+
+def direct_read(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
+    """Return a function in C that does the same, if all that `function` does is to return an attribute or a
+    constant item of its only parameter: `row.a`, `row["a"]`, `row[0]`. Return None if it is another one.
+    """
+    own = 0
+    if isinstance(function, MethodType):
+        function, own = function.__func__, 1
+    if not isinstance(function, FunctionType) or not _plain_parameters(function.__code__, own + 1):
+        return None
+    code = function.__code__
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _NO_EFFECT]
+    names = [step.opname for step in steps]
+    if len(steps) not in (3, 4) or names[0] not in _LOADS or names[-1] != "RETURN_VALUE":
+        return None
+    if steps[0].argval != code.co_varnames[own]:
+        return None
+    if len(steps) == 3:
+        return attrgetter(steps[1].argval) if names[1] == "LOAD_ATTR" else None
+    is_item = names[2] in _SUBSCRIPTS and steps[2].argrepr in ("", "[]")
+    return itemgetter(steps[1].argval) if names[1] in _CONSTANTS and is_item else None
 
 
 def _plain_parameters(code: CodeType, count: int) -> bool:

@@ -25,6 +25,7 @@ from ...state.snapshot import (
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..functions.dead_letters import FAIL
+from ..functions.key_function import KeyFunction
 from ..functions.user_code import user_error, user_failures
 from ..per_record.base import UserFunction, pieces
 from ..rows import RowReader, to_list, to_rows
@@ -87,6 +88,9 @@ class ProcessOperator(AtTheEnd):
         self._step = step
         self._user = step.user
         self._function: Any = copy.deepcopy(step.function)
+        self._key_functions = {
+            id(given.key): KeyFunction(given.key) for given in step.inputs if callable(given.key)
+        }
         self._writable = False
         self._opened = False
         self._attempts: Attempts | None = None
@@ -210,17 +214,13 @@ class ProcessOperator(AtTheEnd):
             return lists[0] if len(lists) == 1 else list(zip(*lists, strict=True))
         keys: list[Any] = []
         try:
-            keys.extend(map(key, records))
+            self._key_functions[id(key)].extend(keys, records)
         except HeadgateError:
             raise
         except user_failures() as error:
             raise user_error(
                 self._user.step, self._user.origin, records[len(keys)], error
             ) from error
-        if len(keys) < len(records):  # `map` takes a StopIteration for the end of the records
-            raise user_error(
-                self._user.step, self._user.origin, records[len(keys)], StopIteration()
-            )
         self._step.declared.keys.check(keys)
         return keys
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ...errors import BadRecordError, StateError, UsageError, UserCodeError, check
 from ...operators.elements import Batch, ColumnBatch, ObjectBatch
+from ...operators.functions.key_function import KeyFunction
 from ...operators.partitioning import (
     Broadcast,
     Custom,
@@ -269,13 +270,17 @@ class _HashFunction:
         rows: Rows,
         sampler: KeyGroupSampler | None,
     ) -> None:
-        self._function = function
+        self._function = KeyFunction(function)
         self._by_key_group = _ByKeyGroup(channels, max_parallelism, sampler)
         self._rows = rows
 
     def __call__(self, batch: Batch) -> list[tuple[int, Batch]]:
         records = self._rows(batch)
-        keys = _call_each("key function", self._function, records)
+        keys: list[Any] = []
+        try:
+            self._function.extend(keys, records)
+        except Exception as error:
+            raise _failed("key function", records[len(keys)], error) from error
         try:
             hashes = hash_keys(keys)
         except StateError:
@@ -322,12 +327,15 @@ def _call_each(role: str, function: Callable[[Any], Any], records: Sequence[Any]
         for record in records:
             results.append(function(record))
     except Exception as error:
-        record = records[len(results)]
-        raise UserCodeError(
-            f"the {role} failed error=`{error!r}` record=`{record!r:.200}`",
-            detail=traceback.format_exc(),
-        ) from error
+        raise _failed(role, records[len(results)], error) from error
     return results
+
+
+def _failed(role: str, record: Any, error: Exception) -> UserCodeError:
+    return UserCodeError(
+        f"the {role} failed error=`{error!r}` record=`{record!r:.200}`",
+        detail="".join(traceback.format_exception(error)),
+    )
 
 
 @final
