@@ -10,8 +10,11 @@ that showed the cluster's token get to send frames.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -45,6 +48,9 @@ _SIZE = struct.Struct("<I")
 _SIZE_MAX = 2**32 - 1
 BACKLOG_MAX = 0xFFFF
 SEQUENCE_MASK = 0xFFFF_FFFF
+_SAMPLED_RECORDS = 16
+_TEXTS = frozenset({str, bytes})
+_NUMBERS = frozenset({int, float, bool, type(None)})
 TIMESTAMPS_COLUMN = pa.field("__timestamps", pa.int64(), nullable=False)
 
 ChannelId: TypeAlias = int
@@ -275,6 +281,12 @@ class ElementEncoder:
 
     def _pickle(self, batch: ObjectBatch) -> bytes:
         content = (batch.records, batch.timestamps)
+        if self._dumps is pickle.dumps and share_nothing(batch.records):
+            # An object that refers to itself, for instance, cannot be pickled like this.
+            with contextlib.suppress(Exception):
+                pickled = _pickled_without_memo(content)
+                if len(pickled) <= self._payload_bytes_max:
+                    return pickled
         try:
             try:
                 return bytes(self._dumps(content, protocol=5))
@@ -290,6 +302,32 @@ class ElementEncoder:
                 f"error=`{error!r}`",
                 fix="records must be picklable: no open files, locks or sockets in them",
             ) from error
+
+
+def share_nothing(records: Sequence[Any]) -> bool:
+    """Return True if a sample of records are numbers and texts, or tuples of those, and no text is in two.
+
+    Then a pickle needs no memo of the objects in it, which takes half of the time. If the sample misleads,
+    the pickle is larger, no more: a text that is shared is written once for each record.
+    """
+    seen: set[int] = set()
+    for record in records[:: max(1, len(records) // _SAMPLED_RECORDS)]:
+        for value in record if type(record) is tuple else (record,):
+            if type(value) in _TEXTS:
+                if id(value) in seen:
+                    return False
+                seen.add(id(value))
+            elif type(value) not in _NUMBERS:
+                return False
+    return True
+
+
+def _pickled_without_memo(content: Any) -> bytes:
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    pickler.fast = True
+    pickler.dump(content)
+    return file.getvalue()
 
 
 class ElementDecoder:

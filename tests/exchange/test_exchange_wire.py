@@ -2,9 +2,12 @@
 
 import datetime
 import decimal
+import enum
+import pickletools
 import subprocess
 import sys
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +35,7 @@ from headgate.runtime.exchange.wire import (
     ElementEncoder,
     FrameKind,
     frame,
+    share_nothing,
     unpack_header,
 )
 
@@ -166,6 +170,94 @@ def test_objects_of_a_local_class_survive():
     wire = Wire()
     assert wire.send(ObjectBatch([Click("/a")])).records[0].url == "/a"
     assert wire.send(ObjectBatch([Click("/b")])).records[0].url == "/b"
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: str
+
+
+PLAIN = [
+    lambda n: n,
+    lambda n: f"name {n}",
+    lambda n: (n, 1),
+    lambda n: (f"name {n}", n / 3, n % 2 == 0, None, b"bytes %d" % n),
+    lambda n: (),
+]
+NOT_PLAIN = [
+    lambda n: (n, "click"),  # a constant, so that all share it
+    lambda n: [n, 1],
+    lambda n: {"n": n},
+    lambda n: (n, (n, 1)),
+    lambda n: (n, Colour.RED),
+    lambda n: Point(n, "x"),
+    lambda n: (n, np.int64(n)),
+    lambda n: (n, datetime.date(2025, 1, 1)),
+]
+
+
+def opcodes_of(batch):
+    """The names of the pickle's instructions in the last frame of a batch."""
+    *_, (_, payload) = frames_of(ElementEncoder(5).batch(batch, 0))
+    return {opcode.name for opcode, _, _ in pickletools.genops(bytes(payload))}
+
+
+@pytest.mark.parametrize("with_times", [False, True])
+@pytest.mark.parametrize("make", [*PLAIN, *NOT_PLAIN])
+@pytest.mark.parametrize("count", [1, 2, 100, 2048])
+def test_records_that_share_nothing_are_pickled_without_a_memo(make, count, with_times):
+    records = [make(n) for n in range(count)]
+    times = np.arange(count) if with_times else None
+    got = Wire().send(ObjectBatch(records, times))
+    assert got.records == records
+    assert list(map(types_of, got.records)) == list(map(types_of, records))
+    assert (got.timestamps is None) == (times is None)
+    assert times is None or got.timestamps.tolist() == times.tolist()
+    if count > 1 and not with_times:
+        assert ("MEMOIZE" in opcodes_of(ObjectBatch(records))) == (make in NOT_PLAIN)
+
+
+def types_of(value):
+    inner = [types_of(each) for each in value] if isinstance(value, tuple | list) else []
+    return type(value), inner
+
+
+def circle():
+    members = []
+    members.append(members)
+    return members
+
+
+def test_a_sample_that_misleads_loses_nothing():
+    """A list that refers to itself, one that two records share, and a class of the script."""
+    Local = type("Local", (), {})
+    shared, local = [1], Local()
+    odd = [circle(), (shared, shared), Point(1, "x"), Colour.RED, np.int64(3), {"a": {"b": "c"}}]
+    for special in ([each] for each in odd):
+        plain = [(n, 1) for n in range(2000)]
+        records = plain[:1001] + special + plain
+        assert share_nothing(records)
+        got = Wire().send(ObjectBatch(records)).records
+        assert got[:1001] + got[1002:] == plain[:1001] + plain
+        assert type(got[1001]) is type(special[0])
+        assert repr(got[1001]) == repr(special[0])
+    got = Wire().send(ObjectBatch([(1, 2)] * 40 + [local])).records
+    assert type(got[40]).__name__ == "Local"
+
+
+def test_a_record_that_fits_only_with_a_memo_is_sent():
+    """The sample does not see that its two halves are one object."""
+    text = b"x" * 700_000
+    records = [(n, 1) for n in range(40)]
+    records[1] = (text, text)
+    encoder = ElementEncoder(5, payload_bytes_max=1_000_000)
+    assert share_nothing(records)
+    ((_, payload),) = frames_of(encoder.batch(ObjectBatch(records), 0))
+    assert len(payload) < 1_000_000
 
 
 def test_unpicklable_record_is_named():
