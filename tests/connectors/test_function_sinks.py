@@ -241,6 +241,8 @@ class Hanging:
 
 
 def test_closing_cancels_the_calls_and_ends_a_checkpoint_that_waits_for_them() -> None:
+    SAID.clear()
+    BEGAN.clear()
     writer = opened(function_sink(Hanging()))
     writer.write(ObjectBatch([1]))
     pre_commit = writer.roll(1)

@@ -17,7 +17,8 @@ from headgate.tests.support.echo import ARRIVED, PATIENCE_S, ROUNDS, Echo, arriv
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("hops", [1, 3])
 def test_a_record_arrives_though_no_other_comes(parallelism: int, hops: int) -> None:
-    assert ARRIVED.empty()
+    while not ARRIVED.empty():  # a test that failed may have left some
+        ARRIVED.get()
     options = {"execution.buffer-timeout.interval": "1h"}
     job = hg.Job("echo", parallelism=parallelism, options=options)
     stream: Any = job.read(Echo(), name="echo")

@@ -374,14 +374,16 @@ def test_a_savepoint_is_the_beginning_of_another_run(spending_job: Any, tmp_path
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_savepoint_of_a_real_run(tmp_path: Path, parallelism: int) -> None:
+def test_a_savepoint_of_a_real_run(
+    tmp_path: Path, parallelism: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Positions in the real source mean nothing here; all other state is taken over."""
     compat = Path(__file__).parent.parent / "compat"
     described = importlib.util.spec_from_file_location("state_job", compat / "state_job.py")
     assert described is not None
     assert described.loader is not None
     state_job = importlib.util.module_from_spec(described)
-    sys.modules["state_job"] = state_job
+    monkeypatch.setitem(sys.modules, "state_job", state_job)
     described.loader.exec_module(state_job)
     outputs = state_job.Outputs(tmp_path)
     (tmp_path / "input").mkdir()
