@@ -213,13 +213,17 @@ def written(series: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def firing(name: str, series: dict[str, str], fires: bool) -> dict[str, Any]:
-    """A test of promtool. It asks by `ALERTS{...}`, so that labels and texts need not be repeated here."""
-    asked = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
+def asked(name: str, fires: bool, labels: str = "") -> dict[str, Any]:
+    """Ask, behind the hour, by `ALERTS{...}`, so that labels and texts need not be repeated here."""
+    question = f'count(ALERTS{{alertname="{name}",alertstate="firing"{labels}}})'
     samples = [{"value": 1}] if fires else []
-    expected = [{"expr": asked, "eval_time": "60m", "exp_samples": samples}]
+    return {"expr": question, "eval_time": "60m", "exp_samples": samples}
+
+
+def firing(name: str, series: dict[str, str], fires: bool) -> dict[str, Any]:
+    """A test of promtool."""
     title = f"{name} {'fires' if fires else 'is silent'}"
-    return {**written(series), "name": title, "promql_expr_test": expected}
+    return {**written(series), "name": title, "promql_expr_test": [asked(name, fires)]}
 
 
 def check(directory: Path, made: dict[str, Any], tests: list[dict[str, Any]]) -> None:
@@ -243,5 +247,12 @@ def test_a_higher_threshold_silences_its_alert_and_no_other(
     higher = {threshold.name: 1.0 if threshold.is_share else threshold.default * 1e4 + 1e4}
     silenced = {alert.name for alert in ALERTS if f"<{threshold.name}>" in alert.condition}
     assert len(silenced) == 1
-    tests = [firing(name, case.firing, name not in silenced) for name, case in CASES.items()]
-    check(tmp_path, rules(higher), tests)
+    series: dict[str, str] = {}
+    expected = []
+    for name, case in CASES.items():
+        # All live side by side, each in a job of its own; the series of the operator are in none.
+        own = f'job_name="{name}"'
+        of_job = any(J in text for text in case.firing)
+        series |= {text.replace(J, f'namespace="n",{own}'): v for text, v in case.firing.items()}
+        expected.append(asked(name, name not in silenced, f",{own}" * of_job))
+    check(tmp_path, rules(higher), [{**written(series), "promql_expr_test": expected}])
