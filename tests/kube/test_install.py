@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from headgate.tests.kube.charts import CHART, CRDS, headgate_command
-from headgate.tests.kube.stream_jobs import explain
+from headgate.tests.kube.stream_jobs import POLLED, explain
 from headgate.tests.support.commands import ended_with
 from headgate.tests.support.kube.cluster import WAIT_S_MAX, Cluster, CommandError
 
@@ -45,7 +45,7 @@ def release(cluster: Cluster, namespace: str, definitions: str) -> Iterator[str]
 def standing(cluster: Cluster, definitions: str) -> Iterator[str]:
     """The same for all tests that leave it as it is."""
     with cluster.namespace("standing") as namespace:
-        settings = f"watchNamespaces={{{namespace}}},test.timeoutSeconds=900"
+        settings = f"watchNamespaces={{{namespace}}},test.timeoutSeconds=900,{POLLED}"
         install(cluster, namespace, "--set", settings)
         yield namespace
         cluster.helm("uninstall", "streams", "-n", namespace, *WAIT)

@@ -17,24 +17,17 @@ from headgate.tests.support.kube.cluster import Cluster
 Object = dict[str, Any]
 __all__ = ["definitions", "installed"]
 SCAN = """
-import asyncio, json, sys
+import errno, json, os, socket, sys
 
-async def is_open(host, port, limit):
-    async with limit:
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 120)
-        except ConnectionRefusedError:
-            return False
-        writer.close()
-        return True
+def is_open(host, port):
+    with socket.socket() as one:
+        one.settimeout(120)
+        number = one.connect_ex((host, port))
+    if number not in (0, errno.ECONNREFUSED):
+        raise OSError(number, os.strerror(number), f"port {port}")
+    return number == 0
 
-async def main(host):
-    limit = asyncio.Semaphore(200)
-    ports = range(1, 65536)
-    found = await asyncio.gather(*(is_open(host, port, limit) for port in ports))
-    print(json.dumps([port for port, there in zip(ports, found) if there]))
-
-asyncio.run(main(sys.argv[1]))
+print(json.dumps([port for port in range(1, 65536) if is_open(sys.argv[1], port)]))
 """
 """Prints the ports of a host that take connections. A port that does not answer at all is an error."""
 ASK = """

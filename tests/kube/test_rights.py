@@ -19,6 +19,7 @@ from headgate.k8s.objects import CONTENT
 from headgate.k8s.permissions import JOBS, KUBERAY, LEASE, LEASE_CREATION, Permission
 from headgate.tests.k8s.conftest import RESOURCE
 from headgate.tests.kube.charts import CHART
+from headgate.tests.kube.stream_jobs import POLLED
 from headgate.tests.kube.test_install import WAIT, definitions
 from headgate.tests.support.kube.cluster import Cluster, CommandError
 from headgate.tests.support.kube.control_plane import Connection
@@ -122,6 +123,7 @@ def operating(cluster: Cluster, namespace: str, watched: list[str]) -> Iterator[
     """Install the operator for the time of the block."""
     settings = (
         "crds.install=false,rbac.kubeRay=true,image.repository=headgate,jobs.image=stub/job:1"
+        f",{POLLED}"
     )
     watched_json = ("--set-json", f"watchNamespaces={json.dumps(watched)}")
     arguments = ("-n", namespace, "--set", settings, *watched_json, *WAIT)

@@ -16,7 +16,10 @@ from headgate.tests.support.kube.kubelet.spec import port_number
 Object = dict[str, Any]
 SLOWER = 30
 """The machine of a test may be slower than manifests expect: probes get this number of times the time for
-an answer, and containers this number of times the probes for their start."""
+an answer, and containers this number of times the time for their start."""
+LOOK_S = 0.5
+"""While a success is awaited, a probe comes at least this often, whatever its period, so that a container
+is known to be ready as soon as it is. One that is ready is probed as its manifest says."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ async def _until(
 
     For a startup probe, which wants success, False after too many failures.
     """
-    threshold = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
+    failures_max = probe.get("failureThreshold", 3)
+    threshold = probe.get("successThreshold", 1) if wanted else failures_max
+    period = probe.get("periodSeconds", 10)
+    pause = min(period, LOOK_S) if wanted else period
     is_startup = probe is container.get("startupProbe")
     same = failures = 0
     while True:
@@ -81,9 +87,9 @@ async def _until(
         failures = failures + 1 if not answer else 0
         if same >= threshold:
             return True
-        if is_startup and failures >= SLOWER * probe.get("failureThreshold", 3):
+        if is_startup and failures * pause >= SLOWER * failures_max * period:
             return False
-        await asyncio.sleep(probe.get("periodSeconds", 10))
+        await asyncio.sleep(pause)
 
 
 async def hook(
