@@ -191,9 +191,9 @@ class _Table:
         self._put_back(old)
         self.changes.restored()
 
-    def kept(self, points: CommittedPoints[KeptCut]) -> KeptTable[Any]:
+    def kept(self, points: CommittedPoints[KeptCut]) -> KeptState:
         """Take the content out of the table, with the checkpoints to which it can go back."""
-        return KeptTable.of(self._parts, points)
+        return KeptTable.of(self._parts, points, self.changes)
 
     def sweep(self, limit: int, dead_until: int) -> int:
         removed = 0
@@ -515,10 +515,7 @@ class MemoryBackend(KeyedBackend):
         }
 
     def keep(self) -> dict[str, KeptState]:
-        return {
-            name: KeptState(points.checkpoints, self._tables[name].kept(points))
-            for name, points in self._kept.items()
-        }
+        return {name: self._tables[name].kept(points) for name, points in self._kept.items()}
 
     def restore(self, state: RestoredState, now_ms: int) -> None:
         for name, table in self._tables.items():

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from ..queryable import CommittedPoints, held_bytes
+from ..snapshot import KeptState
 from .cuts import Changes, Cut
 
 KEEP_STATE_OPTION: Final = "headgate.recovery.keep-state"
@@ -80,11 +81,17 @@ class KeptTable(msgspec.Struct, Generic[T], frozen=True):
     points: CommittedPoints[KeptCut]
 
     @classmethod
-    def of(cls, parts: list[dict[Any, T]], points: CommittedPoints[KeptCut]) -> KeptTable[T]:
-        """Take the content out of a table: what still refers to it, finds nothing to read or write."""
+    def of(
+        cls, parts: list[dict[Any, T]], points: CommittedPoints[KeptCut], changes: Changes
+    ) -> KeptState:
+        """Take the content out of a table: what still refers to it, finds nothing to read or write.
+
+        If deltas cannot build on what the table has restored, it can go back to no checkpoint: only a
+        table that has read the files knows that.
+        """
         kept = cls(parts[:], points)
         parts.clear()
-        return kept
+        return KeptState(frozenset() if changes.rebase else points.checkpoints, kept)
 
     def old_values(self, checkpoint_id: int) -> list[dict[Any, Any]]:
         """Return for each part the old values of what has changed since the cut of a checkpoint.

@@ -223,8 +223,7 @@ class MemoryTimerTable(TimerTable):
     def keep(self) -> KeptState | None:
         if not self.points:
             return None
-        points = self.points[0]
-        return KeptState(points.checkpoints, KeptTable.of(self._times, points))
+        return KeptTable.of(self._times, self.points[0], self._changes)
 
     def restore(self, state: RestoredState) -> None:
         if (kept := state.kept.get(self.name)) is not None:

@@ -12,6 +12,7 @@ import pytest
 from headgate.operators.keyed_backend import kept_bytes_max
 from headgate.runtime.options.recovery import KEEP_STATE
 from headgate.runtime.options.registry import Options
+from headgate.state.chain import may_continue
 from headgate.state.keyed.committed import CommittedTables
 from headgate.state.keyed.cuts import LOOK_EVERY
 from headgate.state.keyed.keys import keys_of_type
@@ -192,6 +193,24 @@ def test_who_still_has_a_kept_table_reaches_nothing(make_spec: Any) -> None:
         backend.value_table("number").put(8)
     subtask.take_over(kept, 1)
     assert not subtask.tables()["number"].num_rows
+
+
+def test_what_was_stored_in_another_shape_is_read_again(make_spec: Any) -> None:
+    """A delta in the present shape cannot build on it, which the table that read it knows."""
+    pickled = make_spec("name", "value", Any, keys=KEYS)
+    before = MemoryBackend(KEYS, {"name": pickled}, GROUPS, MANY)
+    before.set_key("k1")
+    before.value_table("name").put(b"x")
+    cut = before.snapshot({})["name"]
+    assert isinstance(cut, TableCut)
+    declared = make_spec("name", "value", bytes | None, keys=KEYS)
+    assert may_continue(pickled.info, declared.info)  # the columns are equal
+    state = RestoredState(tables={"name": cut.make(None)}, states={"name": pickled.info})
+    backend = MemoryBackend(KEYS, {"name": declared}, GROUPS, MANY)
+    (points,) = backend.points
+    points.restored(1)
+    backend.restore(state, 0)
+    assert not backend.keep()["name"].checkpoints
 
 
 def test_too_many_old_values_are_not_kept(make_spec: Any) -> None:
