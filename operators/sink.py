@@ -180,7 +180,8 @@ class SinkWriter:
 
         For a sink that `names_committables`. Called in a thread, behind `prepare` and before the commits
         of the restored checkpoint, and not at all by a run that begins without state. This subtask need
-        not be the one that commits them. Raising fails the attempt.
+        not be the one that commits them. If it raises TargetAwayError it is called again, as `commit` is;
+        any other error fails the attempt.
 
         Args:
             names: those of all committables that are perhaps not committed; None: the checkpoint has no
@@ -539,6 +540,8 @@ class SinkOperator(Operator):
         self._kind = kind_of(sink)
         self._ledger = _Ledger(self._kind)
         self._writer: SinkWriter | None = None
+        self._untold: Callable[[], None] | None = None
+        """Tells the writer the names of the restored checkpoint; None: it knows them, or needs none."""
         self._took_records = False
 
     @property
@@ -587,11 +590,14 @@ class SinkOperator(Operator):
         if lists is not None:
             decoded = (msgspec.msgpack.decode(each, type=list[bytes]) for each in lists)
             names = frozenset(name for each in decoded for name in each)
-        return self._restored(names, permit)
-
-    async def _restored(self, names: frozenset[bytes] | None, permit: CommitPermit) -> None:
         writer = self.writer
-        await self.context.run_in_thread(lambda: writer.restored(names))
+        self._untold = lambda: writer.restored(names)
+        return self._tell(self._untold, permit)
+
+    async def _tell(self, untold: Callable[[], None], permit: CommitPermit) -> None:
+        """Tell the writer the names of the restored checkpoint, and commit that."""
+        await self.context.run_in_thread(untold)
+        self._untold = None
         committing = self._commit(permit)
         if committing is not None:
             await committing
@@ -647,9 +653,13 @@ class SinkOperator(Operator):
     def on_checkpoint_complete(self, permit: CommitPermit) -> Awaitable[None] | None:
         """Commit everything up to the permit's checkpoint, in a thread.
 
-        Also called after a commit that failed because the target was away, then for the same checkpoint.
+        Also called after a commit that failed because the target was away, then for the same checkpoint,
+        and if it was away when the restored writer was told the names.
         """
-        committing = self._commit(permit)
+        if self._untold is not None:
+            committing: Awaitable[None] | None = self._tell(self._untold, permit)
+        else:
+            committing = self._commit(permit)
         if committing is not None:
             return self._completed(committing, permit.checkpoint_id)
         self.writer.on_checkpoint_complete(permit.checkpoint_id)

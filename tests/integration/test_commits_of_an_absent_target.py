@@ -173,6 +173,45 @@ class NamedWriter(AwayWriter):
         file.write_text(json.dumps(told))
 
 
+class UntoldWriter(NamedWriter):
+    """The target is away when the writer wants to look at it with the names."""
+
+    def restored(self, names: frozenset[bytes] | None) -> None:
+        if (away := self.target.directory / "away-while-told").exists():
+            away.unlink()
+            raise TargetAwayError("the target does not answer")
+        super().restored(names)
+
+
+class Untold(Named):
+    def writer(self) -> SinkWriter:
+        return UntoldWriter(self.target)
+
+
+def test_a_writer_that_could_not_look_at_the_names_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would go on among leftovers that it never saw."""
+    without_pauses(monkeypatch)
+    target = Target(tmp_path / "target").begin(away=0)
+
+    def named(rows: int) -> hg.Job:
+        made = hg.Job("named", options={"sink.committer.retries": "1"})
+        made.checkpoint(every="1h", storage=str(target.directory / "state"))
+        made.restart(hg.no_restart())
+        made.read(numbers(rows, batch_rows=5), name="numbers").write(Untold(target), name="out")
+        return made
+
+    (target.directory / "down").touch()
+    with pytest.raises(TargetAwayError, match="does not answer"):
+        named(40).run()
+    (target.directory / "down").unlink()
+    (target.directory / "away-while-told").touch()
+    named(40).run()
+    assert target.visible == list(range(40))
+    assert json.loads((target.directory / "told-0").read_text())
+
+
 @pytest.mark.parametrize("parallelism", [2, 3, 1])
 def test_after_a_rescale_every_writer_knows_what_all_had_pre_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
