@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
+
+class CheckpointSettings(msgspec.Struct, frozen=True):
     """The interval and the place of checkpoints."""
 
     every_ms: int | None
@@ -20,16 +20,14 @@ class CheckpointSettings:
     retain: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class FixedDelay:
+class FixedDelay(msgspec.Struct, frozen=True):
     """At most `attempts` restarts, each `delay_ms` after the failure. 0 attempts: never restart."""
 
     attempts: int
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailureRate:
+class FailureRate(msgspec.Struct, frozen=True):
     """Restarts, each `delay_ms` after the failure, while at most `max_failures` fall in `interval_ms`."""
 
     max_failures: int = 1
@@ -37,8 +35,7 @@ class FailureRate:
     delay_ms: int = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class ExponentialDelay:
+class ExponentialDelay(msgspec.Struct, frozen=True):
     """Restarts after pauses that grow from `initial_ms` by `multiplier` up to `max_ms`.
 
     Attributes:

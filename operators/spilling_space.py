@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ..state.aggregates.accumulators import Mask
 from ..state.hashing import Hashes, hash_columns, identity_columns, key_groups_of

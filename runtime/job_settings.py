@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..api.settings import NO_RESTART, CheckpointSettings, ExponentialDelay, RestartSettings
 from ..errors import OptionError

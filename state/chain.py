@@ -20,8 +20,9 @@ With 1 % of the keys changed between checkpoints, drawn at random, and a chain o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
+
+import msgspec
 
 from .snapshot import StateHandle, StateInfo
 
@@ -38,16 +39,14 @@ StateKey: TypeAlias = tuple[str, str]
 """Names of the operator and of its state."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainedFile:
+class ChainedFile(msgspec.Struct, frozen=True):
     """One file of a chain, and the number of the cut that it reaches; 0: no delta can begin behind it."""
 
     handle: StateHandle
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """A base and its deltas, oldest first; empty: nothing is known.
 
     Attributes:
@@ -68,7 +67,7 @@ class Chain:
     def replace(self, change: Callable[[StateHandle], StateHandle]) -> Chain:
         """Return the same chain with the handles that `change` returns for its files."""
         links = tuple(ChainedFile(change(link.handle), link.epoch) for link in self.links)
-        return replace(self, links=links)
+        return msgspec.structs.replace(self, links=links)
 
     @property
     def oldest_epoch(self) -> int:
@@ -78,8 +77,7 @@ class Chain:
         return next((link.epoch for link in self.links if link.epoch), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPlan:
+class ChainPlan(msgspec.Struct, frozen=True):
     """Write what changed since the cut `since` (None: everything), behind the first `keep` files."""
 
     keep: int = 0
@@ -142,7 +140,7 @@ def extend(chain: Chain, planned: ChainPlan, handle: StateHandle | None, epoch: 
     kept = chain.links[: planned.keep]
     plain = planned.keep == len(chain.links)
     if handle is None:
-        links = (*kept[:-1], replace(kept[-1], epoch=epoch))
+        links = (*kept[:-1], msgspec.structs.replace(kept[-1], epoch=epoch))
         return Chain(links, 0 if plain else chain.delta_rows)
     return Chain((*kept, ChainedFile(handle, epoch)), handle.rows if plain else chain.delta_rows)
 
@@ -155,8 +153,7 @@ def restored_chain(handles: Iterable[StateHandle]) -> Chain:
     return Chain(links)
 
 
-@dataclass(slots=True)
-class Written:
+class Written(msgspec.Struct):
     """The files in the store that one checkpoint of a subtask consists of.
 
     Attributes:
@@ -166,8 +163,8 @@ class Written:
     """
 
     base: int = 0
-    chains: dict[StateKey, Chain] = field(default_factory=dict)
-    files: dict[StateKey, dict[str, StateHandle]] = field(default_factory=dict)
+    chains: dict[StateKey, Chain] = msgspec.field(default_factory=dict)
+    files: dict[StateKey, dict[str, StateHandle]] = msgspec.field(default_factory=dict)
 
     def handles(self) -> Iterator[StateHandle]:
         """Yield the handles of all files."""
@@ -185,8 +182,7 @@ class Written:
         }
 
 
-@dataclass(slots=True)
-class _Confirmation:
+class _Confirmation(msgspec.Struct):
     epoch: int
     confirm: Callable[[int], None]
 

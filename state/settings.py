@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+
+import msgspec
 
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class RocksDBSettings:
+class RocksDBSettings(msgspec.Struct, frozen=True):
     """The bounds of the RocksDB backend.
 
     Attributes:
@@ -34,8 +34,7 @@ class RocksDBSettings:
     held_bytes: int = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class RunSettings:
+class RunSettings(msgspec.Struct, frozen=True):
     """The sizes of pieces, and when runs are merged.
 
     Attributes:

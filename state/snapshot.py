@@ -15,7 +15,6 @@ operator goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -35,8 +34,7 @@ list.
 """
 
 
-@dataclass(slots=True)
-class TableCut:
+class TableCut(msgspec.Struct):
     """A consistent cut of one table of keyed state.
 
     Attributes:
@@ -59,8 +57,7 @@ class TableCut:
     confirm: Callable[[int], None] | None = None
 
 
-@dataclass(slots=True)
-class ItemsCut:
+class ItemsCut(msgspec.Struct):
     """Operator state: the items, or a function that makes them once, in a thread."""
 
     items: list[bytes] | Callable[[], list[bytes]]
@@ -88,8 +85,7 @@ class CollectedFiles(msgspec.Struct, frozen=True):
     meta: bytes
 
 
-@dataclass(slots=True)
-class FilesCut:
+class FilesCut(msgspec.Struct):
     """A consistent cut of keyed state that lies in local files.
 
     Attributes:
@@ -106,17 +102,15 @@ class FilesCut:
     release: Callable[[], None]
 
 
-@dataclass(slots=True)
-class StateSnapshot:
+class StateSnapshot(msgspec.Struct):
     """The synchronous part of one operator's snapshot, by state name."""
 
-    tables: dict[str, TableCut] = field(default_factory=dict)
-    items: dict[str, ItemsCut] = field(default_factory=dict)
-    files: dict[str, FilesCut] = field(default_factory=dict)
+    tables: dict[str, TableCut] = msgspec.field(default_factory=dict)
+    items: dict[str, ItemsCut] = msgspec.field(default_factory=dict)
+    files: dict[str, FilesCut] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredFiles:
+class RestoredFiles(msgspec.Struct, frozen=True):
     """The downloaded files of one subtask's `FilesCut`; only those with key groups of the restoring
     subtask.
 
@@ -143,8 +137,7 @@ class KeptState(msgspec.Struct, frozen=True):
     content: Any
 
 
-@dataclass(slots=True)
-class RestoredState:
+class RestoredState(msgspec.Struct):
     """The restored state of one operator subtask: its own key groups, and its own share of the items.
 
     Tables are merged from base and deltas and have one row per key. `states` has the declaration of each
@@ -152,11 +145,11 @@ class RestoredState:
     the others: it is taken over from the subtask of the attempt before, and goes back to `checkpoint_id`.
     """
 
-    tables: dict[str, pa.Table] = field(default_factory=dict)
-    items: dict[str, list[bytes]] = field(default_factory=dict)
-    files: dict[str, list[RestoredFiles]] = field(default_factory=dict)
-    states: dict[str, StateInfo] = field(default_factory=dict)
-    kept: dict[str, KeptState] = field(default_factory=dict)
+    tables: dict[str, pa.Table] = msgspec.field(default_factory=dict)
+    items: dict[str, list[bytes]] = msgspec.field(default_factory=dict)
+    files: dict[str, list[RestoredFiles]] = msgspec.field(default_factory=dict)
+    states: dict[str, StateInfo] = msgspec.field(default_factory=dict)
+    kept: dict[str, KeptState] = msgspec.field(default_factory=dict)
     checkpoint_id: int = 0
 
     @property

@@ -6,9 +6,9 @@ comparison serves every type; `values_in_order` maps them back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,8 +17,7 @@ Index: TypeAlias = npt.NDArray[np.intp]
 Array: TypeAlias = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(msgspec.Struct, frozen=True):
     """One column of a batch. `valid` is False at nulls, where `data` means nothing; None: there are no
     nulls.
     """
@@ -31,8 +30,7 @@ class Values:
         return Values(self.data[rows], None if self.valid is None else self.valid[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedValues(Values):
+class OrderedValues(Values, frozen=True):
     """A column of a batch with the order of its rows.
 
     Attributes:
@@ -49,13 +47,11 @@ class OrderedValues(Values):
         return cls(values.data, values.valid, by, times)
 
 
-@dataclass(frozen=True, slots=True)
-class PartialCounts(Values):
+class PartialCounts(Values, frozen=True):
     """The counts of partial results: each is added as it is, instead of 1 for each row."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartialAverages(Values):
+class PartialAverages(Values, frozen=True):
     """The sums of partial results, with the number of values in each sum."""
 
     counts: PartialCounts

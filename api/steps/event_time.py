@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from ...errors import PlanError
 from ...operators.durations import Duration, parse_duration
@@ -33,8 +34,7 @@ _PASSING: Final = frozenset({"filter", "select", "map", "flat_map", "event_time"
 """The kinds of steps that emit the results of a batch at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatermarkArguments:
+class WatermarkArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `Stream.event_time` that say how watermarks are made; they are explained there."""
 
     max_out_of_order: Duration | None

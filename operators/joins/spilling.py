@@ -21,7 +21,6 @@ that has fired look up those of their keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -365,7 +364,7 @@ class SpillingRows(Generic[R]):
             for table in cut.tables():
                 yield table.select(schema.names).cast(schema)
 
-        return replace(cut, collect=collect, tables=tables, keys=ROW_KEYS), rows
+        return msgspec.structs.replace(cut, collect=collect, tables=tables, keys=ROW_KEYS), rows
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> R:
         """Restore runs, before anything else; return the rows in memory.
@@ -377,7 +376,7 @@ class SpillingRows(Generic[R]):
         runs, panes = [], set[int]()
         for one in restored:
             meta = decoded_meta(one.meta, RowsMeta, META_VERSION, "row")
-            runs.append(replace(one, meta=meta.runs))
+            runs.append(msgspec.structs.replace(one, meta=meta.runs))
             self._next_row = max(self._next_row, meta.next_row)
             panes.update(meta.panes)
         self._table.restore_files(runs)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, final
 
+import msgspec
+
 from ...errors import PlanError
 from ..durations import Duration, format_duration, parse_duration
 from ..functions.checks import check_plain, function_name
@@ -75,8 +77,7 @@ ALIGN_EVERY_MS: Final = 1_000
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WatermarkAlignmentGroup:
+class WatermarkAlignmentGroup(msgspec.Struct, frozen=True):
     """Sources that wait for each other.
 
     Attributes:
@@ -96,8 +97,7 @@ class WatermarkAlignmentGroup:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class WatermarkSettings:
+class WatermarkSettings(msgspec.Struct, frozen=True):
     """The settings of the watermarks of a step.
 
     Attributes:

@@ -13,7 +13,7 @@ snapshot has the number of rows of each cell as one more aggregate, which makes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import Final
 
@@ -514,7 +514,7 @@ class SpillingCounts(SpillingCells[CountTable]):
             for rows in cut.tables():
                 yield self._space.canonical(rows, [_numbers(rows, FIRST_ROW.name)])
 
-        return replace(cut, collect=collect, tables=tables)
+        return msgspec.structs.replace(cut, collect=collect, tables=tables)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
         runs = []
@@ -522,7 +522,7 @@ class SpillingCounts(SpillingCells[CountTable]):
             meta = decoded_meta(one.meta, CountsMeta, META_VERSION, "count window")
             if meta.pane_rows != self.cells.pane_rows:
                 raise self._other_windows()
-            runs.append(replace(one, meta=meta.runs))
+            runs.append(msgspec.structs.replace(one, meta=meta.runs))
         super().restore_files(runs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import msgspec
 
 from ...errors import OptionError
 from ..options.network import (
@@ -21,8 +21,7 @@ FRAME_SIZE_LIMIT_BYTES = 2**32 - 1
 """A frame's header has 32 bits for its length."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeSettings:
+class ExchangeSettings(msgspec.Struct, frozen=True):
     """Sizes and timeouts; the defaults are Flink's where Flink has the setting."""
 
     exclusive_buffers: int = 2
@@ -55,7 +54,7 @@ class ExchangeSettings:
                 fix=f"at most {FRAME_SIZE_LIMIT_BYTES}",
             )
         may_be_zero = ("floating_buffers", "buffer_timeout_ms")
-        for field in fields(self):
+        for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             if value is not None and value < (0 if field.name in may_be_zero else 1):
                 raise OptionError(

@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate.errors import ExchangeError
 from headgate.operators.clock import SystemClock

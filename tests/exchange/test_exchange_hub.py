@@ -4,12 +4,12 @@ import asyncio
 import os
 import random
 import struct
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from headgate.errors import DataError, ExchangeError, UsageError
 from headgate.operators.elements import (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from headgate.errors import DataError
 from headgate.operators.elements import ColumnBatch, ObjectBatch

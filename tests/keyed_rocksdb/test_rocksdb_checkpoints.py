@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from headgate.errors import StateError
 from headgate.state.snapshot import RestoredState

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 import headgate as hg
 from headgate.api.job_definition import WrittenJob, definition_of
@@ -506,7 +507,7 @@ FORMS = EVENT_TIMES | WINDOWS | JOINS | LOOKUPS | PROCESSES | CALLS | PATTERNS |
 def settings(job: WrittenJob) -> list[Any]:
     """Return the settings of time in the graph, without the functions that make generators."""
     return sorted(
-        str(replace(node.watermarks, strategy=replace(node.watermarks.strategy, make=None)))
+        str(structs.replace(node.watermarks, strategy=replace(node.watermarks.strategy, make=None)))
         for node in definition_of(job).graph.nodes
         if node.watermarks is not None
     )

@@ -8,7 +8,6 @@ import random
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headgate.errors import StateError, StorageError
 from headgate.state.keygroups import key_group_range

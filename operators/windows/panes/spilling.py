@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -295,7 +294,7 @@ class SpillingPanes:
                 yield self._space.canonical(rows, edges)
 
         keys = (*self._plan.keys, *(field.name for field in self._plan.added))
-        return replace(cut, collect=collect, tables=tables, keys=keys)
+        return msgspec.structs.replace(cut, collect=collect, tables=tables, keys=keys)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
         """Restore runs, before anything else.
@@ -307,7 +306,7 @@ class SpillingPanes:
         runs = []
         for one in restored:
             meta = decoded_meta(one.meta, PanesMeta, META_VERSION, "pane")
-            runs.append(replace(one, meta=meta.runs))
+            runs.append(msgspec.structs.replace(one, meta=meta.runs))
             self._note(number for number in meta.panes if number > self.expiry.limit)
         self._cells.restore_files(runs)
 

@@ -283,7 +283,7 @@ class SessionAggregate(WindowedAggregate):
         cut = SessionCut(self._in_memory, epoch)
         part = CutPart(cut, cut.edges)
         sessions = table_cut(self._plan, epoch, [part], self.context.max_parallelism)
-        sessions = replace(sessions, keys=self._identity)
+        sessions = msgspec.structs.replace(sessions, keys=self._identity)
         return StateSnapshot(tables={_SESSIONS: sessions, **progress})
 
     @property
@@ -571,7 +571,7 @@ class SpillingSessions(SpillingCells[SessionTable]):
                 edges = [_numbers(rows, field) for field in (_START, _END)]
                 yield self._space.canonical(rows, edges)
 
-        return replace(cut, tables=tables)
+        return msgspec.structs.replace(cut, tables=tables)
 
     def restore_files(self, restored: Sequence[RestoredFiles]) -> None:
         super().restore_files(restored)

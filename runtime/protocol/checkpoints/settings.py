@@ -16,8 +16,9 @@ what it left. Every checkpoint includes all subtasks: finished ones take part un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
+
+import msgspec
 
 from ....errors import OptionError
 from ....operators.elements import CheckpointOptions
@@ -26,8 +27,7 @@ INTERVAL_MS_MIN = 10
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class CheckpointRules:
+class CheckpointRules(msgspec.Struct, frozen=True):
     """When checkpoints are taken, how, and how many may fail.
 
     Attributes:
