@@ -26,7 +26,7 @@ from headgate.testing.servers import versitygw
 from headgate.testing.servers.process import HeldPort
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.tests.support.lab import by_subtask, faults, lab, raising, retained, trouble
-from headgate.tests.tiers import FAST, Tiers, has_none
+from headgate.tests.tiers import Tiers, left_out
 
 __all__ = ["by_subtask", "faults", "lab", "raising", "retained", "trouble"]
 """Fixtures of all folders that are defined in tests/support."""
@@ -45,10 +45,11 @@ settings.load_profile("headgate")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `make test` has no test of: each of its processes would import it for nothing."""
-    if config.getoption("markexpr") != FAST or TESTS not in collection_path.parents:
+    """Leave out what a tier has no test of: each of its processes would import it for nothing."""
+    if TESTS not in collection_path.parents:
         return None
-    return has_none(collection_path.relative_to(TESTS).as_posix()) or None
+    path = collection_path.relative_to(TESTS).as_posix()
+    return left_out(path, config.getoption("markexpr")) or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate.tests.tiers import FAST, FAST_ONE_IN, Tiers, has_none, rule_for
+from headgate.tests.tiers import FAST, FAST_ONE_IN, SLOW, Tiers, left_out, rule_for
 
 ROOT = Path(headgate.__file__).resolve().parent
 TOP_LEVEL = {
@@ -129,8 +129,35 @@ def test_a_tier_deals_one_in_so_many() -> None:
     ],
 )
 def test_make_test_does_not_import_what_it_has_no_test_of(path: str, none: bool) -> None:
-    assert has_none(path) == none
+    assert left_out(path, FAST) == none
     assert f'-m "{FAST}"' in (ROOT / "Makefile").read_text(), "the text that conftest.py looks for"
+
+
+@pytest.mark.parametrize(
+    ("path", "none"),
+    [
+        ("kube/test_x.py", True),
+        ("kube/conftest.py", False),
+        ("protocol/test_valve.py", True),
+        ("protocol/test_alternating_exhaustive.py", False),
+        ("protocol", False),  # files are left out, and folders are not
+        ("spark/test_x.py", False),
+        ("spark/test_spark_forms.py", True),  # all of its folder but this file
+        ("coordinator/test_global_commit.py", False),
+        ("process/test_timers.py", False),  # one of its functions is slow
+    ],
+)
+def test_the_slow_tier_does_not_import_what_is_fast(path: str, none: bool) -> None:
+    assert left_out(path, SLOW) == none
+    assert not left_out(path, "(ray or chaos) and not kube")
+    assert f'-m "{SLOW}"' in (ROOT / "Makefile").read_text(), "the text that conftest.py looks for"
+
+
+def test_only_the_table_says_which_tests_are_slow() -> None:
+    """A test with the mark in its file would be in no tier, if the table does not have the file."""
+    marked = re.compile(r"mark\.rest\b")
+    found = [p for p in (ROOT / "tests").rglob("*.py") if marked.search(p.read_text())]
+    assert [path.name for path in found] == []
 
 
 @pytest.mark.skipif(not os.environ.get("CI"), reason="only CI has to have them all")

@@ -11,6 +11,8 @@ from collections import Counter
 
 FAST = "not rest and not kube"
 """The argument of `-m` that selects what `make test` runs."""
+SLOW = "rest and not (ray or chaos or kube)"
+"""The argument of `-m` that selects the slow tests of `make test-rest`."""
 
 FAST_ONE_IN: dict[str, int] = {
     "aggregates": 2,
@@ -226,6 +228,21 @@ def rule_for(path: str, function: str) -> str | None:
     folders = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     fitting = [name for name in (*folders, f"{path}::{function}") if name in FAST_ONE_IN]
     return fitting[-1] if fitting else None
+
+
+def left_out(path: str, expression: str) -> bool:
+    """Return True if the tier that an argument of `-m` selects has no test of a file or folder."""
+    if expression == FAST:
+        return has_none(path)
+    return expression == SLOW and path.rpartition("/")[2].startswith("test_") and all_fast(path)
+
+
+def all_fast(path: str) -> bool:
+    """Return True if no test of a file is slow, for which the table alone decides, but for Ray's tests."""
+    rule = rule_for(path, "")
+    if rule is not None and FAST_ONE_IN[rule] != 1:
+        return False
+    return not any(name.startswith(f"{path}::") for name in FAST_ONE_IN)
 
 
 def has_none(path: str) -> bool:
