@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from ..resources import GROUP_NAME, GROUP_NAME_MEANING
 from .event_times import EVENT_TIME
@@ -20,11 +22,15 @@ from .fields import (
     duration,
     size,
 )
-from .json_schema import with_definitions
 from .kubernetes_model import KUBERNETES
 from .registry import SinkConnector, SourceConnector
 from .step import NAME, PARALLELISM, PARTITIONINGS, SCHEMA, SLOT_SHARING_GROUP, STREAM
 from .steps import operator_section
+
+Schema: TypeAlias = dict[str, Any]
+
+CHARACTERS_MIN: Final = 240
+"""A shorter part is written out wherever it is needed: a reference would hardly be shorter."""
 
 API_VERSION = "headgate.io/v1alpha1"
 KIND = "StreamJob"
@@ -192,5 +198,78 @@ def json_schema(
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,
-        **with_definitions(manifest_section(sources, sinks).schema()),
+        **_with_definitions(manifest_section(sources, sinks).schema()),
     }
+
+
+def _with_definitions(schema: Schema) -> Schema:
+    """Return an equivalent schema, in which the parts that it has several times are in `$defs`.
+
+    A connector may stand in several places, such as the two sources of a hybrid one, and some fields, such
+    as the credentials of Kafka, belong to several connectors. Written out each time they would make the
+    schema more than twice as long.
+
+    A definition has the name of the field in which its part is first met, with a number if that is taken.
+    The descriptions of fields stand beside the references.
+    """
+    uses: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    definitions: dict[str, Schema] = {}
+
+    def counted(part: Schema, field: str) -> Schema:
+        text = _text(part)
+        uses[text] += 1
+        # The parts of equal parts are written only once, too, so they count once.
+        return _mapped(part, field, counted) if uses[text] == 1 else part
+
+    def written(part: Schema, field: str) -> Schema:
+        text = _text(part)
+        if uses[text] < 2 or len(text) < CHARACTERS_MIN:
+            return _mapped(part, field, written)
+        if text not in names:
+            names[text] = _free(field, definitions)
+            definitions[names[text]] = {}  # the name is taken, also while the parts are written
+            definitions[names[text]] = _mapped(part, field, written)
+        return {"$ref": f"#/$defs/{names[text]}"}
+
+    _mapped(schema, "", counted)
+    made = _mapped(schema, "", written)
+    return {**made, "$defs": dict(sorted(definitions.items()))}
+
+
+def _mapped(schema: Schema, field: str, change: Callable[[Schema, str], Schema]) -> Schema:
+    """Return a schema with its parts changed, each without its description, which stays.
+
+    Args:
+        schema: has the parts.
+        field: the name of the field that it describes.
+        change: gets a part and the name of its field.
+    """
+
+    def changed(part: Schema, name: str) -> Schema:
+        rest = {key: value for key, value in part.items() if key != "description"}
+        kept = {key: value for key, value in part.items() if key == "description"}
+        return {**change(rest, name), **kept}
+
+    made = dict(schema)
+    for key, value in schema.items():
+        if key == "properties":
+            made[key] = {name: changed(part, name) for name, part in value.items()}
+        elif key == "anyOf":
+            made[key] = [changed(part, field) for part in value]
+        elif key in ("additionalProperties", "propertyNames", "items") and isinstance(value, dict):
+            made[key] = changed(value, field)
+    return made
+
+
+def _text(schema: Schema) -> str:
+    return json.dumps(schema, sort_keys=True)
+
+
+def _free(field: str, taken: dict[str, Schema]) -> str:
+    """Return the name of a field, with a number if it is taken."""
+    name, number = field, 1
+    while name in taken:
+        number += 1
+        name = f"{field}{number}"
+    return name

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +14,8 @@ import msgspec
 import typer
 
 from ...errors import HeadgateError, ManifestErrors, UsageError
+from ...operators.clock import SystemClock
 from ...operators.durations import parse_duration
-from .connections import print_connections
 from .console import FAILED, USAGE, print_table, say, texts
 from .jobs import request
 from .load import (
@@ -30,6 +33,9 @@ from .load import (
 )
 
 if TYPE_CHECKING:
+    from ...operators.graph import Node
+    from ...operators.sink import Sink
+    from ...operators.source import Source
     from ..job import Job
     from ..query import QueryClient
 
@@ -38,6 +44,30 @@ Native = Annotated[
     typer.Option(
         "--native",
         help="Keep the files of the state backend: faster, but only this backend reads them.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="KEY",
+        help="The key: its text, or a JSON object with a member for each key column.",
+    ),
+]
+Level = Annotated[
+    str | None,
+    typer.Option(
+        "--level",
+        metavar="LEVEL",
+        help="`live`, or `committed`: as of the newest complete checkpoint. Left out: `live`, and "
+        "`committed` with --follow.",
+    ),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="The keys that begin so; or a JSON array of the first key columns.",
     ),
 ]
 
@@ -190,22 +220,8 @@ def query(
         str | None,
         typer.Argument(metavar="NAME", help="Name of a queryable state. Left out: list them."),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="KEY",
-            help="The key: its text, or a JSON object with a member for each key column.",
-        ),
-    ] = None,
-    level: Annotated[
-        str | None,
-        typer.Option(
-            "--level",
-            metavar="LEVEL",
-            help="`live`, or `committed`: as of the newest complete checkpoint. Left out: `live`, and "
-            "`committed` with --follow.",
-        ),
-    ] = None,
+    key: Key = None,
+    level: Level = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The whole answer, also if the key has no value.")
     ] = False,
@@ -224,14 +240,7 @@ def query(
     stop: Annotated[
         str | None, typer.Option("--to", metavar="KEY", help="The keys before this one.")
     ] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--prefix",
-            metavar="TEXT",
-            help="The keys that begin so; or a JSON array of the first key columns.",
-        ),
-    ] = None,
+    prefix: Prefix = None,
     arrow: Annotated[
         Path | None,
         typer.Option(
@@ -401,8 +410,92 @@ def validate(
         say(f"note: {text}")
     for found in pickled_states(runnable(job).graph):
         say(f"note: state is pickled, since its type is not known. {found}")
-    if connect and not print_connections(job, timeout_ms / 1000):
+    if connect and not _print_connections(job, timeout_ms / 1000):
         raise typer.Exit(FAILED)
+
+
+@dataclass
+class _Answer:
+    """The answer for one source or sink.
+
+    Attributes:
+        found: what was found there; None: nothing was found yet.
+        error: the reason why it cannot be used.
+    """
+
+    found: str | None = None
+    error: HeadgateError | None = None
+
+
+def _print_connections(job: Job, timeout_s: float) -> bool:
+    """Print a line for each source and sink of a job; return True if all can be used.
+
+    All are asked at the same time, in threads. A library may not let its thread end in time, so the threads
+    do not keep the process alive.
+
+    Args:
+        job: has no mistakes.
+        timeout_s: the longest time to wait for all of them.
+    """
+    from ..job import runnable
+
+    inside = runnable(job)
+    asked: list[tuple[str, Node, threading.Thread, _Answer]] = []
+    for node in inside.graph.nodes:
+        for kind, connector in (("source", node.source), ("sink", node.sink)):
+            if connector is not None:
+                answer = _Answer()
+                thread = threading.Thread(
+                    target=_ask, args=(connector, inside.options, answer), daemon=True
+                )
+                thread.start()
+                asked.append((f"{kind} `{node.name}`", node, thread, answer))
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    good = True
+    for name, node, thread, answer in asked:
+        thread.join(max(0.0, deadline - clock.monotonic()))
+        if answer.error is None and answer.found is None:
+            answer.error = HeadgateError(
+                f"there was no answer within {timeout_s:g} s",
+                fix="check the address and the firewalls; --connect-timeout waits longer",
+            )
+        if answer.error is None:
+            typer.echo(
+                f"ok: {name}: {answer.found or 'nothing to connect to'}, at {node.origin.location}"
+            )
+        else:
+            good = False
+            error = answer.error
+            say(f"error: {name}: {_placed(error, node.origin.location)}")
+    return good
+
+
+def _placed(error: HeadgateError, where: str) -> str:
+    """Return the text of an error with the place of the step, unless the error names another place.
+
+    A place may be followed by the text of the line, which may have a password in it.
+    """
+    own = error.where.partition("  ")[0]
+    return str(HeadgateError(error.message, where=own or where, fix=error.fix))
+
+
+def _ask(connector: Source | Sink, options: dict[str, str], answer: _Answer) -> None:
+    """Ask one service; runs in a thread."""
+    from ...operators.connections import check_connection
+
+    try:
+        answer.found = check_connection(connector, options)
+    except HeadgateError as error:
+        answer.error = error
+    except Exception as error:
+        # Its text may have a secret, as the connector did not expect this error.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        answer.error = HeadgateError(
+            f"the check of the connection failed with {type(error).__name__} in "
+            f"{last.filename}:{last.lineno}",
+            fix="this is a mistake in the connector; please report it to its author",
+        )
 
 
 def problems_of(job: Job) -> list[HeadgateError]:

@@ -22,7 +22,7 @@ from headgate.connectors import collect
 from headgate.connectors.spark import process as spark_process
 from headgate.connectors.spark.java import Java
 from headgate.connectors.spark.process import SparkProcess
-from headgate.connectors.spark.result import _run
+from headgate.connectors.spark.source import _run
 from headgate.connectors.spark.task import SparkPlan, Task
 from headgate.errors import SourceError
 from headgate.operators.source import SourceRun

@@ -23,7 +23,7 @@ from headgate.connectors import files_sink, files_source
 from headgate.connectors.bad_records import OnBadRecord
 from headgate.connectors.files.blocks import FileSplit
 from headgate.connectors.prepared.result import ResultFiles, describe_result
-from headgate.connectors.spark.result import SPARK
+from headgate.connectors.spark.source import SPARK
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import SinkOperator
 from headgate.state.snapshot import RestoredState
