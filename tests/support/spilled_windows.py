@@ -298,7 +298,7 @@ def check_against_memory(
 
 def run_files(directory: Path, kind: type[Side]) -> list[Path]:
     """The files of all subtasks."""
-    return [path for name in kind.states for path in directory.rglob(f"attempt*/{name}/*.arrow")]
+    return [path for name in kind.states for path in directory.glob(f"attempt*/{name}/*.arrow")]
 
 
 def check_restored_in_a_thread(
