@@ -107,6 +107,17 @@ def read_mutant(path: Path) -> Mutant:
     return Mutant(path.stem, lines[0].strip(), breaks, changes, kind)
 
 
+def copied_package(folder: Path, copied: Sequence[str] = COPIED) -> Path:
+    """Copy these rooms and folders of the package, and its modules, into a folder; return the copy."""
+    copy = folder / "headgate"
+    hidden = shutil.ignore_patterns("__pycache__", "mutants")
+    for name in copied:
+        shutil.copytree(PACKAGE / name, copy / name, ignore=hidden)
+    for path in PACKAGE.glob("*.py"):
+        shutil.copy(path, copy)
+    return copy
+
+
 def hunt(
     mutant: Mutant,
     folder: Path,
@@ -130,12 +141,7 @@ def hunt(
         PatchError: it cannot be planted.
     """
     texts = mutant.patched(PACKAGE)
-    copy = folder / "headgate"
-    hidden = shutil.ignore_patterns("__pycache__", "mutants")
-    for name in copied:
-        shutil.copytree(PACKAGE / name, copy / name, ignore=hidden)
-    for path in PACKAGE.glob("*.py"):
-        shutil.copy(path, copy)
+    copy = copied_package(folder, copied)
     for name, text in texts.items():
         (copy / name).write_text(text)
     command = [sys.executable, "-m", program, "--hunt", str(seeds_max)]

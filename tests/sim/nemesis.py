@@ -95,7 +95,8 @@ def saved_plan(rng: random.Random, drawn: Plan) -> Plan:
     No file is created late: a savepoint that has failed would come back without its files.
     """
     others = drawn.kinds - {"late"} if rng.random() < 0.3 else frozenset[str]()
-    return Plan(SAVED | others, 1.5, 12.0)
+    slow = frozenset({"latency"}) if rng.random() < 0.5 else frozenset[str]()
+    return Plan(SAVED | others | slow, 1.5, 12.0)
 
 
 async def storm(sim: Simulation, plan: Plan) -> None:

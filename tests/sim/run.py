@@ -15,9 +15,11 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import headgate
 from headgate.errors import (
     FencedError,
     HeadgateError,
@@ -25,6 +27,7 @@ from headgate.errors import (
     JobError,
     StorageError,
 )
+from headgate.operators.functions.user_code import traceback_text
 from headgate.runtime.control.job_client import PublishedEvent
 from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
@@ -55,6 +58,18 @@ BOUNDED_RATE = 0.7
 """The probability that data which may be endless ends by itself."""
 ROUNDS_MAX = 50_000
 """Rounds of the event loop at one moment after which a job runs in circles."""
+
+
+CHECKOUT = Path(headgate.__file__).resolve().parent
+
+
+def _path_in_checkout(path: str) -> str:
+    found = Path(path)
+    return str(found.relative_to(CHECKOUT)) if found.is_relative_to(CHECKOUT) else found.name
+
+
+def _text_of_traceback(error: BaseException) -> str:
+    return traceback_text(error).replace(str(CHECKOUT), "headgate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,10 @@ class Simulation:
             # Not by an option: its name is another one in each run, and so would be the size, and with it
             # the delay, of compressed messages to workers.
             ("tempfile.tempdir", self.folder),
+            # The size of a message may not depend on where the checkout is, either.
+            ("headgate.operators.origin.shown_path", _path_in_checkout),
+            ("headgate.operators.functions.user_code.traceback_text", _text_of_traceback),
+            ("headgate.runtime.protocol.failures.traceback_text", _text_of_traceback),
             *STAND_INS,
             ("secrets.token_hex", lambda count=32: self.rng.randbytes(count).hex()),
             ("secrets.randbits", lambda bits: self._numbers.pop()),

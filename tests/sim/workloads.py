@@ -97,6 +97,9 @@ MORE_KINDS = {
     "saved global": Workload(
         counting.count, counting.check_count, conserves=True, sink=GlobalLedger, saves=True
     ),
+    "saved panes": Workload(
+        timed.panes, timed.check_panes, timed.missing_panes, flushes=True, saves=True
+    ),
     "saved windows": Workload(
         timed.windows, timed.check_windows, timed.missing_windows, flushes=True, saves=True
     ),
