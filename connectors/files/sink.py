@@ -100,6 +100,22 @@ def prefix_of(tag: str, attempt: int | None = None) -> str:
     return f"part-{tag}-" if attempt is None else f"part-{tag}-{attempt:010}-"
 
 
+class FileSizes(msgspec.Struct, frozen=True):
+    """When files end, and which of them are merged.
+
+    Attributes:
+        roll_every_ms: the greatest age of a file that is still written; None: a checkpoint only.
+        roll_bytes: the size at which a file ends.
+        compact_every: the number of checkpoints whose small files are merged; None: none are.
+        compact_bytes: the size from which on files are merged at once, or are not small.
+    """
+
+    roll_every_ms: int | None
+    roll_bytes: int
+    compact_every: int | None
+    compact_bytes: int
+
+
 class FileSink(Sink):
     """Files of one format in one directory."""
 
@@ -111,22 +127,16 @@ class FileSink(Sink):
         path: str,
         format: str,
         guarantee: Guarantee,
-        roll_every_ms: int | None,
-        roll_bytes: int,
+        sizes: FileSizes,
         storage_options: Mapping[str, str],
-        if_exists: IfExists = IfExists.ERROR,
-        compact_every: int | None = None,
-        compact_bytes: int | None = None,
+        if_exists: IfExists,
     ) -> None:
         self.path = path
         self.format = format
         self.guarantee = guarantee
-        self.roll_every_ms = roll_every_ms
-        self.roll_bytes = roll_bytes
+        self.sizes = sizes
         self.storage_options = dict(storage_options)
         self.if_exists = if_exists
-        self.compact_every = compact_every
-        self.compact_bytes = roll_bytes if compact_bytes is None else compact_bytes
         self.location = parse_location(path)
         self.place = str(self.location)
         self.extras = ("s3",) if self.location.scheme == "s3" else ()
@@ -286,7 +296,9 @@ class FileWriter(SinkWriter):
             context.job_name, context.operator_name, context.options, context.run_in_thread
         )
         sink = self._sink
-        self._compaction = Compaction(self._target, sink.compact_every, sink.compact_bytes)
+        self._compaction = Compaction(
+            self._target, sink.sizes.compact_every, sink.sizes.compact_bytes
+        )
 
     def prepare(self) -> None:
         self._target.prepare()
@@ -303,7 +315,7 @@ class FileWriter(SinkWriter):
         if self._file is None:
             self._file = self._begin(batch.data.schema)
         self._file.write(batch.data)
-        if self._file.size_bytes >= self._sink.roll_bytes:
+        if self._file.size_bytes >= self._sink.sizes.roll_bytes:
             self._end_file()
 
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
@@ -336,7 +348,7 @@ class FileWriter(SinkWriter):
             self._compaction.adopt(held)
 
     def shows_output(self) -> bool:
-        return self._sink.compact_every is None or self._last or self._compaction.released
+        return self._sink.sizes.compact_every is None or self._last or self._compaction.released
 
     def finish(self) -> Callable[[], None] | None:
         if self._failure is not None:
@@ -360,9 +372,9 @@ class FileWriter(SinkWriter):
         if self._schema is None:
             self._schema = schema.remove_metadata()
         draft = self._target.begin(self._name(self._after))
-        if self._sink.roll_every_ms is not None:
+        if self._sink.sizes.roll_every_ms is not None:
             self._cancel_timer = self.context.timers.call_later(
-                self._sink.roll_every_ms, self._end_file
+                self._sink.sizes.roll_every_ms, self._end_file
             )
         return _File(draft, self._sink.format, self._schema)
 
@@ -507,19 +519,15 @@ def files_sink(
         raise UsageError(
             "compact_bytes has a meaning only with compact_every", fix="such as compact_every=10"
         )
-    return FileSink(
-        address_of(path),
-        format,
-        promised,
-        None if roll_every is None else parse_duration(roll_every, "roll_every"),
-        roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes"),
-        check_storage_options(storage_options),
-        parse_if_exists(if_exists),
-        compact_every,
-        parse_size(compact_bytes, "compact_bytes")
-        if isinstance(compact_bytes, str)
-        else compact_bytes,
-    )
+    age_ms = None if roll_every is None else parse_duration(roll_every, "roll_every")
+    rolled = roll_bytes if isinstance(roll_bytes, int) else parse_size(roll_bytes, "roll_bytes")
+    options, exists = check_storage_options(storage_options), parse_if_exists(if_exists)
+    if compact_bytes is None:
+        compact_bytes = rolled
+    elif isinstance(compact_bytes, str):
+        compact_bytes = parse_size(compact_bytes, "compact_bytes")
+    sizes = FileSizes(age_ms, rolled, compact_every, compact_bytes)
+    return FileSink(address_of(path), format, promised, sizes, options, exists)
 
 
 @passes_on(FileSinkOptions, files_sink)

@@ -91,6 +91,15 @@ class TextOptions(msgspec.Struct, frozen=True):
     null_values: tuple[str, ...] = ("",)
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """How files are cut into splits, and how these are read; `files_source` explains the fields."""
+
+    on_bad_record: OnBadRecord
+    batch_rows: int
+    split_bytes: int
+    text: TextOptions
+
+
 class FoundFile(msgspec.Struct, frozen=True):
     """A file that was found while the job runs, with all of its parts; one split."""
 
@@ -120,14 +129,10 @@ class FileSource(Source[Record_co]):
         path: str,
         format: str,
         schema: pa.Schema,
-        file_columns: Sequence[str],
-        on_bad_record: OnBadRecord,
-        batch_rows: int,
-        split_bytes: int,
-        text: TextOptions,
-        storage_options: Mapping[str, str],
         row_type: type[Any] | None,
-        discover_every_ms: int | None = None,
+        reading: Reading,
+        storage_options: Mapping[str, str],
+        discover_every_ms: int | None,
     ) -> None:
         if discover_every_ms is not None:
             self.bounded = self.at_rest = False
@@ -136,12 +141,9 @@ class FileSource(Source[Record_co]):
         self.path = path
         self.format = format
         self.schema: pa.Schema = schema
-        self.file_columns = tuple(file_columns)
+        self.file_columns = tuple(schema.names)
         """All columns of the given schema, of which `schema` may be a part."""
-        self.on_bad_record = on_bad_record
-        self.batch_rows = batch_rows
-        self.split_bytes = split_bytes
-        self.text = text
+        self.reading = reading
         self.storage_options = dict(storage_options)
         self.row_type = row_type
 
@@ -248,10 +250,10 @@ class FileSource(Source[Record_co]):
                 "a static table is read once, so further files are not looked for",
                 fix="leave discover_every out",
             )
-        if self.on_bad_record is not OnBadRecord.FAIL:
+        if self.reading.on_bad_record is not OnBadRecord.FAIL:
             raise UsageError(
                 "a static table is read in full or not at all "
-                f"on_bad_record=`{self.on_bad_record.value}`",
+                f"on_bad_record=`{self.reading.on_bad_record.value}`",
                 fix="leave on_bad_record out, and correct the file",
             )
 
@@ -264,17 +266,20 @@ class FileSource(Source[Record_co]):
         """Return a reader of one split; blocks. `options` are the job's."""
         store = self._store({**options, **self.storage_options})
         if self.format == "parquet":
-            return ParquetReader(store, split, self.schema, self.batch_rows)
+            return ParquetReader(store, split, self.schema, self.reading.batch_rows)
         convert: CsvDecoder | JsonDecoder | TextDecoder
         if self.format == "csv":
             convert = CsvDecoder(
-                self.schema, split.header, self.text.delimiter, self.text.null_values
+                self.schema,
+                split.header,
+                self.reading.text.delimiter,
+                self.reading.text.null_values,
             )
         elif self.format == "text":
             convert = TextDecoder(self.schema)
         else:
             convert = JsonDecoder(self.schema)
-        return TextReader(store, split, convert, self.batch_rows)
+        return TextReader(store, split, convert, self.reading.batch_rows)
 
     def _store(self, options: Mapping[str, str]) -> pafs.FileSystem:
         return locations.filesystem(locations.parse_location(self.path).scheme, options)
@@ -297,14 +302,14 @@ class FileSource(Source[Record_co]):
         start, header = 0, []
         if self.format == "csv":
             header = list(self.file_columns)
-            if self.text.header:
+            if self.reading.text.header:
                 start, header = self._read_header(store, file.path)
         version = (file.path, file.size_bytes, file.version)
         if is_compressed(file.path):
             return [FileSplit(*version, position=start, header=header)]
         splits = []
         while start < file.size_bytes:
-            end = line_start(store, file.path, start + self.split_bytes, file.size_bytes)
+            end = line_start(store, file.path, start + self.reading.split_bytes, file.size_bytes)
             splits.append(FileSplit(*version, position=start, end=end, header=header))
             start = end
         return splits
@@ -318,7 +323,7 @@ class FileSource(Source[Record_co]):
                 fix="convert it, such as with: iconv -f UTF-16 -t UTF-8",
             )
         try:
-            names = parse_header(line, self.text.delimiter)
+            names = parse_header(line, self.reading.text.delimiter)
         except Unreadable as error:
             raise UsageError(
                 f"the first line of an input file cannot be read as column names: {error} file=`{path}`",
@@ -354,7 +359,9 @@ class FileReader(SourceReader):
 
     def open(self, context: OperatorContext, reject: Callable[[Batch], None]) -> None:
         super().open(context, reject)
-        self._bad = BadRecordHandler(self._source.on_bad_record, context, reject, "the file")
+        self._bad = BadRecordHandler(
+            self._source.reading.on_bad_record, context, reject, "the file"
+        )
 
     def add_splits(self, splits: Sequence[bytes]) -> None:
         added = [part for split in splits for part in _parts(split)]
@@ -633,19 +640,8 @@ def files_source(
             f"lines make one column of texts columns=`{', '.join(arrow.names)}`",
             fix='schema={"line": "string"}, or another format',
         )
-    return FileSource(
-        path,
-        format,
-        arrow,
-        arrow.names,
-        policy,
-        batch_rows,
-        split_bytes,
-        text,
-        options,
-        record_class(schema),
-        every_ms,
-    )
+    reading = Reading(policy, batch_rows, split_bytes, text)
+    return FileSource(path, format, arrow, record_class(schema), reading, options, every_ms)
 
 
 @overload

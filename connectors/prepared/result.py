@@ -33,7 +33,7 @@ from ...state.sealed import Record, SealedFormat
 from ..bad_records import OnBadRecord
 from ..files import locations
 from ..files.blocks import BlockReader, FileSplit, ParquetReader, storage_error
-from ..files.source import FileSource, TextOptions, parquet_footer
+from ..files.source import FileSource, Reading, TextOptions, parquet_footer
 from ..files.verified import measure_parquet
 
 _RECORD: Final = "result.json"
@@ -158,13 +158,10 @@ class ResultFiles(FileSource):
             path="",
             format="parquet",
             schema=schema,
-            file_columns=schema.names,
-            on_bad_record=on_bad_record,
-            batch_rows=batch_rows,
-            split_bytes=0,
-            text=TextOptions(),
-            storage_options={},
             row_type=row_type,
+            reading=Reading(on_bad_record, batch_rows, split_bytes=0, text=TextOptions()),
+            storage_options={},
+            discover_every_ms=None,
         )
 
     def open_split(self, split: FileSplit, options: Mapping[str, str]) -> BlockReader:
@@ -179,7 +176,7 @@ class ResultFiles(FileSource):
         scheme = "file" if split.path.startswith("/") else "s3"
         store = locations.filesystem(scheme, options)
         try:
-            return ParquetReader(store, split, self.schema, self.batch_rows)
+            return ParquetReader(store, split, self.schema, self.reading.batch_rows)
         except CorruptError as error:
             raise CorruptError(
                 f"the result of {self.kind.of} is damaged: {error.message}",

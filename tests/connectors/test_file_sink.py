@@ -25,10 +25,10 @@ from headgate.connectors import (
 )
 from headgate.connectors.files import s3_drafts
 from headgate.connectors.files.locations import s3_client
-from headgate.connectors.files.sink import FileSink, FileWriter, PartName
+from headgate.connectors.files.sink import FileSink, FileSizes, FileWriter, PartName
 from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
 from headgate.operators.elements import ColumnBatch
-from headgate.operators.sink import DISCARDED_COUNTER, Guarantee, SinkOperator
+from headgate.operators.sink import DISCARDED_COUNTER, Guarantee, IfExists, SinkOperator
 from headgate.state.snapshot import CommitPermit, RestoredState
 from headgate.testing.connectors import (
     CheckMetrics,
@@ -358,7 +358,8 @@ def test_the_loop_goes_on_while_a_sink_waits_for_its_storage(tmp_path: Path) -> 
             return Slow(self)
 
     async def run(guarantee: Guarantee, **given: Any) -> None:
-        sink = SlowSink(str(tmp_path), "csv", guarantee, None, 1 << 20, {})
+        sizes = FileSizes(None, 1 << 20, None, 1 << 20)
+        sink = SlowSink(str(tmp_path), "csv", guarantee, sizes, {}, IfExists.ERROR)
         operator = SinkOperator(sink)
         for waiting in (
             operator.open(make_context(**given)),
