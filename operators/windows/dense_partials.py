@@ -84,7 +84,7 @@ class DensePartials:
 
     def columns(self) -> list[pa.Array]:
         """Return the keys and their partial results."""
-        found = np.flatnonzero(self._counts[: self._slots])
+        found = np.flatnonzero(self._counts[: self._slots] > 0)
         keys = pa.array(found + self._first).cast(self._type)
         state = [] if self._state is None else self._state.columns(found)
         return [keys, pa.array(self._counts[found]), *state]

@@ -32,6 +32,8 @@ DEAD_MIN: Final = 16_384
 MAP_BYTES_MAX: Final = 1 << 27
 """The most memory of the maps from keys to cells, for all panes; evicted maps are rebuilt on use.
 """
+SPARE_BYTES_MAX: Final = 1 << 24
+"""The most memory of empty maps that are kept for later panes."""
 NO_PANE: Final = -(2**63)
 _FIRST_BLOCK: Final = 2_048
 
@@ -132,6 +134,7 @@ class PaneTable:
         self._panes: dict[int, Pane] = {}
         self._numbers: list[int] = []  # ascending
         self._maps: OrderedDict[int, SlotArray] = OrderedDict()  # cell by key, -1: none
+        self._spare_maps: list[SlotArray] = []  # without a cell
         self._columns: list[pa.Array] | None = None
 
     # --- panes ---------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class PaneTable:
     def nbytes(self) -> int:
         """Return the memory in use, bytes."""
         cells = self.cell_keys.nbytes + self.cell_panes.nbytes
-        maps = sum(known.nbytes for known in self._maps.values())
+        maps = sum(known.nbytes for known in (*self._maps.values(), *self._spare_maps))
         return self.state.nbytes + self.keys.nbytes + self.keys.key_bytes + cells + maps
 
     @property
@@ -273,8 +276,9 @@ class PaneTable:
         if known is None:
             room = MAP_BYTES_MAX // (8 * max(1, self.key_count))
             while len(self._maps) > room:
-                self._maps.popitem(last=False)
-            known = self._maps[pane.number] = SlotArray(np.intp, -1)
+                self._release_map(next(iter(self._maps)))
+            known = self._spare_maps.pop() if self._spare_maps else SlotArray(np.intp, -1)
+            self._maps[pane.number] = known
             known.reserve(self.key_count)
             if pane.number in self._panes and pane._parts:
                 keys, cells = pane.members()
@@ -283,6 +287,18 @@ class PaneTable:
             self._maps.move_to_end(pane.number)
             known.reserve(self.key_count)
         return known
+
+    def _release_map(self, number: int) -> None:
+        """Release the map of a pane, whose cells are still known.
+
+        Some are kept for later panes: it costs as much to clear a map as the pane has keys, where a new one
+        costs as much as there are keys in all panes.
+        """
+        known = self._maps.pop(number)
+        if (len(self._spare_maps) + 1) * known.nbytes <= SPARE_BYTES_MAX:
+            keys, _ = self._panes[number].members()
+            known.data[keys] = -1
+            self._spare_maps.append(known)
 
     # --- expired panes ----------------------------------------------------------------------------
 
@@ -293,8 +309,9 @@ class PaneTable:
         self.expired = kept - 1
         upto = bisect_left(self._numbers, kept)
         for number in self._numbers[:upto]:
+            if number in self._maps:
+                self._release_map(number)
             self._dead += len(self._panes.pop(number).members()[0])
-            self._maps.pop(number, None)
         del self._numbers[:upto]
         if upto and self._dead >= max(DEAD_MIN, self._cells - self._dead):
             self._compact()
@@ -302,7 +319,7 @@ class PaneTable:
     def sealed(self, upto: int) -> None:
         """Release the maps of panes up to this number, for which few rows are still expected."""
         for number in [number for number in self._maps if number <= upto]:
-            del self._maps[number]
+            self._release_map(number)
 
     def _compact(self) -> None:
         """Move the remaining cells to new arrays; each keeps the epoch of its change."""
@@ -312,7 +329,11 @@ class PaneTable:
         state, epochs = state_table(self._plan, self.state, cells), self.state.epochs_of(cells)
         index, key_ranks = self._alive_keys(of_keys)
         cell_ranks = _ranks(cells, self._cells)
+        for number in list(self._maps):
+            self._release_map(number)
+        spare_maps = self._spare_maps
         self._renew()
+        self._spare_maps = spare_maps
         if not cells.size:
             self._moved(cells)
             return

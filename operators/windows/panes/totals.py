@@ -186,7 +186,7 @@ class RunningTotals:
 
     def results(self) -> Totalled:
         """Return the aggregates of the keys that have records in the run."""
-        keys = np.flatnonzero(self._present.data[: self._size])
+        keys = np.flatnonzero(self._present.data[: self._size] > 0)
         which = slice(0, self._size) if len(keys) == self._size else keys
         columns: list[pa.Array] = []
         at = 0
@@ -307,7 +307,7 @@ class TwoStacks:
             keys, cells = pane.members()
             entries = copied(self._plan, self._state, cells, self._held)
             after = self._heads.data.take(keys)
-            more = np.flatnonzero(after)
+            more = np.flatnonzero(after > 0)
             if more.size:
                 self._held.merge(entries[more], after[more] - 1)
             self._next.reserve(self._held.size)
@@ -320,7 +320,7 @@ class TwoStacks:
         keys, cells = pane.members()
         entries = copied(self._plan, self._state, cells, self._held)
         tails = self._tails.data.take(keys)
-        more = np.flatnonzero(tails)
+        more = np.flatnonzero(tails > 0)
         if more.size:
             self._held.merge(tails[more] - 1, entries[more])
         if more.size < len(keys):
