@@ -76,13 +76,14 @@ def make_batch() -> Callable[..., ColumnBatch]:
     return make
 
 
-@pytest.fixture(autouse=True, scope="module", params=[False, True], ids=["kept", "compacted"])
+@pytest.fixture(autouse=True, scope="module", params=["kept", "compacted", "one map"])
 def compacting(request):
-    """Run every test with cells that stay, and with cells that move whenever a pane is gone."""
+    """Run every test with cells that stay, that move whenever a pane is gone, and with one map."""
     from headgate.operators.windows.panes import table
 
-    before = table.DEAD_MIN
-    if request.param:
-        table.DEAD_MIN = 0
-    yield
-    table.DEAD_MIN = before
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "compacted":
+            patch.setattr(table, "DEAD_MIN", 0)
+        if request.param == "one map":
+            patch.setattr(table, "MAP_BYTES_MAX", 0)
+        yield request.param == "compacted"
