@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headgate.state.runs.layout import PackedRows, RowLayout
 from headgate.state.runs.run import RunWriter
