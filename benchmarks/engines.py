@@ -36,7 +36,7 @@ class Case:
     parallelism: int
     checkpoint: bool
     slots: int = 1
-    """Of each worker of headgate on Ray."""
+    """The number of slots that each worker of headgate on Ray has."""
 
 
 class Data:

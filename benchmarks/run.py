@@ -237,7 +237,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="this share of the usual records")
     add("--runs", type=int, default=3, help="rounds, of which medians are taken")
     add("--peers", type=_list_of(PEERS), default=["flink-sql"], help="flink-sql,pyflink or none")
-    add("--slots", type=int, default=1, help="of each worker process of headgate on Ray")
+    add("--slots", type=int, default=1, help="slots of each worker process of headgate on Ray")
     add("--quick", action="store_true", help="a third of the records, p=1, one JVM for all")
     options = parser.parse_args(arguments)
     if options.quick:

@@ -287,7 +287,7 @@ def parse_job(resource: Mapping[str, Any]) -> Job | list[Problem]:
 
 
 def _check_options(spec: Table, problems: _PathProblems) -> None:
-    """Note options that say what the section `kubernetes` says, or that Kubernetes does itself."""
+    """Note options that have no effect on Kubernetes, with what to write instead."""
     options = spec.get("options")
     for key, value in options.values.items() if isinstance(options, Table) else ():
         current = current_key(key)

@@ -92,7 +92,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """How files are cut into splits, and how these are read; `files_source` explains the fields."""
+    """The settings by which files are cut into splits and read; `files_source` explains the fields."""
 
     on_bad_record: OnBadRecord
     batch_rows: int

@@ -32,7 +32,7 @@ from ..options.recovery import REDUNDANT_WORKERS
 from ..options.registry import Options
 from ..plan import JobSpec
 from ..protocol.job_result import JobOutcome
-from ..slots import worker_groups
+from ..slots import SlotsByGroup, worker_groups
 from ..storage.base import StoreOpener
 from ..storage.open_store import open_store
 from ..task.accounting import LoopLoad
@@ -131,13 +131,16 @@ def _note_resources(spec: JobSpec, on_event: EventListener | None) -> None:
 
 
 def crowding(spec: JobSpec, cpus: int) -> str:
-    """Return what to say if one machine gets more worker processes than it has CPUs, else nothing."""
-    workers = len(worker_groups(spec.plan, spec))
-    if workers <= cpus:
+    """Return advice for a machine that gets more workers than it has CPUs; empty: there is none."""
+    plan = spec.plan
+    slots = -(-plan.slots // cpus)
+    workers = len(worker_groups(plan, spec))
+    fewer = len(worker_groups(plan, SlotsByGroup(dict.fromkeys(plan.slots_by_group, slots))))
+    if workers <= cpus or fewer >= workers:
         return ""
     return (
-        f"{workers} worker processes share {cpus} CPUs; with {WORKER_SLOTS.key}="
-        f"{-(-spec.plan.slots // cpus)} there are fewer, which need less memory"
+        f"{workers} worker processes share {cpus} CPUs; with {WORKER_SLOTS.key}={slots} there are "
+        f"{fewer}, which need less memory"
     )
 
 

@@ -61,8 +61,17 @@ def test_more_worker_processes_than_cpus_are_pointed_out() -> None:
     assert crowding(spec_of(2), cpus=2) == ""
     assert crowding(spec_of(8, {"taskmanager.numberOfTaskSlots": "4"}), cpus=2) == ""
     assert crowding(spec_of(7), cpus=2).startswith(
-        "7 worker processes share 2 CPUs; with taskmanager.numberOfTaskSlots=4 there are fewer"
+        "7 worker processes share 2 CPUs; with taskmanager.numberOfTaskSlots=4 there are 2,"
     )
+
+
+def test_workers_that_no_option_makes_fewer_are_not_pointed_out() -> None:
+    """Each slot sharing group has a worker of its own, however many slots that has."""
+    made = plan(("a", 1), ("b", 1), ("c", 1))
+    made.slots = 3
+    spec: Any = SimpleNamespace(plan=made, slots_of=lambda group: 1)
+    assert len(worker_groups(made, spec)) == 3
+    assert crowding(spec, cpus=2) == ""
 
 
 def address(number: int, host: str) -> bytes:

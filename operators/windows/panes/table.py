@@ -122,6 +122,7 @@ class PaneTable:
     def __init__(self, plan: AggregatePlan, hasher: KeyHasher, epoch: TableEpoch) -> None:
         self._plan, self._hasher, self._epoch = plan, hasher, epoch
         self.expired = NO_PANE
+        self._spare_maps: list[SlotArray] = []  # without a cell
         self.on_moved: list[Callable[[Index], None]] = []
         """Called with the old numbers of the cells, by new ones, when keys and cells are renumbered."""
         self._renew()
@@ -134,7 +135,6 @@ class PaneTable:
         self._panes: dict[int, Pane] = {}
         self._numbers: list[int] = []  # ascending
         self._maps: OrderedDict[int, SlotArray] = OrderedDict()  # cell by key, -1: none
-        self._spare_maps: list[SlotArray] = []  # without a cell
         self._columns: list[pa.Array] | None = None
 
     # --- panes ---------------------------------------------------------------------------------
@@ -331,9 +331,7 @@ class PaneTable:
         cell_ranks = _ranks(cells, self._cells)
         for number in list(self._maps):
             self._release_map(number)
-        spare_maps = self._spare_maps
         self._renew()
-        self._spare_maps = spare_maps
         if not cells.size:
             self._moved(cells)
             return
