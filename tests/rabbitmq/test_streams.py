@@ -17,6 +17,7 @@ from rstream import AMQPMessage
 
 import headgate as hg
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.connectors.rabbitmq.envelope import NotAMessageError, unwrap, wrap
 from headgate.connectors.rabbitmq.publisher import RabbitPublisher
 from headgate.errors import JobError, SourceError, StateError, UsageError
@@ -31,7 +32,6 @@ from headgate.testing.connectors import (
     records_of,
 )
 from headgate.testing.servers.rabbitmq import RabbitServer
-from headgate.tests.support.connector_cases import in_thread
 from headgate.tests.support.connector_runs import Fails, read_ids, write
 from headgate.tests.support.rabbitmq_cases import RabbitStream
 

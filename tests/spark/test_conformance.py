@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 
 from headgate.connectors import spark_source
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.connectors.spark.task import Task
 from headgate.operators.source import Source
 from headgate.testing.connectors import Check, SourceCase, source_checks
 from headgate.tests.spark.test_spark_results import prepared
-from headgate.tests.support.connector_cases import (
-    PASSWORD,
-    SCHEMA,
-    Directory,
-    Rows,
-    in_thread,
-)
+from headgate.tests.support.connector_cases import PASSWORD, SCHEMA, Directory, Rows
 
 _numbers = itertools.count()
 

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -312,19 +312,6 @@ class AsyncFunction(Rows, Directory, SinkCase):
         file = place / "lines"
         lines = file.read_text().splitlines() if file.exists() else []
         return [dict(zip(["id", "name"], json.loads(line), strict=True)) for line in lines]
-
-
-def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a coroutine from within a running loop, in a thread with a loop of its own."""
-    found: list[Any] = []
-
-    async def run() -> None:
-        found.append(await work())
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 FILES_AND_MEMORY: dict[str, type[Case]] = {

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from headgate.connectors import kafka_sink, kafka_source
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.connectors.kafka.transactions import TransactionClient
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import Feature, Server, SinkCase, SourceCase, read_all
 from headgate.testing.proxy import CuttingProxy
 from headgate.testing.servers.kafka import KafkaServer
-from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Adjustable, Rows, in_thread
+from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Adjustable, Rows
 
 _numbers = itertools.count()
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
-from headgate.connectors.functions import loop_thread
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.connectors.rabbitmq.client import Broker, logged_in, partitions_of
 from headgate.connectors.rabbitmq.envelope import wrap
 from headgate.connectors.rabbitmq.publisher import RabbitPublisher
@@ -28,7 +28,7 @@ from headgate.operators.origin import capture_origin
 from headgate.operators.sink import Sink, SinkWriter
 from headgate.testing.connectors import Case, make_context, read_all
 from headgate.testing.servers.rabbitmq import RabbitServer
-from headgate.tests.support.connector_cases import SCHEMA, in_thread
+from headgate.tests.support.connector_cases import SCHEMA
 from headgate.tests.support.stream_cases import JsonSink, JsonSource, JsonStream
 
 SUPER_STREAM: Final = "rows"
@@ -71,10 +71,7 @@ def wait_for_partitions(url: str, super_stream: str, count: int) -> None:
     deadline = time.monotonic() + READY_S_MAX
     while time.monotonic() < deadline:
         with contextlib.suppress(SourceError):
-            if (
-                len(loop_thread.in_thread(lambda: partitions_of(broker, super_stream, "tests")))
-                == count
-            ):
+            if len(in_thread(lambda: partitions_of(broker, super_stream, "tests"))) == count:
                 return
         time.sleep(0.1)
     raise TimeoutError("the broker has not made its streams")

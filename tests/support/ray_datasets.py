@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headgate.connectors import ray_dataset_source
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.operators.source import Source, SourceRun
 from headgate.runtime.coordinator.sources import SourceDirectory
 from headgate.runtime.storage.local import LocalStore
 from headgate.testing.connectors import SourceCase
 
-from .connector_cases import SCHEMA, Directory, Rows, in_thread
+from .connector_cases import SCHEMA, Directory, Rows
 
 _numbers = itertools.count()
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from headgate.connectors import sqs_sink, sqs_source
 from headgate.connectors.aws import AwsService
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import Case, Feature, Server, SinkCase, SourceCase
 from headgate.testing.servers.elasticmq import ElasticMqServer
-from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Proxied, Rows, in_thread
+from headgate.tests.support.connector_cases import NOWHERE, SCHEMA, Proxied, Rows
 from headgate.tests.support.kinesis_cases import ENVIRONMENT
 
 _numbers = itertools.count()

@@ -16,6 +16,7 @@ from headgate.connectors import (
     redis_sink,
     redis_source,
 )
+from headgate.connectors.functions.loop_thread import in_thread
 from headgate.operators.sink import GuaranteeLike, Sink
 from headgate.operators.source import Source
 from headgate.testing.connectors import (
@@ -36,7 +37,6 @@ from headgate.tests.support.connector_cases import (
     Adjustable,
     Proxied,
     Rows,
-    in_thread,
 )
 
 C = TypeVar("C")
