@@ -57,6 +57,8 @@ class KinesisReader(LoopedReader[ShardSplit]):
         """How far the positions of the thread are behind the end of each shard, as the service says."""
         self._limit = min(_LIMIT, max(reading.batch_rows, 64))
         self._retention_ms = 0
+        self._too_late: set[str] = set()
+        """The shards whose positions are older than the stream keeps records, of which the user is told."""
 
     # -- the mailbox --------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         iterator: str | None = None
         pause_s = self._settings.every_ms / 1000
         while not at.ended and await self.has_room(at.name):
-            lost = self._check_retention(at)
+            self._check_retention(at)
             try:
                 if iterator is None:
                     iterator = await self._iterator(client, at)
@@ -156,11 +158,11 @@ class KinesisReader(LoopedReader[ShardSplit]):
                     iterator = None
                     continue
                 if code_of(error) == "ResourceNotFoundException" and self._lose(at, "the shard"):
-                    self.put(self._end(at), lost=1)
+                    self.put(self._end(at), lost=int(at.name not in self._too_late))
                     return
                 raise cannot_read(f"{at.stream} {at.shard}", error) from error
             iterator = answer.get("NextShardIterator")
-            self._take(at, answer, asked_ms, iterator is None, lost)
+            self._take(at, answer, asked_ms, iterator is None)
             if iterator is not None and not at.ended:
                 await asyncio.sleep(pause_s)
         if at.ended:
@@ -199,18 +201,24 @@ class KinesisReader(LoopedReader[ShardSplit]):
                 # The time is still to come by the clock of the service.
                 await asyncio.sleep(PAUSE_S)
 
-    def _check_retention(self, at: ShardSplit) -> int:
-        """Return 1 if records may have been deleted before they were read, and 0 otherwise.
+    def _check_retention(self, at: ShardSplit) -> None:
+        """Note that records may have been deleted before they were read, if the position is that old.
+
+        It stays so for a while if the service gives old records, or none on its way to newer ones. That is
+        one loss, and it is counted together with a position that is not too old any more.
 
         Raises:
-            SourceError: some may have been, and the user has not chosen to skip them.
+            SourceError: some may have been deleted, and the user has not chosen to skip them.
         """
         oldest_ms = self.context.clock.now_ms() - self._retention_ms
         if not at.read_to_ms or at.read_to_ms >= oldest_ms:
-            return 0
-        self._lose(at, "records that arrived before")
+            self._too_late.discard(at.name)
+            return
         at.read_to_ms = oldest_ms
-        return 1
+        if at.name not in self._too_late:
+            self._lose(at, "records that arrived before")
+            self._too_late.add(at.name)
+            self.put(Piece(msgspec.structs.replace(at)), lost=1)
 
     def _lose(self, at: ShardSplit, what: str) -> bool:
         """Note that something may be gone; return True if the job goes on without."""
@@ -226,9 +234,7 @@ class KinesisReader(LoopedReader[ShardSplit]):
         _log.warning("the job goes on without records of `%s` `%s`: %s", at.stream, at.shard, text)
         return True
 
-    def _take(
-        self, at: ShardSplit, answer: dict[str, Any], asked_ms: int, closed: bool, lost: int
-    ) -> None:
+    def _take(self, at: ShardSplit, answer: dict[str, Any], asked_ms: int, closed: bool) -> None:
         """Hand the records of an answer to the mailbox.
 
         Args:
@@ -236,7 +242,6 @@ class KinesisReader(LoopedReader[ShardSplit]):
             answer: of the service.
             asked_ms: when it was asked.
             closed: nothing follows in the shard.
-            lost: 1 if records may be gone in front of these.
         """
         records, behind_ms = answer["Records"], int(answer.get("MillisBehindLatest") or 0)
         kept = [each for each in records if at.stop_ms is None or _arrived(each) < at.stop_ms]
@@ -252,13 +257,12 @@ class KinesisReader(LoopedReader[ShardSplit]):
         for start in range(0, len(kept), rows):
             part = kept[start : start + rows]
             at.after, at.read_to_ms = part[-1]["SequenceNumber"], _arrived(part[-1])
-            self.put(self._piece(at, part, sum(sizes[start : start + rows])), lost=lost)
-            lost = 0
+            self.put(self._piece(at, part, sum(sizes[start : start + rows])))
         # What comes later is newer than the answer, and the clocks may differ a little.
         read_to_ms = asked_ms - behind_ms - _KEEP_MS
-        if lost or (not kept and read_to_ms > at.read_to_ms + _KEEP_MS):
-            at.read_to_ms = max(at.read_to_ms, read_to_ms)
-            self.put(Piece(msgspec.structs.replace(at, ended=False)), lost=lost)
+        if not kept and read_to_ms > at.read_to_ms + _KEEP_MS:
+            at.read_to_ms = read_to_ms
+            self.put(Piece(msgspec.structs.replace(at, ended=False)))
 
     def _piece(self, at: ShardSplit, records: list[Any], size_bytes: int) -> Piece[ShardSplit]:
         """Decode records of one shard."""
