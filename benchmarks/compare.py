@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median, quantiles
@@ -149,6 +149,14 @@ GROUPS = {
 }
 
 
+def every_case() -> Iterator[tuple[str, Case]]:
+    """Yield the cases that the checkout has: an old one may be without a benchmark."""
+    for group, cases in GROUPS.items():
+        with suppress(ModuleNotFoundError):
+            for name, case in cases():
+                yield f"{group}: {name}", case
+
+
 def serve(checkout: Path) -> None:
     """Run the cases of one checkout: names on stdin, seconds on stdout, one a line."""
     answers = os.fdopen(os.dup(1), "w")
@@ -163,7 +171,7 @@ def serve(checkout: Path) -> None:
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, (1 << 31) - 1)
     pa.set_cpu_count(1)
-    found = {f"{g}: {name}": case for g, cases in GROUPS.items() for name, case in cases()}
+    found = dict(every_case())
     print(json.dumps(list(found)), file=answers, flush=True)
     gc.freeze()
     case, run, times = "", timed(gc.collect), 1
@@ -242,7 +250,10 @@ def main() -> None:
         stack.callback(other.close)
         cases = [case for case in here.cases if case in other.cases and options.only in case]
         ratios = [compare(case, here, other, options.rounds) for case in cases]
+        left = [case for case in here.cases if case not in other.cases and options.only in case]
     print(f"{'geometric mean':<76} {'':17} {geometric_mean(ratios):6.2f}")
+    if left:
+        print(f"The other checkout does not have: {'; '.join(left)}")
 
 
 if __name__ == "__main__":
