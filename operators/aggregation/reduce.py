@@ -3,7 +3,8 @@
 It emits the running value for each record, with the record's event time. A value is whatever the
 function returns, perhaps the object it was given, changed in place. So while a snapshot is being
 written, the value of a key is encoded before the function gets it for the first time, for use in
-the snapshot.
+the snapshot. Where the values can go back to a checkpoint (`state/keyed/rollback.py`), this is so behind
+each cut, until a later checkpoint is complete.
 
 With a time to live, or with the backend `rocksdb`, the values lie in a keyed backend instead, which
 gives the function a copy of each.
@@ -34,6 +35,7 @@ from ...state.keyed.canonical import Layout, Rows, TableSpec
 from ...state.keyed.committed import CommittedTables, CommittedValueTable
 from ...state.keyed.cuts import Changes, Cut
 from ...state.keyed.keys import OPAQUE_KEYS, key_of, keys_of_columns, token
+from ...state.keyed.rollback import KeptCut, KeptTable, kept_cuts
 from ...state.keyed.ttl import Expiry, StateTtl
 from ...state.queryable import CommittedPoints, KeyScan, NotKept, OldByKey, once
 from ...state.snapshot import (
@@ -49,7 +51,12 @@ from ..durations import parse_duration
 from ..elements import Batch, ColumnBatch, ObjectBatch
 from ..functions.key_function import KeyFunction
 from ..functions.user_code import bad_result, user_error
-from ..keyed_backend import ProcessingClock, lies_in_rocksdb, open_keyed_backend
+from ..keyed_backend import (
+    ProcessingClock,
+    kept_bytes_max,
+    lies_in_rocksdb,
+    open_keyed_backend,
+)
 from ..origin import Origin
 from ..queries import old_values_max
 from ..rows import PER_RECORD_ROWS, RowMismatch, getter_of, row_of, to_columns, to_list, to_rows
@@ -385,7 +392,9 @@ class ReduceOperator(Operator):
         self._changes = Changes()
         self._committed = committed
         self._points: CommittedPoints[OldByKey] | None = None  # of `_values`
-        self._kept: CommittedPoints[OldByKey] | CommittedTables | None = None
+        self._cuts: CommittedPoints[KeptCut] | None = None  # to which `_values` can go back
+        self._told: list[CommittedPoints[Any] | CommittedTables] = []
+        """Those that hear of checkpoints."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -393,12 +402,15 @@ class ReduceOperator(Operator):
             self._stored = _StoredValues(
                 self._layout, self._ttl, self._ttl_ms, context, self._committed
             )
-            self._kept = self._stored.committed
+            self._told = [self._stored.committed]
             return
         self._layout = replace(self._layout, value=_of_held(self._layout.value))
         if self._committed:
             self._points = CommittedPoints(OldByKey, old_values_max(context.options))
-            self._kept = self._points
+            self._told.append(self._points)
+        if bytes_max := kept_bytes_max(context.options):
+            self._cuts = kept_cuts(self._changes, bytes_max)
+            self._told.append(self._cuts)
 
     def process(self, batch: Batch, input_index: int) -> None:
         if isinstance(batch, ColumnBatch):
@@ -488,8 +500,8 @@ class ReduceOperator(Operator):
             cut = changes.newest
             if cut is None:
                 return
-            if key in values and key not in cut.undo[0]:
-                changes.log(0, key, self._held(values[key]))
+            if key not in cut.undo[0]:
+                changes.log(0, key, self._held(values[key]) if key in values else ABSENT)
 
     def _keep_committed(self, points: CommittedPoints[OldByKey], keys: list[Any]) -> None:
         """Encode the values that may be read as of checkpoints, before the function can change them."""
@@ -551,12 +563,12 @@ class ReduceOperator(Operator):
         return self._values.get(key, ABSENT)
 
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:
-        if self._kept is not None:
-            self._kept.completed(permit.checkpoint_id)
+        for told in self._told:
+            told.completed(permit.checkpoint_id)
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        if self._kept is not None:
-            self._kept.aborted(checkpoint_id)
+        for told in self._told:
+            told.aborted(checkpoint_id)
 
     def states(self) -> Sequence[StateInfo]:
         return [self._layout.info(_STATE, ttl_ms=self._ttl_ms)]
@@ -567,9 +579,9 @@ class ReduceOperator(Operator):
             stored = self._stored.snapshot()
             self._stored.committed.cut(checkpoint_id)
             return stored
-        if self._points is not None:
-            self._points.cut(checkpoint_id)
         cut, count = self._changes.cut(), len(self._order)
+        for told in self._told:
+            told.cut(checkpoint_id)
         max_parallelism = self.context.max_parallelism
 
         def make(since: int | None) -> pa.Table:
@@ -604,19 +616,21 @@ class ReduceOperator(Operator):
     def _add(self, rows: Rows, cut: Cut, key: Any) -> None:
         """Add the value of a key at the cut; if it changes while it is encoded, the old one was kept."""
         data = cut.find(0, key, self._held(self._values[key]))
+        if data is ABSENT:
+            return  # the key came after the cut: a set of changes may be that of several cuts
         if isinstance(data, Exception):
-            verb = (
-                "pickled"
-                if self._layout.value.encoding
-                else f"stored as {self._layout.value.type_}"
-            )
-            raise StateError(
-                f"a value cannot be {verb} step=`{self._step}` key=`{key_of(key)!r}`: {data}",
-                where=str(self._origin),
-                fix="let the function return plain data, of the type that it is annotated to return",
-            ) from data
+            raise self._not_stored(key, data) from data
         rows.keys.append(key_of(key))
         rows.values.append(data)
+
+    def _not_stored(self, key: Any, error: Exception) -> StateError:
+        codec = self._layout.value
+        verb = "pickled" if codec.encoding else f"stored as {codec.type_}"
+        return StateError(
+            f"a value cannot be {verb} step=`{self._step}` key=`{key_of(key)!r}`: {error}",
+            where=str(self._origin),
+            fix="let the function return plain data, of the type that it is annotated to return",
+        )
 
     def _layout_of(self, state: RestoredState) -> Layout:
         """Return how restored values are stored: pickled, if that was before their type was known."""
@@ -626,18 +640,44 @@ class ReduceOperator(Operator):
         return self._layout
 
     def keep(self) -> dict[str, KeptState]:
-        return {} if self._stored is None else self._stored.keep()
+        if self._stored is not None:
+            return self._stored.keep()
+        if self._cuts is None:
+            return {}
+        kept = KeptTable.of([self._values], self._cuts, self._changes)
+        self._values = {}
+        return {_STATE: kept}
 
     def restore(self, state: RestoredState) -> Awaitable[None] | None:
-        if self._kept is not None:
-            self._kept.restored(self.context.restored_checkpoint)
+        for told in self._told:
+            told.restored(self.context.restored_checkpoint)
         if self._stored is not None:
             stored = self._stored
             return self.context.run_in_thread(lambda: self._restored(lambda: stored.restore(state)))
         if state.files.get(_STATE):
             raise files_of_another_backend(_STATE, self._step)
-        self._restore(state)
+        if (kept := state.kept.get(_STATE)) is not None:
+            self._take_over(kept.content, state.checkpoint_id)
+        else:
+            self._restore(state)
         return None
+
+    def _take_over(self, kept: KeptTable[Any], checkpoint_id: int) -> None:
+        """Take over the values of the attempt before, as of a checkpoint.
+
+        Keys are never removed, and those that came after it are the last ones.
+        """
+        (old,), (values,) = kept.old_values(checkpoint_id), kept.parts
+        release = self._layout.value.release
+        for key, held in old.items():
+            if held is ABSENT:
+                del values[key]
+            elif isinstance(held, Exception):
+                raise self._not_stored(key, held) from held
+            else:
+                values[key] = release(held)
+        self._values, self._order = values, list(values)
+        self._changes.restored()
 
     def _restored(self, restore: Callable[[], Any]) -> Any:
         """Call `restore`; its errors name the step."""

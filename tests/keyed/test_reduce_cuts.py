@@ -102,6 +102,19 @@ def test_cuts_deltas_and_restore() -> None:
     assert content(full) | delta == expected
 
 
+def test_a_delta_has_no_keys_that_came_after_its_cut() -> None:
+    """Without confirmations the changes of several cuts are known as one set."""
+    operator = started()
+    operator.process(ObjectBatch([Numbers(0, 0)]), 0)
+    operator.snapshot(1)
+    operator.process(ObjectBatch([Numbers(1, 1)]), 0)
+    taken = operator.snapshot(2).tables["reduce"]
+    for number in range(2, 50):
+        operator.process(ObjectBatch([Numbers(number, number)]), 0)
+        operator.snapshot(number + 1)
+    assert content(taken.make(1)) == {1: [1]}
+
+
 def test_nothing_is_logged_once_no_cut_is_open() -> None:
     operator = started()
     operator.process(ObjectBatch([Numbers(1, 1)]), 0)

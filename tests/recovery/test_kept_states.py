@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -72,6 +74,39 @@ def aggregated(job: hg.Job, endless: Any) -> Any:
     return counted.map(_pair, name="pairs")
 
 
+def reduced(job: hg.Job, endless: Any) -> Any:
+    """Counts with a function of two records, whose classes travel with the code of the job."""
+
+    class Kind(enum.Enum):
+        ONE = "one"
+        MORE = "more"
+
+    @dataclass
+    class Seen:
+        number: int
+        kind: Kind = Kind.ONE
+
+    class Total(msgspec.Struct):
+        key: int
+        count: int
+        last: Any
+
+    def first(number: int) -> Total:
+        return Total(number % KEYS, 1, Seen(number))
+
+    def added(value: Total, record: Total) -> Total:
+        assert isinstance(value, Total)
+        assert type(value) is type(record)
+        assert type(value.last) is Seen
+        assert value.last.kind is (Kind.ONE if value.count == 1 else Kind.MORE)
+        assert record.last.number > value.last.number
+        return Total(value.key, value.count + 1, Seen(record.last.number, Kind.MORE))
+
+    totals = job.read(endless, name="numbers").map(first, name="first")
+    counted = totals.key_with(lambda total: total.key).reduce(added, name="count")
+    return counted.map(lambda total: (total.key, total.count), name="pairs")
+
+
 def _pair(row: Any) -> tuple[int, int]:
     """Return key and count; the numbers of a single split come in their order, each once."""
     assert row.n == row.different
@@ -135,7 +170,7 @@ class Scene:
         for key in range(KEYS):
             counts = [count for of, count in self.out.rows if of == key]
             assert counts == sorted(set(counts))
-            if self.build is per_record:
+            if self.build is not aggregated:
                 assert counts == list(range(1, len(counts) + 1))
         return read
 
@@ -145,6 +180,15 @@ def test_only_the_state_of_the_lost_worker_is_read(lab: Any) -> None:
     assert [len(read) for read in scene.run(kills=3)] == [1, 1, 1]
     for told in scene.told:
         assert told["lastRestartKeptStateSize"] > 2 * told["lastRestartRemoteStateSize"] > 0
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_values_of_a_reduce_are_taken_over(lab: Any, parallelism: int) -> None:
+    """Their classes are those that the functions of the next attempt know."""
+    scene = Scene(lab, reduced, parallelism, splits=1)
+    assert [len(read) for read in scene.run(kills=3)] == [1, 1, 1]
+    for told in scene.told:
+        assert told["lastRestartKeptStateSize"] > 0
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])

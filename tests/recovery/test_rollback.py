@@ -1,4 +1,4 @@
-"""Tables of slots that go back to a checkpoint are what a restore from its files would make of them.
+"""State that goes back to a checkpoint in memory is what a restore from its files would make of it.
 
 An operator has a random history of records, time and checkpoints. Then it ends. One that takes its state
 over, and one that is restored from the files, go on side by side: all results and all later snapshots are
@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
+from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
 from headgate.operators.windows import tumbling
@@ -34,7 +35,7 @@ from headgate.operators.windows.panes.operator import PaneAggregate
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.runtime.options.recovery import KEEP_STATE
 from headgate.state.slots import table as slot_table
-from headgate.state.snapshot import RestoredState
+from headgate.state.snapshot import DELETED_COLUMN, RestoredState
 from headgate.tests.support.aggregate_rows import VALUES, batch_of, tighten, value_rows
 from headgate.tests.support.operators import ManualClock, Recorder, operator_context
 
@@ -78,6 +79,9 @@ def plan_for(keys: str, texts: str, **more: Any) -> AggregatePlan:
 class Kind:
     """A kind of operator.
 
+    It is made of the kind of its keys, and of that of its values: `few` or `many` aggregates, and for a
+    function pickled ones or columns.
+
     Attributes:
         state: the name of its table.
         make: makes it.
@@ -99,7 +103,18 @@ def _panes(keys: str, texts: str) -> Operator:
     return PaneAggregate(window, plan_for(keys, texts, added=WINDOW_FIELDS))
 
 
+def _changed_in_place(value: Any, record: Any) -> Any:
+    value.i, value.s = (value.i or 0) * 3 + (record.i or 1), record.s or value.s
+    return value
+
+
+def _reduced(keys: str, texts: str) -> Operator:
+    schema = pa.schema([pa.field("k", KEYS[keys][0]), *VALUES])
+    return ReduceOperator(_changed_in_place, ("k",), schema=None if texts == "few" else schema)
+
+
 KINDS = {
+    "reduced": Kind("reduce", _reduced),
     "running": Kind("running", lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
     "expiring": Kind(
         "running",
@@ -134,6 +149,7 @@ def merged(tables: list[pa.Table], keys: tuple[str, ...]) -> list[str]:
     newest = {}
     for table in tables:
         for row in table.to_pylist():
+            assert not row.pop(DELETED_COLUMN, False)
             newest[tuple(row[key] for key in keys)] = repr(row)
     return sorted(newest.values())
 
@@ -307,7 +323,12 @@ class Permit:
     checkpoint_id: int
 
 
-CASES = [(kind, keys) for kind in KINDS for keys in KEYS if (kind, keys) != ("expiring", "none")]
+CASES = [
+    (kind, keys)
+    for kind in KINDS
+    for keys in KEYS
+    if keys != "none" or kind not in ("expiring", "reduced")
+]
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,6 +12,8 @@ from headgate.operators.base import OperatorContext
 from .outside import KEYS, SPLITS, WORLDS, GrowingNumbers, Ledger, Numbers, World
 
 RULES = 40
+PER_KEY = 12
+"""The numbers of one key where new keys come all the time."""
 
 
 class Counted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
@@ -177,6 +179,34 @@ def regions(job: hg.Job, token: str) -> Any:
     numbers = job.read(Numbers(token, range(2)), name="numbers")
     counted = numbers.map(Trouble(token), name="trouble").key_with(key_of)
     return counted.process(Counted(), name="count")
+
+
+# -- a reduce -----------------------------------------------------------------------------------------
+
+
+def numbered(number: int) -> tuple[int, int, int]:
+    """Return a number with its key as the first of it. New keys come all the time."""
+    return number // PER_KEY, 1, number
+
+
+def next_of(value: tuple[int, int, int], record: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Count the numbers of a key."""
+    return value[0], value[1] + 1, record[2]
+
+
+def reduced(job: hg.Job, token: str) -> Any:
+    """A count of each key's numbers by a function of two records."""
+    numbers = job.read(Numbers(token), name="numbers").map(Trouble(token), name="trouble")
+    keyed = numbers.map(numbered, name="numbered").key_with(first_of)
+    return keyed.reduce(next_of, name="reduce")
+
+
+def check_reduced(world: World, record: tuple[int, ...]) -> None:
+    """Check that the count of each key is dense, and that each number comes once."""
+    seen = world.by_key.get(record[0], [])
+    if record[0] != record[2] // PER_KEY or record[1] != len(seen) + 1:
+        raise world.violated(f"out of place: {record}, {len(seen)} of the key are visible")
+    check_once(world, record)
 
 
 # -- two counts ---------------------------------------------------------------------------------------

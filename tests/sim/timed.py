@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import headgate as hg
 
-from .counting import Trouble, key_of
+from .counting import PER_KEY, Trouble, key_of
 from .outside import KEYS, WORLDS, Numbers, World, time_of
 
 WINDOW_MS = 1000
@@ -18,8 +18,6 @@ OVERLAPPING: Final = (
     (hg.cumulative("1s", "250ms", allowed_lateness="1s"), 1000, (250, 500, 750, 1000)),
 )
 """Windows made of panes: how far apart they begin, and how long they are, in ms."""
-PER_KEY = 12
-"""The numbers of one key of running aggregates."""
 
 
 def windows(job: hg.Job, token: str, queryable: str | hg.Queryable = "") -> Any:

@@ -80,6 +80,7 @@ MORE_KINDS = {
     "kept panes": Workload(
         timed.panes, timed.check_panes, timed.missing_panes, flushes=True, keeps=True
     ),
+    "kept reduce": Workload(counting.reduced, counting.check_reduced, conserves=True, keeps=True),
     "kept running": Workload(timed.running, timed.check_running, timed.missing_running, keeps=True),
     "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
     "kept windows": Workload(
