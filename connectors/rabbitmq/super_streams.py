@@ -83,8 +83,7 @@ class SuperStreamPublisher(Publisher):
             await self._publisher(stream)
 
     async def close(self) -> None:
-        for publisher in self._publishers.values():
-            await publisher.close()
+        await asyncio.gather(*(publisher.close() for publisher in self._publishers.values()))
 
     async def _publisher(self, stream: str) -> RabbitPublisher:
         if stream not in self._publishers:

@@ -13,11 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rstream import AMQPMessage
+from rstream import AMQPMessage, schema
+from rstream.constants import OffsetType
 
 import headgate as hg
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
 from headgate.connectors.functions.loop_thread import in_thread
+from headgate.connectors.rabbitmq.client import Broker, connected
 from headgate.connectors.rabbitmq.envelope import NotAMessageError, unwrap, wrap
 from headgate.connectors.rabbitmq.publisher import RabbitPublisher
 from headgate.errors import JobError, SourceError, StateError, UsageError
@@ -43,9 +45,9 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture
 def stream(server: RabbitServer) -> Iterator[str]:
     name = f"stream-{next(_numbers)}"
-    RabbitStream(server).do(lambda client: client.create_stream(name))
+    RabbitStream(server).create(name)
     yield name
-    RabbitStream(server).do(lambda client: client.delete_stream(name))
+    RabbitStream(server).delete(name)
 
 
 def url_of(server: RabbitServer) -> str:
@@ -101,7 +103,7 @@ def test_a_start_in_the_middle_of_a_chunk(server: RabbitServer, stream: str) -> 
 
 def test_streams_are_splits_and_metadata_are_columns(server: RabbitServer, stream: str) -> None:
     other = f"{stream}-b"
-    RabbitStream(server).do(lambda client: client.create_stream(other))
+    RabbitStream(server).create(other)
     put(server, stream, 0, 1)
     put(server, other, 2)
     source = source_of(server, [stream, other], metadata={"stream": "of", "offset": "at"})
@@ -113,13 +115,13 @@ def test_streams_are_splits_and_metadata_are_columns(server: RabbitServer, strea
         (2, other, 0),
     ]
     assert asyncio.run(read_all(source.with_columns(["at"])))[0].keys() == {"at"}
-    RabbitStream(server).do(lambda client: client.delete_stream(other))
+    RabbitStream(server).delete(other)
 
 
 def test_messages_that_were_deleted_are_an_error_or_skipped(server: RabbitServer) -> None:
     stream = f"short-{next(_numbers)}"
     limits = {"max-length-bytes": "2000", "stream-max-segment-size-bytes": "1000"}
-    RabbitStream(server).do(lambda client: client.create_stream(stream, limits))
+    RabbitStream(server).create(stream, **limits)
     put(server, stream, 0)
 
     async def read_on(positions: list[bytes], on_lost: str) -> tuple[list[int], int]:
@@ -159,13 +161,38 @@ def test_notes_of_the_broker_are_no_loss(server: RabbitServer, stream: str) -> N
     assert rows[0]["at"] >= 1
 
 
+def test_the_end_of_a_connection_is_no_pause_and_leaves_nothing(
+    server: RabbitServer, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subtask ends one for each of its streams when it begins, and another one when it ends."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def run() -> None:
+        async def noted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(seconds)
+
+        broker = Broker(url_of(server), "guest", "guest")
+        async with connected(broker, stream, "headgate-tests") as connection:
+            where = schema.OffsetSpec.from_params(OffsetType.FIRST, None)
+            await connection.subscribe(0, where, [].append, 1)
+            writer = connection.client._conn._writer
+            monkeypatch.setattr(asyncio, "sleep", noted)
+        assert writer.is_closing()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+    assert pauses == []
+
+
 def test_another_stream_of_the_same_name_is_an_error(server: RabbitServer, stream: str) -> None:
     put(server, stream, 0, 1, 2)
     source = source_of(server, stream, start=2)
     splits = source.splits(1)
     made = RabbitStream(server)
-    made.do(lambda client: client.delete_stream(stream))
-    made.do(lambda client: client.create_stream(stream))
+    made.delete(stream)
+    made.create(stream)
     put(server, stream, 0)
 
     async def read_on() -> None:
@@ -283,7 +310,7 @@ def test_a_job_counts_every_record_once_through_a_failure(
 ) -> None:
     streams = [f"{stream}-in-{n}" for n in range(2)]
     for n, name in enumerate(streams):
-        RabbitStream(server).do(lambda client, name=name: client.create_stream(name))
+        RabbitStream(server).create(name)
         rows = [{"id": n * 1_000 + k} for k in range(1_000)]
         write(rabbitmq_sink(name, url=url_of(server)), pa.RecordBatch.from_pylist(rows))
     job = hg.Job("rabbit-to-rabbit", parallelism=2)

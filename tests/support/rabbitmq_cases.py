@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
+from rstream.exceptions import StreamAlreadyExists, StreamDoesNotExist
 
 from headgate.connectors import rabbitmq_sink, rabbitmq_source
 from headgate.connectors.functions.loop_thread import in_thread
@@ -101,13 +102,40 @@ class RabbitStream(JsonStream):
 
         return in_thread(run)
 
+    def create(self, name: str, **arguments: Any) -> None:
+        """Create a stream, which there is none of yet."""
+        self._insist(lambda client: client.create_stream(name, arguments), StreamAlreadyExists)
+
+    def delete(self, name: str) -> None:
+        """Delete a stream."""
+        self._insist(lambda client: client.delete_stream(name), StreamDoesNotExist)
+
+    def _insist(self, work: Callable[[Any], Awaitable[Any]], is_done: type[BaseException]) -> None:
+        """Do something, again if the client has given up to wait: a busy broker may do it later.
+
+        Args:
+            work: what is done with a client.
+            is_done: the error of the broker if it has done that already.
+        """
+        deadline = time.monotonic() + READY_S_MAX
+        expected: tuple[type[BaseException], ...] = ()
+        while True:
+            try:
+                with contextlib.suppress(*expected):
+                    self.do(work)
+                return
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+                expected = (is_done,)
+
     @contextmanager
     def place(self) -> Iterator[str]:
         name = f"case-{next(_numbers)}"
-        self.do(lambda client: client.create_stream(name))
+        self.create(name)
         self.rabbit.wait_until_durable()
         yield name
-        self.do(lambda client: client.delete_stream(name))
+        self.delete(name)
 
     def publish_values(self, place: str, values: Sequence[bytes]) -> None:
         self.publish(place, [wrap(value) for value in values])
