@@ -78,12 +78,18 @@ def make_batch() -> Callable[..., ColumnBatch]:
 
 @pytest.fixture(autouse=True, scope="module", params=["kept", "compacted", "one map"])
 def compacting(request):
-    """Run every test with cells that stay, that move whenever a pane is gone, and with one map."""
+    """Run every test with cells that stay, that move whenever a pane is gone, and with one map.
+
+    Where cells move, each pane takes over the map of another one, too.
+    """
     from headgate.operators.windows.panes import table
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "compacted":
             patch.setattr(table, "DEAD_MIN", 0)
+            patch.setattr(table, "SPARSE_MAPS", 1)
+            patch.setattr(table, "SPARSE_SHARE", 0)
+            patch.setattr(table, "SPARE_BYTES_MAX", 0)
         if request.param == "one map":
             patch.setattr(table, "MAP_BYTES_MAX", 0)
         yield request.param == "compacted"

@@ -28,6 +28,7 @@ from headgate.operators.windows.kinds import (
     tumbling,
 )
 from headgate.operators.windows.panes.operator import PaneAggregate
+from headgate.operators.windows.panes.table import SPARSE_MAPS
 
 SCHEMA = pa.schema([("user", pa.string()), ("x", pa.int64()), ("f", pa.float64())])
 EXACT = {"n": count(), "total": sum("x")}
@@ -193,6 +194,17 @@ def test_maps_of_panes_are_bounded(start, make_batch, monkeypatch):
         assert len(harness.operator._table._maps) <= 2
     harness.watermark(WATERMARK_MAX)
     assert [row[3] for row in harness.output.rows() if row[1] == -9] == [100, 100]
+
+
+def test_panes_with_few_of_the_keys_take_over_maps(start, make_batch):
+    harness = start(operator(SlidingWindow(100, 1)))
+    rows = [(f"{user} {time}", 1, 0.5, time) for time in range(50) for user in "ab"]
+    for _ in range(2):
+        harness.process(make_batch(rows, SCHEMA))
+        assert len(harness.operator._table._maps) <= SPARSE_MAPS
+    harness.watermark(WATERMARK_MAX)
+    found = [row[3] for row in harness.output.rows() if row[1] == 0]
+    assert found == [2] * len(rows)
 
 
 # --- early results -----------------------------------------------------------------------------

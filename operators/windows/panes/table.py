@@ -34,6 +34,10 @@ MAP_BYTES_MAX: Final = 1 << 27
 """
 SPARE_BYTES_MAX: Final = 1 << 24
 """The most memory of empty maps that are kept for later panes."""
+SPARSE_MAPS: Final = 8
+"""From this number of maps on, a pane may take over the map of another one instead of a new one."""
+SPARSE_SHARE: Final = 8
+"""A pane has few keys if all panes together have more than this number of times as many."""
 NO_PANE: Final = -(2**63)
 _FIRST_BLOCK: Final = 2_048
 
@@ -277,7 +281,7 @@ class PaneTable:
             room = MAP_BYTES_MAX // (8 * max(1, self.key_count))
             while len(self._maps) > room:
                 self._release_map(next(iter(self._maps)))
-            known = self._spare_maps.pop() if self._spare_maps else SlotArray(np.intp, -1)
+            known = self._empty_map()
             self._maps[pane.number] = known
             known.reserve(self.key_count)
             if pane.number in self._panes and pane._parts:
@@ -287,6 +291,22 @@ class PaneTable:
             self._maps.move_to_end(pane.number)
             known.reserve(self.key_count)
         return known
+
+    def _empty_map(self) -> SlotArray:
+        """Return a map without a cell: a spare one, that of another pane, or a new one.
+
+        To clear the map of another pane, and to build it again, costs as much as that pane has keys, where a
+        new map costs as much as there are keys in all panes. There are many panes with few of the keys where
+        one watermark ends many of them.
+        """
+        if not self._spare_maps and len(self._maps) >= SPARSE_MAPS:
+            oldest = next(iter(self._maps))
+            keys, _ = self._panes[oldest].members()
+            if SPARSE_SHARE * len(keys) < self.key_count:
+                known = self._maps.pop(oldest)
+                known.data[keys] = -1
+                return known
+        return self._spare_maps.pop() if self._spare_maps else SlotArray(np.intp, -1)
 
     def _release_map(self, number: int) -> None:
         """Release the map of a pane, whose cells are still known.
