@@ -274,30 +274,32 @@ class _StoredValues:
         groups = [-1] * len(keys)
         if self._backend.needs_key_groups:
             groups = key_groups_of(hash_keys(keys), self._context.max_parallelism).tolist()
-        visited = self._backend.visit(keys, groups)
+        places = self._backend.places(keys, groups)
         try:
-            self._reduce(function, zip(visited, records, strict=True), results)
+            self._reduce(function, zip(*places, records, strict=True), results)
         finally:
             self._backend.clear_key()
 
     def _reduce(
         self,
         function: Callable[[Any, Any], Any],
-        keyed: Iterable[tuple[Any, Any]],
+        keyed: Iterable[tuple[Any, Any, Any]],
         results: list[Any],
     ) -> None:
-        """Add the running value after each record to `results`; `keyed` makes its key the current one."""
-        table, expiry = self._table, self._expiry
+        """Add the running value after each record to `results`; `keyed` are the token and place of its
+        key, and the record.
+        """
+        table, expiry, cursor = self._table, self._expiry, self._backend.cursor
         get, put = table.get, table.put
         if expiry is None:
-            for _, record in keyed:
+            for cursor.token, cursor.place, record in keyed:
                 before = get()
                 value = record if before is ABSENT else function(before, record)
                 put(value)
                 results.append(value)
             return
         now, dead_until = expiry.clock.now(), expiry.dead_until()
-        for _, record in keyed:
+        for cursor.token, cursor.place, record in keyed:
             before = get()
             if before is ABSENT or before[1] <= dead_until:
                 value, used = record, now

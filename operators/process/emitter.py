@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -99,10 +99,12 @@ class Emitter:
             self._output.emit(self._main.take(self.timed))
             records = self._main.records
 
-    def room(self) -> tuple[Callable[[Iterable[Any]], None], int]:
-        """Return what adds results without event times, and for how many there is room, until `add`."""
-        records = self._main.records
-        return records.extend, PER_RECORD_ROWS - len(records)
+    def room(self) -> tuple[list[Any], list[Any], int]:
+        """Return the lists of results and of their event times, and for how many there is room, until
+        `add`. Results without event times need none in the list.
+        """
+        main = self._main
+        return main.records, main.times, PER_RECORD_ROWS - len(main.records)
 
     def _checked(self, cause: Any, made: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -248,15 +248,16 @@ class ProcessOperator(AtTheEnd):
         batch: Batch,
         function: Callable[[Any, Any], Iterable[Any] | None],
     ) -> None:
-        context, emitter = self._context, self._emitter
+        context, emitter, cursor = self._context, self._emitter, self._backend.cursor
         times = self._times_of(batch)
-        visited = self._progress.visit(keys)
+        places = self._progress.places(keys)
         timed, add = emitter.timed, emitter.add
-        extend, room = emitter.room()
+        results, stamps, room = emitter.room()
         try:
-            for context.key, emitter.time, record in zip(visited, times, records, strict=True):
-                if timed:
-                    context.timestamp = emitter.time
+            # All that belongs to a record is set by the loop itself, without a call.
+            for (
+                context.key, cursor.token, cursor.place, emitter.time, context.timestamp, record,
+            ) in zip(*places, times, times, records, strict=True):  # fmt: skip
                 try:
                     made = function(record, context)
                 except HeadgateError:
@@ -265,13 +266,15 @@ class ProcessOperator(AtTheEnd):
                     raise user_error(self._user.step, self._user.origin, record, error) from error
                 if made is None:
                     continue
-                if not timed and ((kind := type(made)) is tuple or kind is list):
+                if (kind := type(made)) is tuple or kind is list:
                     room -= len(made)  # type: ignore[arg-type]
                     if room > 0:
-                        extend(made)
+                        results += made
+                        if timed:
+                            stamps += [emitter.time] * len(made)  # type: ignore[arg-type]
                         continue
                 add(record, made)
-                extend, room = emitter.room()
+                results, stamps, room = emitter.room()
         finally:
             self._no_key()
 

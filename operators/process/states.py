@@ -5,7 +5,7 @@ States are opened, handed to the function, cut and restored.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from ...state.keyed.base import ABSENT, KeyedBackend, Tables
 from ...state.keyed.committed import CommittedTables
 from ...state.keyed.descriptors import AggregatingState
 from ...state.keyed.handles import BroadcastHandle, OperatorListHandle
+from ...state.keyed.keys import Token
 from ...state.keyed.ttl import Expiry
 from ...state.keyed.undo import UndoLog, UndoTables
 from ...state.queryable import NotKept
@@ -258,16 +259,19 @@ class ShownProgress:
         groups: list[int] = self._groups(keys).tolist()
         return groups
 
-    def visit(self, keys: list[Any]) -> Iterator[Any]:
-        """Yield keys, each of which is the current one until the next is asked for; then `leave`."""
-        groups = self.groups_of(keys)
-        if not self._time.differs:
-            return self._backend.visit(keys, groups)
-        return self._visit_each(keys, groups)
+    def places(self, keys: list[Any]) -> tuple[Iterable[Any], Iterable[Token], Iterable[Any]]:
+        """Return keys, and with each the token and the place for the cursor; see `KeyedBackend.places`.
 
-    def _visit_each(self, keys: list[Any], groups: Sequence[int]) -> Iterator[Any]:
+        The loop that takes them is followed by `leave`.
+        """
+        groups = self.groups_of(keys)
+        shown = self._shown_for(keys, groups) if self._time.differs else keys
+        return (shown, *self._backend.places(keys, groups))
+
+    def _shown_for(self, keys: list[Any], groups: Sequence[int]) -> Iterator[Any]:
+        """Yield keys; the event time of each is shown until the next is asked for."""
         for key, group in zip(keys, groups, strict=True):
-            self.enter(key, group)
+            self._show(self._time.now_of(group))
             yield key
 
     def _groups(self, keys: list[Any]) -> Index:

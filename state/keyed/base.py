@@ -11,14 +11,14 @@ changed in place, so in no backend does a change without `put` become state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 from ...errors import StateError
 from ..queryable import CommittedPoints
 from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
 from .canonical import TableSpec
-from .keys import KeyShape
+from .keys import KeyShape, Token
 
 
 @final
@@ -33,6 +33,56 @@ ABSENT: Final = Absent()
 """The result of a table for a key that has no value. None is a value."""
 
 
+@final
+class _NoKey:
+    """Stands in a cursor that is at no key. What a table does with it raises; with a key that costs
+    nothing.
+    """
+
+    def __index__(self) -> int:
+        raise no_current_key()
+
+    def __hash__(self) -> int:
+        raise no_current_key()
+
+
+def no_current_key() -> StateError:
+    """Return the error for an access to state while there is no current key."""
+    return StateError(
+        "keyed state was used without a current key",
+        fix="use it in on_record, where the key is that of the record",
+    )
+
+
+NO_KEY: Final = _NoKey()
+
+
+@final
+class Cursor:
+    """The current key, as the tables of one backend need it for each access.
+
+    Attributes:
+        token: the token of the key; in memory together with that of the namespace, where there is one.
+        place: where the entries of the key are, in the form of the backend.
+    """
+
+    __slots__ = ("place", "token")
+    token: Any
+    place: Any
+
+    def __init__(self) -> None:
+        self.clear()
+
+    @property
+    def is_set(self) -> bool:
+        """True if there is a current key."""
+        return self.token is not NO_KEY
+
+    def clear(self) -> None:
+        """Let there be no current key."""
+        self.token = self.place = NO_KEY
+
+
 class ValueTable(ABC):
     """One value per (key, namespace). With a TTL, values are pairs (value, last use in ms)."""
 
@@ -40,15 +90,14 @@ class ValueTable(ABC):
     def get(self) -> Any:
         """Return the value of the current key and namespace, or `ABSENT`."""
 
-    def getter(self, missing: Any) -> Callable[[], Any]:
-        """Return a function that is `get` with `missing`, which is immutable, in place of `ABSENT`."""
-        get = self.get
+    def handle(self, default: Any) -> Any:
+        """Return a handle (`handles.py`) of the table's own with which an access is one call, and which
+        can do what `ValueHandle` can; None: there is none.
 
-        def get_or_missing() -> Any:
-            value = get()
-            return missing if value is ABSENT else value
-
-        return get_or_missing
+        Args:
+            default: the value of a key without one.
+        """
+        return None
 
     @abstractmethod
     def put(self, value: Any) -> None:
@@ -151,6 +200,8 @@ class KeyedBackend(ABC):
 
     points: Sequence[CommittedPoints[Any]] = ()
     """The checkpoints to which tables can go back. Their owner tells them of cuts and outcomes."""
+    cursor: Cursor
+    """The current key. Only loops over `places` set it from outside."""
 
     def __init__(
         self, keys: KeyShape, specs: Mapping[str, TableSpec], max_parallelism: int
@@ -161,7 +212,7 @@ class KeyedBackend(ABC):
 
     @property
     def needs_key_groups(self) -> bool:
-        """True if `set_key` and `visit` need key groups at the moment."""
+        """True if `set_key` and `places` need key groups at the moment."""
         return False
 
     @abstractmethod
@@ -176,16 +227,20 @@ class KeyedBackend(ABC):
     def set_key(self, key: Any, key_group: int = -1) -> None:
         """Make this the current key of all access. Raises StateError if the value cannot be a key."""
 
-    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
-        """Yield keys, each of which is the current one until the next is asked for.
+    @abstractmethod
+    def places(
+        self, keys: Sequence[Any], key_groups: Sequence[int]
+    ) -> tuple[Iterable[Token], Iterable[Any]]:
+        """Return the tokens and the places of keys, for a loop that makes them the current one in turn.
 
-        No other method that sets or unsets the current key may be called meanwhile; `clear_key` comes
-        after it.
+        The loop takes both in step and stores them in the `cursor`, which costs less than a call per key:
+
+            for cursor.token, cursor.place in zip(*backend.places(keys, key_groups), strict=True):
+
+        The backend may read and write values whenever the next ones are taken. No other method that sets
+        or unsets the current key may be called meanwhile, and no table with namespaces may be used;
+        `clear_key` comes after it.
         """
-        set_key = self.set_key
-        for key, key_group in zip(keys, key_groups, strict=True):
-            set_key(key, key_group)
-            yield key
 
     @property
     @abstractmethod

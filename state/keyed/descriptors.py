@@ -30,7 +30,7 @@ from ...errors import PlanError
 from ..codecs import Codec, codec_of
 from ..forms import returned_type
 from ..queryable import Queryable
-from .base import Tables
+from .base import EntryTable, Tables, ValueTable
 from .canonical import Layout, TableSpec
 from .handles import (
     AggregatingFunction,
@@ -180,11 +180,11 @@ class KeyedState(StateDescriptor):
         """Return the handle that the user's function holds."""
         raise NotImplementedError
 
-    def _values(self, backend: Tables, expiry: Expiry | None) -> Any:
+    def _values(self, backend: Tables, expiry: Expiry | None) -> ValueTable:
         table = backend.value_table(self.name)
         return table if expiry is None else TtlValueTable(table, expiry)
 
-    def _entries(self, backend: Tables, expiry: Expiry | None) -> Any:
+    def _entries(self, backend: Tables, expiry: Expiry | None) -> EntryTable:
         table = backend.entry_table(self.name)
         return table if expiry is None else TtlEntryTable(table, expiry)
 
@@ -230,7 +230,8 @@ class ValueState(KeyedState, Attribute[ValueHandle[T]], Generic[T]):
 
     def handle(self, backend: Tables, expiry: Expiry | None) -> ValueHandle[T]:
         codec = backend.specs[self.name].layout.value
-        return ValueHandle(self._values(backend, expiry), codec, self.default)
+        table = self._values(backend, expiry)
+        return table.handle(self.default) or ValueHandle(table, codec, self.default)
 
 
 class ListState(KeyedState, Attribute[ListHandle[T]], Generic[T]):

@@ -48,14 +48,13 @@ class AggregatingFunction(Protocol[Added, ACC, Result]):
 class ValueHandle(Generic[T]):
     """A handle of one value."""
 
+    __slots__ = ("_default", "_release", "_table")
+    _release: Callable[[Any], Any]
+
     def __init__(self, table: ValueTable, codec: Codec, default: Any) -> None:
         self._table = table
         self._release = codec.release
         self._default = None if default is None else codec.hold(default)
-        # Called for each record: these hide the methods, and save a call.
-        self.set = table.put  # type: ignore[method-assign]
-        if default is None or codec.held_as_it_is:
-            self.get = table.getter(self._default)  # type: ignore[method-assign]
 
     def get(self) -> T:
         """Return the value, or else the default, which is None if none was declared.

@@ -6,7 +6,7 @@ never change in place. With a TTL each value is held as a pair with the time of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,36 +14,24 @@ import pyarrow as pa
 from ...errors import StateError
 from ..queryable import CommittedPoints
 from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
-from .base import ABSENT, EntryTable, KeyedBackend, KeyWalk, ValueTable, in_other_files
+from .base import (
+    ABSENT,
+    Cursor,
+    EntryTable,
+    KeyedBackend,
+    KeyWalk,
+    ValueTable,
+    in_other_files,
+)
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of
-from .keys import KeyShape, key_of, token, tokens_of
+from .handles import ValueHandle
+from .keys import KeyShape, Token, key_of, token, tokens_of
 from .rollback import KeptCut, KeptTable, kept_cuts
 
 _ALIVE: Final = -(2**63)
-_to_part: Final = PARTS.__rmod__
 _SMALL: Final = 1 << 30
 """The interpreter compares integers below this one fastest."""
-
-
-class _NoKey:
-    """Stands for the part while there is no current key. With a current key it costs nothing."""
-
-    def __index__(self) -> int:
-        raise StateError(
-            "keyed state was used without a current key",
-            fix="use it in on_record, where the key is that of the record",
-        )
-
-
-class _Position:
-    """The address of all access: the current key, for some tables together with the namespace."""
-
-    __slots__ = ("address", "part")
-
-    def __init__(self) -> None:
-        self.address: Address = None
-        self.part: Any = _NoKey()
 
 
 class _Walk(KeyWalk):
@@ -70,11 +58,11 @@ class _Walk(KeyWalk):
 class _Table:
     """The base of both kinds of tables: parts, cuts, and the form in which values are held."""
 
-    def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
+    def __init__(self, spec: TableSpec, cursor: Cursor, max_parallelism: int) -> None:
         self.spec = spec
         self.changes = Changes()
         self._layout = spec.layout
-        self._position = position
+        self._cursor = cursor
         self._max_parallelism = max_parallelism
         self._parts: list[dict[Any, Any]] = [{} for _ in range(PARTS)]
         codec = spec.layout.value
@@ -234,71 +222,97 @@ class _Table:
         raise NotImplementedError
 
 
-class MemoryValueTable(_Table, ValueTable):
-    """One value per address.
+class _ScalarHandle(ValueHandle[Any]):
+    """A handle of values that are held as they are, with all that an access needs.
 
-    `get` and `put` run for each record. So each table has functions of its own for them, in which all
-    they need is bound.
+    Args:
+        table: the table.
+        missing: the value of a key without one, as it is held; None or `ABSENT` are returned themselves.
     """
 
-    def __init__(self, spec: TableSpec, position: _Position, max_parallelism: int) -> None:
-        super().__init__(spec, position, max_parallelism)
-        self._as_it_is = spec.ttl_ms is None and spec.layout.value.held_as_it_is
-        if self._as_it_is:
-            self.get = self.getter(ABSENT)  # type: ignore[method-assign]
-        self.put = self._putter()  # type: ignore[method-assign, assignment]
+    __slots__ = ("_bounded", "_changes", "_cursor", "_hold", "_missing", "_parts", "_plain")
 
-    def getter(self, missing: Any) -> Callable[[], Any]:
-        if not self._as_it_is:
-            return super().getter(missing)
-        at, parts = self._position, self._parts
-
-        def get() -> Any:
-            return parts[at.part].get(at.address, missing)
-
-        return get
-
-    def _putter(self) -> Callable[[Any], None]:
-        at, parts, changes, hold = self._position, self._parts, self.changes, self._hold
-        codec, as_they_are = self._layout.value, self.spec.ttl_ms is None
-        plain = codec.plain if as_they_are else None
-        whole = int if as_they_are and codec.plain_ints else None
-        low, high = -_SMALL, _SMALL
-
-        def put(value: Any) -> None:
-            kind = type(value)
-            if kind is plain or (kind is whole and low < value < high):
-                held = value
-            else:
-                held = hold(value)
-            address = at.address
-            part = parts[at.part]
-            if changes.active:
-                if changes.newest is not None:
-                    changes.log(at.part, address, part.get(address, ABSENT))
-                changes.dirty.add(address)
-            part[address] = held
-
-        return put
+    def __init__(self, table: MemoryValueTable, missing: Any) -> None:
+        codec = table.spec.layout.value
+        self._cursor, self._parts, self._changes = table._cursor, table._parts, table.changes
+        self._hold, self._release, self._missing = table._hold, table._release, missing
+        self._bounded = codec.plain_ints
+        """Of the values of type `_plain`, only small ones need no check."""
+        self._plain: type[Any] | None = None
+        if table.spec.ttl_ms is None:
+            self._plain = int if codec.plain_ints else codec.plain
 
     def get(self) -> Any:
-        at = self._position
-        held = self._parts[at.part].get(at.address, ABSENT)
-        return held if held is ABSENT else self._release(held)
+        at = self._cursor
+        return self._parts[at.place].get(at.token, self._missing)
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self._plain or (self._bounded and not -_SMALL < value < _SMALL):
+            value = self._hold(value)
+        at, changes = self._cursor, self._changes
+        part = self._parts[at.place]
+        if changes.active:
+            if changes.newest is not None:
+                changes.log(at.place, at.token, part.get(at.token, ABSENT))
+            changes.dirty.add(at.token)
+        part[at.token] = value
+
+    def clear(self) -> None:
+        at = self._cursor
+        if at.token in self._parts[at.place]:
+            _remove_value(self._changes, self._parts, at.place, at.token)
+
+    def exists(self) -> bool:
+        at = self._cursor
+        return at.token in self._parts[at.place]
+
+
+class _EncodedHandle(_ScalarHandle):
+    """A handle of values that are held encoded, or with their last use."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        at = self._cursor
+        held = self._parts[at.place].get(at.token, self._missing)
+        return held if held is None or held is ABSENT else self._release(held)
+
+
+def _remove_value(
+    changes: Changes, parts: Sequence[dict[Any, Any]], part: int, address: Address
+) -> None:
+    if changes.newest is not None:
+        changes.log(part, address, parts[part][address])
+    changes.dirty.add(address)
+    del parts[part][address]
+
+
+class MemoryValueTable(_Table, ValueTable):
+    """One value per address. Its functions are those of a handle, as they run for each record."""
+
+    def __init__(self, spec: TableSpec, cursor: Cursor, max_parallelism: int) -> None:
+        super().__init__(spec, cursor, max_parallelism)
+        as_it_is = spec.ttl_ms is None and spec.layout.value.held_as_it_is
+        self._handle = _ScalarHandle if as_it_is else _EncodedHandle
+        functions = self._handle(self, ABSENT)
+        self.get = functions.get  # type: ignore[method-assign]
+        self.put = functions.set  # type: ignore[method-assign]
+        self.delete = functions.clear  # type: ignore[method-assign]
+
+    def handle(self, default: Any) -> ValueHandle[Any]:
+        return self._handle(self, None if default is None else self._hold(default))
+
+    def get(self) -> Any:
+        raise NotImplementedError  # hidden by the function of the handle
 
     def put(self, value: Any) -> None:
-        raise NotImplementedError  # hidden by the function of the table
+        raise NotImplementedError  # hidden by the function of the handle
 
     def delete(self) -> None:
-        at = self._position
-        if at.address in self._parts[at.part]:
-            self._remove(at.part, at.address)
+        raise NotImplementedError  # hidden by the function of the handle
 
     def _remove(self, part: int, where: Any) -> None:
-        if self.changes.newest is not None:
-            self.changes.log(part, where, self._parts[part][where])
-        self.changes.dirty.add(where)
-        del self._parts[part][where]
+        _remove_value(self.changes, self._parts, part, where)
 
     def _copied(self, part: int) -> dict[Any, Any]:
         return self._parts[part].copy()
@@ -325,8 +339,8 @@ class MemoryEntryTable(_Table, EntryTable):
     """A dictionary of entries per address."""
 
     def get(self, entry: Any) -> Any:
-        at = self._position
-        entries = self._parts[at.part].get(at.address)
+        at = self._cursor
+        entries = self._parts[at.place].get(at.token)
         if entries is None:
             return ABSENT
         held = entries.get(token(entry), ABSENT)
@@ -334,8 +348,8 @@ class MemoryEntryTable(_Table, EntryTable):
 
     def put(self, entry: Any, value: Any) -> None:
         held = self._hold(value)
-        at = self._position
-        part, address = self._parts[at.part], at.address
+        at = self._cursor
+        part, address = self._parts[at.place], at.token
         name = self._entry_token(entry)
         entries = part.get(address)
         if entries is None:
@@ -343,7 +357,7 @@ class MemoryEntryTable(_Table, EntryTable):
         where = (address, name)
         changes = self.changes
         if changes.newest is not None:
-            changes.log(at.part, where, entries.get(name, ABSENT))
+            changes.log(at.place, where, entries.get(name, ABSENT))
         changes.dirty.add(where)
         entries[name] = held
 
@@ -353,10 +367,10 @@ class MemoryEntryTable(_Table, EntryTable):
         return token(codec.hold(entry))
 
     def delete(self, entry: Any) -> None:
-        at = self._position
-        entries = self._parts[at.part].get(at.address)
+        at = self._cursor
+        entries = self._parts[at.place].get(at.token)
         if entries is not None and (name := token(entry)) in entries:
-            self._remove(at.part, (at.address, name))
+            self._remove(at.place, (at.token, name))
 
     def _remove(self, part: int, where: Any) -> None:
         address, name = where
@@ -369,24 +383,24 @@ class MemoryEntryTable(_Table, EntryTable):
             del self._parts[part][address]
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        at = self._position
-        entries = self._parts[at.part].get(at.address)
+        at = self._cursor
+        entries = self._parts[at.place].get(at.token)
         found, release = list(entries.items()) if entries else (), self._release
         return ((key_of(name), release(held)) for name, held in found)
 
     def last(self) -> int:
-        at = self._position
-        entries = self._parts[at.part].get(at.address)
+        at = self._cursor
+        entries = self._parts[at.place].get(at.token)
         return next(reversed(entries)) if entries else -1
 
     def empty(self) -> bool:
-        at = self._position
-        return at.address not in self._parts[at.part]
+        at = self._cursor
+        return at.token not in self._parts[at.place]
 
     def clear(self) -> None:
-        at = self._position
-        for name in list(self._parts[at.part].get(at.address, ())):
-            self._remove(at.part, (at.address, name))
+        at = self._cursor
+        for name in list(self._parts[at.place].get(at.token, ())):
+            self._remove(at.place, (at.token, name))
 
     def _copied(self, part: int) -> dict[Any, Any]:
         return {
@@ -444,14 +458,14 @@ class MemoryBackend(KeyedBackend):
                 no table can.
         """
         super().__init__(keys, specs, max_parallelism)
-        self._plain, self._spaced = _Position(), _Position()
+        self.cursor, self._spaced = Cursor(), Cursor()
         self._namespace: Any = token(None)
         self._any_spaced = any(spec.layout.namespaced for spec in self.specs.values())
         self._tables: dict[str, MemoryValueTable | MemoryEntryTable] = {}
         for name, spec in self.specs.items():
-            position = self._spaced if spec.layout.namespaced else self._plain
+            cursor = self._spaced if spec.layout.namespaced else self.cursor
             kind = MemoryValueTable if spec.layout.entry is None else MemoryEntryTable
-            self._tables[name] = kind(spec, position, max_parallelism)
+            self._tables[name] = kind(spec, cursor, max_parallelism)
         self._kept: dict[str, CommittedPoints[KeptCut]] = {}
         if kept_bytes_max:
             for name, table in self._tables.items():
@@ -471,37 +485,35 @@ class MemoryBackend(KeyedBackend):
     def set_key(self, key: Any, key_group: int = -1) -> None:
         kind = type(key)
         address = key if kind is str or kind is int or kind is bytes else token(key)
-        self._plain.address = address
-        self._plain.part = hash(address) % PARTS
+        self.cursor.token = address
+        self.cursor.place = hash(address) % PARTS
         if self._any_spaced:
             self._set_spaced()
 
-    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
-        spaced, addresses = self._any_spaced, tokens_of(keys)
-        at = self._plain
-        for key, at.address, at.part in zip(
-            keys, addresses, map(_to_part, map(hash, addresses)), strict=True
-        ):
-            if spaced:
-                self._set_spaced()
-            yield key
+    def places(
+        self, keys: Sequence[Any], key_groups: Sequence[int]
+    ) -> tuple[Iterable[Token], Iterable[Any]]:
+        self._spaced.clear()
+        tokens = tokens_of(keys)
+        return tokens, [hash(token) % PARTS for token in tokens]
 
     @property
     def current_key(self) -> Hashable:
-        return self._plain.address
+        found: Hashable = self.cursor.token
+        return found
 
     def set_namespace(self, namespace: Any) -> None:
         self._namespace = token(namespace)
-        if self._any_spaced and self._plain.address is not None:
+        if self._any_spaced and self.cursor.is_set:
             self._set_spaced()
 
     def _set_spaced(self) -> None:
-        address = (self._plain.address, self._namespace)
-        self._spaced.address, self._spaced.part = address, part_of(address)
+        address = (self.cursor.token, self._namespace)
+        self._spaced.token, self._spaced.place = address, part_of(address)
 
     def clear_key(self) -> None:
-        for position in (self._plain, self._spaced):
-            position.address, position.part = None, _NoKey()
+        self.cursor.clear()
+        self._spaced.clear()
 
     def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:
         return self._tables[name].addresses()

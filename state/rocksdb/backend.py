@@ -7,14 +7,15 @@ memory (`write_back.py`). Each read of a value that can change in place makes a 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
 
 from ..hashing import hash_key, hash_keys, key_group_of, key_groups_of
-from ..keyed.base import EntryTable, KeyedBackend, KeyWalk, ValueTable
+from ..keyed.base import NO_KEY, Cursor, EntryTable, KeyedBackend, KeyWalk, ValueTable
 from ..keyed.canonical import TableSpec
-from ..keyed.keys import KeyShape, encode_token, key_of, token, tokens_of
+from ..keyed.keys import KeyShape, Token, encode_token, key_of, token, tokens_of
 from ..keygroups import KeyGroupRange
 from ..settings import MemoryShare, RocksDBSettings
 from ..snapshot import FilesCut, RestoredState, TableCut
@@ -22,7 +23,7 @@ from .cut import DatabaseCut
 from .database import Database
 from .layout import EntryReader, encode_addresses, group_prefix
 from .restore import Restorer
-from .tables import Position, RocksDBEntryTable, RocksDBValueTable
+from .tables import RocksDBEntryTable, RocksDBValueTable
 from .write_back import VISIT_KEYS, HeldValueTable
 
 _ALIVE: Final = -(2**63)
@@ -53,7 +54,7 @@ class RocksDBBackend(KeyedBackend):
         self._directory, self._token = directory, file_token
         self._cuts = 0
         self._groups = [group_prefix(group) for group in range(max_parallelism)]
-        self._plain, self._spaced = Position(), Position()
+        self.cursor, self._spaced = Cursor(), Cursor()
         self._namespace = encode_token(token(None))
         self._any_spaced = any(spec.layout.namespaced for spec in self.specs.values())
         self._tables: dict[str, RocksDBValueTable | HeldValueTable | RocksDBEntryTable] = {}
@@ -70,13 +71,13 @@ class RocksDBBackend(KeyedBackend):
     def _table(
         self, spec: TableSpec, database: Database, held_bytes: int
     ) -> RocksDBValueTable | HeldValueTable | RocksDBEntryTable:
-        position = self._spaced if spec.layout.namespaced else self._plain
+        cursor = self._spaced if spec.layout.namespaced else self.cursor
         if spec.layout.entry is not None:
-            return RocksDBEntryTable(spec, database, position)
+            return RocksDBEntryTable(spec, database, cursor)
         if spec.ttl_ms is not None or spec.layout.namespaced:
-            return RocksDBValueTable(spec, database, position)
+            return RocksDBValueTable(spec, database, cursor)
         share = MemoryShare(held_bytes)
-        table = HeldValueTable(spec, database, position, self.max_parallelism, share)
+        table = HeldValueTable(spec, database, cursor, self.max_parallelism, share)
         self._held.append(table)
         return table
 
@@ -97,47 +98,44 @@ class RocksDBBackend(KeyedBackend):
         return self._encodes or self._asked
 
     def set_key(self, key: Any, key_group: int = -1) -> None:
-        plain, where = self._plain, token(key)
-        plain.token = where
-        plain.is_set = True
+        cursor = self.cursor
+        cursor.token = where = token(key)
         self._encodes = self._encodes or self._asked
         if self._encodes:
             if key_group < 0:
                 key_group = key_group_of(hash_key(key), self.max_parallelism)
-            plain.key = self._groups[key_group] + encode_token(where)
+            cursor.place = self._groups[key_group] + encode_token(where)
             if self._any_spaced:
                 self._set_spaced()
         self._entered += 1
         if self._entered >= self._keys_to_visit():
             self._tidy()
 
-    def visit(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Iterator[Any]:
-        plain, any_spaced = self._plain, self._any_spaced
-        encodes = self._encodes = self._encodes or self._asked
-        plain.is_set = True
+    def places(
+        self, keys: Sequence[Any], key_groups: Sequence[int]
+    ) -> tuple[Iterable[Token], Iterable[Any]]:
+        self._spaced.clear()
+        self._encodes = self._encodes or self._asked
+        places: Iterable[Any] = repeat(NO_KEY, len(keys))
+        if self._encodes:
+            places = encode_addresses(self._groups_of(keys, key_groups), keys)
+        return chain.from_iterable(self._fetched(tokens_of(keys))), places
+
+    def _fetched(self, tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+        """Yield tokens in pieces, for whose keys the tables have made ready when a piece is yielded."""
         low = 0
-        while low < len(keys):
+        while low < len(tokens):
             self._tidy()
-            high = low + self._keys_to_visit()
-            some = keys[low:high]
+            some = tokens[low : low + self._keys_to_visit()]
             self._entered = len(some)
-            tokens = tokens_of(some)
             for table in self._held:
-                table.fetch(tokens)
-            if encodes:
-                addresses = encode_addresses(self._groups_of(some, key_groups[low:high]), some)
-                for key, plain.token, plain.key in zip(some, tokens, addresses, strict=True):
-                    if any_spaced:
-                        self._set_spaced()
-                    yield key
-            else:
-                for key, plain.token in zip(some, tokens, strict=True):
-                    yield key
-            low = high
+                table.fetch(some)
+            yield some
+            low += len(some)
         self._tidy()
 
     def _groups_of(self, keys: Sequence[Any], key_groups: Sequence[int]) -> Sequence[int]:
-        if key_groups[0] >= 0:
+        if not keys or key_groups[0] >= 0:
             return key_groups
         found: list[int] = key_groups_of(hash_keys(keys), self.max_parallelism).tolist()
         return found
@@ -154,23 +152,23 @@ class RocksDBBackend(KeyedBackend):
     @property
     def current_key(self) -> Hashable:
         if self._encodes:
-            return self._plain.key
+            found: Hashable = self.cursor.place
+            return found
         self._asked = True  # so that the next keys are encoded together
-        where = self._plain.token
+        where = self.cursor.token
         key_group = key_group_of(hash_key(key_of(where)), self.max_parallelism)
         return self._groups[key_group] + encode_token(where)
 
     def set_namespace(self, namespace: Any) -> None:
         self._namespace = encode_token(token(namespace))
-        if self._any_spaced and self._plain.is_set:
+        if self._any_spaced and self.cursor.is_set:
             self._set_spaced()
 
     def _set_spaced(self) -> None:
-        self._spaced.key = self._plain.key + self._namespace
-        self._spaced.is_set = True
+        self._spaced.place = self.cursor.place + self._namespace
 
     def clear_key(self) -> None:
-        self._plain.clear()
+        self.cursor.clear()
         self._spaced.clear()
 
     def addresses(self, name: str) -> Iterator[tuple[Any, Any]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import suppress
 from typing import Any, Final
 
-from ...errors import StateError
-from ..keyed.base import ABSENT, EntryTable, KeyWalk, ValueTable
+from ..keyed.base import ABSENT, Cursor, EntryTable, KeyWalk, ValueTable, no_current_key
 from ..keyed.canonical import TableSpec
 from ..keyed.keys import encode_token, token
 from .database import Database
@@ -15,37 +13,6 @@ from .layout import Places, last_use, value_functions
 
 _WALKED: Final = 256
 """The keys that one piece of a walk has."""
-
-
-class Position:
-    """The key of all access, for some tables together with the namespace.
-
-    Attributes:
-        token: the token of the key; only of the position without a namespace.
-        key: their bytes; not set while no table needs them.
-    """
-
-    __slots__ = ("is_set", "key", "token")
-    token: Any
-    key: bytes
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-    def __getattr__(self, name: str) -> Any:
-        # Called only if there is no such attribute, so the check costs nothing while there is a key.
-        raise StateError(
-            "keyed state was used without a current key",
-            fix="use it in on_record, where the key is that of the record",
-        )
-
-    def clear(self) -> None:
-        """Unset the current key."""
-        if self.is_set:
-            self.is_set = False
-            for name in ("token", "key"):
-                with suppress(AttributeError):
-                    delattr(self, name)
 
 
 class _Walk(KeyWalk):
@@ -81,14 +48,21 @@ class _Walk(KeyWalk):
 
 
 class Table:
-    """The base of both kinds of tables."""
+    """The base of both kinds of tables. The place of the cursor has the bytes of key and namespace."""
 
-    def __init__(self, spec: TableSpec, database: Database, position: Position) -> None:
+    def __init__(self, spec: TableSpec, database: Database, cursor: Cursor) -> None:
         self.spec, self.database = spec, database
-        self._position = position
+        self._cursor = cursor
         self._places = Places(spec.layout)
         self._encode, self._decode = value_functions(spec.layout)
         self._swept_to = b""
+
+    def _address(self) -> bytes:
+        """Return the bytes of the current key and namespace."""
+        place = self._cursor.place
+        if not isinstance(place, bytes):
+            raise no_current_key()
+        return place
 
     def addresses(self) -> Iterator[tuple[Any, Any]]:
         """Yield the key and namespace of every address in the table."""
@@ -125,44 +99,44 @@ class RocksDBValueTable(Table, ValueTable):
     """
 
     def get(self) -> Any:
-        data = self.database.get(self._position.key)
+        data = self.database.get(self._address())
         return ABSENT if data is None else self._decode(data)
 
     def put(self, value: Any) -> None:
-        self.database.put(self._position.key, self._encode(value))
+        self.database.put(self._address(), self._encode(value))
 
     def delete(self) -> None:
-        self.database.delete(self._position.key)
+        self.database.delete(self._address())
 
 
 class RocksDBEntryTable(Table, EntryTable):
     """A table whose entries lie side by side behind their address."""
 
     def get(self, entry: Any) -> Any:
-        data = self.database.get(self._position.key + encode_token(token(entry)))
+        data = self.database.get(self._address() + encode_token(token(entry)))
         return ABSENT if data is None else self._decode(data)
 
     def put(self, entry: Any, value: Any) -> None:
-        key = self._position.key + self._places.encode_entry(entry)
+        key = self._address() + self._places.encode_entry(entry)
         self.database.put(key, self._encode(value))
 
     def delete(self, entry: Any) -> None:
-        self.database.delete(self._position.key + encode_token(token(entry)))
+        self.database.delete(self._address() + encode_token(token(entry)))
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        address = self._position.key
+        address = self._address()
         start, entry, decode = len(address), self._places.entry, self._decode
         found = self.database.under(address)
         return ((entry(key, start), decode(data)) for key, data in found)
 
     def last(self) -> int:
-        address = self._position.key
+        address = self._address()
         key = self.database.under(address).last_key()
         return -1 if key is None else int(self._places.entry(key, len(address)))
 
     def empty(self) -> bool:
-        return self.database.under(self._position.key).last_key() is None
+        return self.database.under(self._address()).last_key() is None
 
     def clear(self) -> None:
-        for key, _ in self.database.under(self._position.key):
+        for key, _ in self.database.under(self._address()):
             self.database.delete(key)

@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Final
 
 from ..hashing import hash_key, hash_keys, key_group_of, key_groups_of
-from ..keyed.base import ABSENT, KeyWalk, ValueTable
+from ..keyed.base import ABSENT, Cursor, KeyWalk, ValueTable
 from ..keyed.canonical import TableSpec
+from ..keyed.handles import ValueHandle
 from ..keyed.keys import Token, decode_token, encode_token, key_of
 from ..settings import MemoryShare
 from .database import Changes, Database, OpenCut
 from .layout import GROUP_BYTES, encode_addresses, group_prefix, value_functions
-from .tables import Position, Table
+from .tables import Table
 
 VISIT_KEYS: Final = 4096
 """The number of keys whose values are read together."""
@@ -44,6 +45,75 @@ _BYTES_EACH: Final = 64 << 10
 _SMALL: Final = 1 << 30
 """The interpreter compares integers below this one fastest."""
 _UNKNOWN: Final = object()
+
+
+class _HeldHandle(ValueHandle[Any]):
+    """A handle of values that are held encoded, with all that an access needs.
+
+    Args:
+        table: the table.
+        missing: the value of a key without one, as it is held; None or `ABSENT` are returned themselves.
+    """
+
+    __slots__ = ("_changed", "_cursor", "_known", "_missing", "_owner")
+
+    def __init__(self, table: HeldValueTable, missing: Any) -> None:
+        self._owner, self._cursor, self._missing = table, table._cursor, missing
+        self._changed, self._known = table._changed, table._known
+        self._release = table._decode
+
+    def get(self) -> Any:
+        held = self._find()
+        if held is ABSENT:
+            held = self._missing
+        return held if held is None or held is ABSENT else self._release(held)
+
+    def _find(self) -> Any:
+        where = self._cursor.token
+        held = self._changed.get(where, _UNKNOWN)
+        if held is _UNKNOWN:
+            held = self._known.get(where, _UNKNOWN)
+            if held is _UNKNOWN:
+                held = self._owner._load(where)
+        return held
+
+    def set(self, value: Any) -> None:
+        table = self._owner
+        self._changed[self._cursor.token] = held = table._hold(value)
+        table._put_bytes += len(held)
+
+    def clear(self) -> None:
+        self._changed[self._cursor.token] = ABSENT
+
+    def exists(self) -> bool:
+        return self._find() is not ABSENT
+
+
+class _NumberHandle(_HeldHandle):
+    """A handle of numbers, which are held as they are."""
+
+    __slots__ = ("_bounded", "_plain")
+
+    def __init__(self, table: HeldValueTable, missing: Any) -> None:
+        super().__init__(table, missing)
+        codec = table.spec.layout.value
+        self._bounded = codec.plain_ints
+        """Of the values of type `_plain`, only small ones need no check."""
+        self._plain = int if codec.plain_ints else codec.plain
+
+    def get(self) -> Any:
+        where = self._cursor.token
+        held = self._changed.get(where, _UNKNOWN)
+        if held is _UNKNOWN:
+            held = self._known.get(where, _UNKNOWN)
+            if held is _UNKNOWN:
+                held = self._owner._load(where)
+        return self._missing if held is ABSENT else held
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self._plain or (self._bounded and not -_SMALL < value < _SMALL):
+            value = self._owner._hold(value)
+        self._changed[self._cursor.token] = value
 
 
 class Frozen:
@@ -92,7 +162,7 @@ class HeldValueTable(Table, ValueTable):
     Args:
         spec: of the state.
         database: of the state.
-        position: has the token of the current key.
+        cursor: has the token of the current key.
         max_parallelism: the number of key groups.
         share: the memory that keys and values may take; closed with the table.
     """
@@ -101,11 +171,11 @@ class HeldValueTable(Table, ValueTable):
         self,
         spec: TableSpec,
         database: Database,
-        position: Position,
+        cursor: Cursor,
         max_parallelism: int,
         share: MemoryShare,
     ) -> None:
-        super().__init__(spec, database, position)
+        super().__init__(spec, database, cursor)
         codec = spec.layout.value
         # Numbers are held as they are: any that `hold` takes can be written later. All other values are
         # held encoded, so that an error of their encoding is that of the call that puts them.
@@ -123,54 +193,25 @@ class HeldValueTable(Table, ValueTable):
         self._bytes_each = _BYTES_EACH
         self._part = 1
         self._bound()
-        self.get = self.getter(ABSENT)  # type: ignore[method-assign]
-        self.put = self._putter()  # type: ignore[method-assign, assignment]
+        self._handle = _NumberHandle if self._as_it_is else _HeldHandle
+        functions = self._handle(self, ABSENT)
+        self.get = functions.get  # type: ignore[method-assign]
+        self.put = functions.set  # type: ignore[method-assign]
+        self.delete = functions.clear  # type: ignore[method-assign]
 
     # --- access by the current key -------------------------------------------------------------
 
-    def getter(self, missing: Any) -> Callable[[], Any]:
-        at, load, decode, as_it_is = self._position, self._load, self._decode, self._as_it_is
-        changed, known, unknown, absent = self._changed.get, self._known.get, _UNKNOWN, ABSENT
-
-        def get() -> Any:
-            where = at.token
-            held = changed(where, unknown)
-            if held is unknown:
-                held = known(where, unknown)
-                if held is unknown:
-                    held = load(where)
-            if held is absent:
-                return missing
-            return held if as_it_is else decode(held)
-
-        return get
-
-    def _putter(self) -> Callable[[Any], None]:
-        at, changed, hold = self._position, self._changed, self._hold
-        codec = self.spec.layout.value
-        plain = codec.plain if self._as_it_is else None
-        whole = int if codec.plain_ints else None
-        low, high, encoded = -_SMALL, _SMALL, not self._as_it_is
-
-        def put(value: Any) -> None:
-            kind = type(value)
-            if kind is plain or (kind is whole and low < value < high):
-                changed[at.token] = value
-            else:
-                changed[at.token] = held = hold(value)
-                if encoded:
-                    self._put_bytes += len(held)
-
-        return put
+    def handle(self, default: Any) -> ValueHandle[Any]:
+        return self._handle(self, None if default is None else self._hold(default))
 
     def get(self) -> Any:
-        raise NotImplementedError  # hidden by the function of the table
+        raise NotImplementedError  # hidden by the function of the handle
 
     def put(self, value: Any) -> None:
-        raise NotImplementedError  # hidden by the function of the table
+        raise NotImplementedError  # hidden by the function of the handle
 
     def delete(self) -> None:
-        self._changed[self._position.token] = ABSENT
+        raise NotImplementedError  # hidden by the function of the handle
 
     def _load(self, where: Token) -> Any:
         """Read a single value that is not held."""
@@ -313,7 +354,7 @@ class HeldValueTable(Table, ValueTable):
         A thread that collects the files of a cut may still write.
         """
         self._share.close()
-        for name in ("get", "put", "_frozen"):
+        for name in ("get", "put", "delete", "_frozen"):
             del self.__dict__[name]
 
     # --- all keys ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from headgate.errors import StateError
 from headgate.state.hashing import hash_keys, key_groups_of
 from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.keys import OPAQUE_KEYS, keys_of_type, token
+from headgate.tests.support.keyed import visits
 
 TTL = 50
 KEYS: dict[str, tuple[Any, list[Any]]] = {
@@ -78,23 +79,26 @@ class Run:
         stop = self.rng.choice([None, 2])  # as when a function raises
         groups = key_groups_of(hash_keys(keys), self.backend.max_parallelism).tolist()
         numbers, lists = map(self.backend.value_table, ("number", "list_value"))
-        number_or_0 = numbers.getter(0)
-        for key, visited in islice(zip(keys, self.backend.visit(keys, groups), strict=True), stop):
-            assert visited is key
+        number, some = numbers.handle(0), lists.handle([7])
+        for key in islice(visits(self.backend, keys, groups), stop):
             where = (token(key), token(None), None)
             before = self.model.tables["number"].get(where, ABSENT)
             assert numbers.get() == before
-            assert number_or_0() == (0 if before is ABSENT else before)
-            assert lists.get() == self.model.tables["list_value"].get(where, ABSENT)
-            number = self.rng.randrange(1000)
-            if number < 200:
-                numbers.delete()
+            assert number.get() == (0 if before is ABSENT else before)
+            assert number.exists() is (before is not ABSENT)
+            listed = self.model.tables["list_value"].get(where, ABSENT)
+            assert lists.get() == listed
+            assert some.get() == ([7] if listed is ABSENT else listed)
+            some.get().append(8)
+            value = self.rng.randrange(1000)
+            if value < 200:
+                self.rng.choice([number.clear, numbers.delete])()
                 self.model.tables["number"].pop(where, None)
             else:
-                numbers.put(number)
-                lists.put([number])
-                self.model.tables["number"][where] = number
-                self.model.tables["list_value"][where] = [number]
+                self.rng.choice([number.set, numbers.put])(value)
+                self.rng.choice([some.set, lists.put])([value])
+                self.model.tables["number"][where] = value
+                self.model.tables["list_value"][where] = [value]
         self.backend.clear_key()
 
     def delete_value(self, place: Any, spaced: Any) -> None:

@@ -16,6 +16,7 @@ from headgate.state.keygroups import KeyGroupRange
 from headgate.state.rocksdb.backend import RocksDBBackend
 from headgate.state.rocksdb.layout import encode_addresses, group_prefix
 from headgate.state.settings import RocksDBSettings
+from headgate.tests.support.keyed import visits
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_addresses_of_a_batch_are_those_of_single_keys(keys: list[Any]) -> None:
 def visit(backend: RocksDBBackend, keys: list[int], value: bytes) -> None:
     """Read and write the value of each key."""
     table = backend.value_table("one")
-    for _ in backend.visit(keys, [-1] * len(keys)):
+    for _ in visits(backend, keys):
         table.get()
         table.put(value)
     backend.clear_key()

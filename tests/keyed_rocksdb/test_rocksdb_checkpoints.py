@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from headgate.errors import StateError
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.keyed import visits
 
 HELD = pytest.mark.parametrize("held_bytes", [1, 100_000, 64 << 20])
 """From hardly any value to all of them in memory."""
@@ -62,7 +63,7 @@ def test_values_that_are_not_written_at_a_cut_are_part_of_it(
     table, numbers = backend.value_table("number"), job.numbers
 
     def change(keys: range, value: int | None) -> None:
-        for key in backend.visit(keys, [-1] * len(keys)):
+        for key in visits(backend, keys):
             if value is None:
                 table.delete()
                 numbers.pop(key, None)
