@@ -135,7 +135,7 @@ FAST_ONE_IN: dict[str, int] = {
     "recovery/test_kept_states.py::test_what_is_not_kept_is_read": 0,
     "recovery/test_kept_states.py::test_values_of_a_reduce_are_taken_over": 2,
     "recovery/test_kept_windows.py": 12,
-    "recovery/test_rollback.py::test_all_aggregates_go_back_to_a_checkpoint": 0,
+    "recovery/test_rollback.py::test_state_of_all_aggregates_goes_back": 0,
     "redis": 0,
     "rest/test_coordinators.py": 2,
     "rest/test_profiles.py": 0,

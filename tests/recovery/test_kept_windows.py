@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import headgate as hg
 from headgate.connectors import collect, generator, sequence
 from headgate.operators.windows import tumbling
 from headgate.operators.windows.panes import table as pane_table
+from headgate.operators.windows.sessions import table as session_table
 from headgate.runtime.storage.memory import MemoryStore
 from headgate.tests.support.held import Paced
 
@@ -25,6 +26,7 @@ WINDOWS = {
     "tumbling": hg.tumbling("500ms"),
     "sliding": hg.sliding("600ms", "200ms"),
     "cumulative": hg.cumulative("800ms", "200ms"),
+    "session": hg.session("9ms"),
 }
 SPANS_MS = {
     "tumbling": (500, [500]),
@@ -32,6 +34,8 @@ SPANS_MS = {
     "cumulative": (800, [200, 400, 600, 800]),
 }
 """The distance between the starts of windows, and their lengths."""
+GAP_MS = 9
+"""Some keys have rows that are nearer to each other, and sessions that last long, others have not."""
 
 
 class Watched(MemoryStore):
@@ -55,7 +59,7 @@ class Watched(MemoryStore):
 
 def _place(name: str) -> tuple[str, int] | None:
     """Return the step and the subtask of a file with windows; None: it is another file."""
-    found = re.search(r"/(\w+)-(\d+)-(windows|panes)-", name)
+    found = re.search(r"/(\w+)-(\d+)-(windows|panes|sessions)-", name)
     return (found[1], int(found[2])) if found else None
 
 
@@ -122,12 +126,31 @@ def _plain(row: Any) -> tuple[int, ...]:
 
 def batch_answer(name: str) -> list[tuple[int, ...]]:
     """Return what the windows of all rows are, computed one by one."""
-    every, lengths = SPANS_MS[name]
     found = defaultdict(list)
+    if name == "session":
+        for key, ns in sessions():
+            found[key, ns[0], ns[-1] + GAP_MS] = ns
+        return _results(found)
+    every, lengths = SPANS_MS[name]
     for n in range(ROWS):
         for length in lengths:
             for start in range(n // every * every, n - length, -every):
                 found[n * n % KEYS + n // 1500, start, start + length].append(n)
+    return _results(found)
+
+
+def sessions() -> Iterator[tuple[int, list[int]]]:
+    """Yield the key and the rows of each session."""
+    last: dict[int, list[int]] = {}
+    for n in range(ROWS):
+        key = n * n % KEYS + n // 1500
+        if key in last and n - last[key][-1] > GAP_MS:
+            yield key, last.pop(key)
+        last.setdefault(key, []).append(n)
+    yield from last.items()
+
+
+def _results(found: Mapping[tuple[int, int, int], list[int]]) -> list[tuple[int, ...]]:
     return sorted((*window, len(ns), sum(ns), len(ns), min(ns)) for window, ns in found.items())
 
 
@@ -180,9 +203,10 @@ async def at_any_moment(scene: Scene, job: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panes are moved, and windows get groups of their own, with few keys."""
+    """Panes and sessions are moved, and windows get groups of their own, with few keys."""
     monkeypatch.setattr(pane_table, "DEAD_MIN", 16)
     monkeypatch.setattr(tumbling, "SMALL_ROWS", 8)
+    monkeypatch.setattr(session_table, "_DEAD_MIN", 16)
 
 
 @pytest.mark.parametrize("parallelism", [2, 3, 4])

@@ -32,6 +32,9 @@ from headgate.operators.windows.kinds import (
 from headgate.operators.windows.panes import table as pane_table
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
 from headgate.operators.windows.panes.operator import PaneAggregate
+from headgate.operators.windows.sessions import table as session_table
+from headgate.operators.windows.sessions.operator import SessionAggregate
+from headgate.operators.windows.sessions.window import FixedGap
 from headgate.operators.windows.tumbling import TumblingAggregate
 from headgate.runtime.options.recovery import KEEP_STATE
 from headgate.state.slots import table as slot_table
@@ -113,6 +116,11 @@ def _reduced(keys: str, texts: str) -> Operator:
     return ReduceOperator(_changed_in_place, ("k",), schema=None if texts == "few" else schema)
 
 
+def _sessions(keys: str, texts: str) -> Operator:
+    plan = plan_for(keys, texts, added=WINDOW_FIELDS)
+    return SessionAggregate(FixedGap(6), 7, plan, "sessions")
+
+
 KINDS = {
     "reduced": Kind("reduce", _reduced),
     "running": Kind("running", lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
@@ -122,6 +130,7 @@ KINDS = {
         expires=True,
     ),
     "windows": Kind("windows", _windows, expires=True),
+    "sessions": Kind("sessions", _sessions, expires=True),
     "panes": Kind("panes", _panes, expires=True),
     "global": Kind(
         "whole", lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
@@ -138,6 +147,7 @@ def tight() -> Any:
         patch.setattr(slot_table, "_MOVE_AT_LEAST", 8)
         patch.setattr(tumbling, "SMALL_ROWS", 3)
         patch.setattr(pane_table, "DEAD_MIN", 1)
+        patch.setattr(session_table, "_DEAD_MIN", 1)
         yield
 
 
@@ -323,21 +333,24 @@ class Permit:
     checkpoint_id: int
 
 
-CASES = [
-    (kind, keys)
-    for kind in KINDS
-    for keys in KEYS
-    if keys != "none" or kind not in ("expiring", "reduced")
-]
+KEYED = [name for name in KEYS if name != "none"]
+kinds_of_keys = st.sampled_from(list(KEYS))
 
 
-@settings(max_examples=30, deadline=None)
-@given(history=actions, case=st.sampled_from(CASES))
-def test_aggregates_go_back_to_a_checkpoint(case: tuple[str, str], history: Any) -> None:
-    run(Subject(*case, "few"), history)
+def keys_for(kind: str, drawn: str) -> str:
+    """Return the kind of keys that was drawn, or another one if this kind of operator has to have keys."""
+    return KEYED[0] if drawn == "none" and kind in ("expiring", "reduced") else drawn
 
 
-@settings(max_examples=60, deadline=None)
-@given(history=actions, case=st.sampled_from(CASES))
-def test_all_aggregates_go_back_to_a_checkpoint(case: tuple[str, str], history: Any) -> None:
-    run(Subject(*case, "many"), history)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(history=actions, keys=kinds_of_keys)
+def test_state_goes_back_to_a_checkpoint(kind: str, keys: str, history: Any) -> None:
+    run(Subject(kind, keys_for(kind, keys), "few"), history)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(history=actions, keys=kinds_of_keys)
+def test_state_of_all_aggregates_goes_back(kind: str, keys: str, history: Any) -> None:
+    run(Subject(kind, keys_for(kind, keys), "many"), history)

@@ -13,6 +13,10 @@ from .counting import PER_KEY, Trouble, key_of
 from .outside import KEYS, WORLDS, Numbers, World, time_of
 
 WINDOW_MS = 1000
+GAP_MS = 120
+"""The gap of sessions: some numbers of a key are further apart, and others are not."""
+SESSION_KEYS = 7
+"""The keys of sessions, each of which has numbers of all splits."""
 OVERLAPPING: Final = (
     (hg.sliding("1s", "250ms", allowed_lateness="1s"), 250, (1000,)),
     (hg.cumulative("1s", "250ms", allowed_lateness="1s"), 1000, (250, 500, 750, 1000)),
@@ -114,6 +118,55 @@ def expected_panes(rows: int, which: int) -> dict[tuple[int, int, int], list[int
                 of_window = found[key_of(number), start, start + length]
                 of_window[0] += 1
                 of_window[1] += number
+    return dict(found)
+
+
+def sessions(job: hg.Job, token: str) -> Any:
+    """Sessions. They fire again as windows do, and are extended and merged by what comes late."""
+    return (
+        job.read(Numbers(token, columns=True), name="numbers")
+        .select(f"number % {SESSION_KEYS} AS key", "number", "at", name="keys")
+        .event_time("at", max_out_of_order="50ms", name="time")
+        .key_by("key")
+        .window(hg.session(f"{GAP_MS}ms", allowed_lateness="1s"))
+        .agg(numbers=hg.count(), total=hg.sum("number"), name="sessions")
+        .select("key", "window_start", "window_end", "numbers", "total")
+    )
+
+
+def check_sessions(world: World, record: tuple[Any, ...]) -> None:
+    """A result is of a part of one session, and of more each time."""
+    key, start, end, numbers, _ = record
+    bounds = _ms(start), _ms(end)
+    before = [other[3] for other in world.by_key.get(key, ()) if other[1:3] == (start, end)]
+    for first, last, *wanted in expected_sessions(world.rows)[key]:
+        if first <= bounds[0] and bounds[1] <= last:
+            if max(before, default=0) < numbers <= wanted[0]:
+                return
+            raise world.violated(f"a session of {wanted} fired behind {before}: {record}")
+    raise world.violated(f"there is no such session: {record}")
+
+
+def missing_sessions(world: World) -> list[Any]:
+    """Sessions of which the last result is not that of the whole."""
+    last = {(key, _ms(start), _ms(end)): rest for key, start, end, *rest in world.visible}
+    return sorted(
+        (key, *bounds)
+        for key, sessions in expected_sessions(world.rows).items()
+        for *bounds, numbers, total in sessions
+        if last.get((key, *bounds)) != [numbers, total]
+    )
+
+
+@cache
+def expected_sessions(rows: int) -> dict[int, list[list[int]]]:
+    """By key, start, end, how many numbers, and their sum of each session."""
+    found = defaultdict[int, list[list[int]]](list)
+    for number in sorted(range(rows), key=time_of):
+        time, of_key = time_of(number), found[number % SESSION_KEYS]
+        if not of_key or of_key[-1][1] < time:
+            of_key.append([time, 0, 0, 0])
+        of_key[-1][1:] = [time + GAP_MS, of_key[-1][2] + 1, of_key[-1][3] + number]
     return dict(found)
 
 

@@ -82,6 +82,9 @@ MORE_KINDS = {
     ),
     "kept reduce": Workload(counting.reduced, counting.check_reduced, conserves=True, keeps=True),
     "kept running": Workload(timed.running, timed.check_running, timed.missing_running, keeps=True),
+    "kept sessions": Workload(
+        timed.sessions, timed.check_sessions, timed.missing_sessions, flushes=True, keeps=True
+    ),
     "kept timers": Workload(timed.timers, timed.check_timers, flushes=True, keeps=True),
     "kept windows": Workload(
         timed.windows, timed.check_windows, timed.missing_windows, flushes=True, keeps=True

@@ -41,13 +41,14 @@ from ...aggregation.keyed_aggregate import KeyedRows, columns_of
 from ...aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ...base import OperatorContext
 from ...elements import WATERMARK_MIN, Batch
+from ...rollback import Rollback
 from ...spilling_space import DueRows, ExpiryBound, Pairs, is_in_portion
 from ...time_progress import WATERMARK_COLUMN, KeyGroupTable, clamped
 from ..kinds import WINDOW_FIELDS
 from ..spilling_cells import CellDelta, SpillingCells
 from ..windowed_aggregate import EMIT_ROWS_MAX, Fired, WindowedAggregate
 from .intervals import Index, Times
-from .table import SessionCut, SessionTable, superseded
+from .table import KeptSessions, SessionCut, SessionTable, superseded
 from .window import ColumnGap, FixedGap
 
 _SESSIONS = "sessions"
@@ -102,6 +103,8 @@ class SessionAggregate(WindowedAggregate):
             )
             if self._committed:
                 self._disk.find_expiring(self._lateness_ms)
+        else:
+            self._rollback = Rollback(context.options, _SESSIONS, self._open_kept)
 
     def _new_table(self, hasher: KeyHasher, limit: int) -> SessionTable:
         width = _WIDTH_MS
@@ -244,6 +247,7 @@ class SessionAggregate(WindowedAggregate):
         compacted = self._table.compacted(self._progress.watermark, self._lateness_ms)
         if self._spilling is None:
             self._in_memory = compacted
+            self._rollback.grew()  # the table that was compacted stays in kept cuts
         else:
             self._spilling.replace_cells(compacted)
 
@@ -284,7 +288,12 @@ class SessionAggregate(WindowedAggregate):
         part = CutPart(cut, cut.edges)
         sessions = table_cut(self._plan, epoch, [part], self.context.max_parallelism)
         sessions = msgspec.structs.replace(sessions, keys=self._identity)
+        self._rollback.cut(checkpoint_id)
         return StateSnapshot(tables={_SESSIONS: sessions, **progress})
+
+    def _open_kept(self) -> KeptSessions:
+        """Open a cut to which the sessions can go back; see `Rollback`."""
+        return self._in_memory.keep(self._rollback.grew, lambda: self._in_memory)
 
     @property
     def _identity(self) -> tuple[str, ...]:
@@ -314,10 +323,14 @@ class SessionAggregate(WindowedAggregate):
                 self._disk.restore_files(files)
         elif files:
             raise files_of_another_backend(_SESSIONS, self._step)
+        kept = self._rollback.found(state)
+        if kept is not None:
+            self._watch(self._in_memory, self._in_memory.go_back(kept))
         table = state.tables.get(_SESSIONS)
         if table is not None and table.num_rows:
             self._load(table, state.states.get(_SESSIONS))
         self._note_restored()
+        self._rollback.restored(self.context.restored_checkpoint)
 
     def _load(self, table: pa.Table, info: StateInfo | None) -> None:
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -351,6 +364,7 @@ class SessionAggregate(WindowedAggregate):
         return plain_column(table.column(name))
 
     def close(self) -> None:
+        self._rollback.close()
         if self._disk is not None:
             self._disk.close()
 

@@ -118,10 +118,13 @@ class SessionTable:
         self._head = SlotArray(np.int32)  # by key: its latest session, + 1
         self._seen = SlotArray(np.int32)  # by key: scratch
         self._kept = SlotArray(np.uint32)  # by key: see `not_kept`
+        self.changed = self._no_changes()
+        self._deadlines = Deadlines(width_ms)
+
+    def _no_changes(self) -> ChangedSlots:
         # Not a bound method: in a circle of references the arrays would wait for the garbage collector.
         bounds: list[Field] = [self.starts, self.ends]
-        self.changed = ChangedSlots(epoch, lambda: bounds)
-        self._deadlines = Deadlines(width_ms)
+        return ChangedSlots(self._epoch, lambda: bounds)
 
     @property
     def used_bytes(self) -> int:
@@ -390,10 +393,82 @@ class SessionTable:
         self.starts.data[slots], self.ends.data[slots] = starts, ends
         self.key_of.data[slots] = key_slots
         self.state.load(slots, state, self.size, epochs)
+        self._chain(slots)
+        return slots
+
+    def _chain(self, slots: Index) -> None:
+        """Chain sessions of keys that have none yet."""
+        if not slots.size:
+            return
+        starts, key_slots = self.starts.data[slots], self.key_of.data[slots]
         order = np.lexsort((starts, key_slots))
         unique, ranks = np.unique(key_slots[order], return_inverse=True)
         self._link(ranks, slots[order], unique, np.zeros(len(unique), np.int32))
-        return slots
+
+    # --- going back ----------------------------------------------------------------------------
+
+    def keep(self, grew: Callable[[], None], current: Callable[[], SessionTable]) -> KeptSessions:
+        """Open a cut to which the sessions can go back: that which the table has just counted.
+
+        Args:
+            grew: called now and then while old values come.
+            current: returns the table that has taken the place of this one, or this one.
+        """
+        return KeptSessions(self, grew, current)
+
+    def go_back(self, kept: KeptSessions) -> Index:
+        """Take over the sessions of another table, as they were at a cut; only into an empty one.
+
+        Return those that have not expired; `watch` them afterwards.
+        """
+        kept.keys.go_back(kept.keys_then)
+        kept.bounds.go_back()
+        kept.state.go_back(kept.aggregates, self._epoch)
+        self.keys, self.state = kept.keys, kept.state
+        self.starts, self.ends, self.key_of = kept.starts, kept.ends, kept.key_of
+        self._reserve(kept.bounds.size)
+        for by_key in (self._head, self._seen):
+            by_key.reserve(max(1, self.keys.size))
+        self.changed = self._no_changes()
+        self.changed.mark(slice(0, self.size), self.size, RESTORED_EPOCH)
+        alive = self.open()
+        self._alive = len(alive)
+        self._chain(alive)
+        return alive
+
+
+class KeptSessions:
+    """A cut to which sessions can go back.
+
+    Attributes:
+        keys, state, starts, ends, key_of: of the table; what they have of the sessions at the cut changes
+            only in ways that `bounds` and `aggregates` note. The chains of the sessions are made again.
+        keys_then, bounds, aggregates: the keys, the bounds and the state at the cut.
+    """
+
+    def __init__(
+        self, table: SessionTable, grew: Callable[[], None], current: Callable[[], SessionTable]
+    ) -> None:
+        self.keys, self.keys_then = table.keys, table.keys.cut()
+        self.bounds = table.changed.keep(table.size, grew)
+        self.state, self.aggregates = table.state, table.state.keep(grew)
+        self.starts, self.ends, self.key_of = table.starts, table.ends, table.key_of
+        self._table: SessionTable | None = table
+        self._current: Callable[[], SessionTable] | None = current
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of the old values, and of all if the table has been compacted since."""
+        size = self.bounds.nbytes + self.aggregates.slots.nbytes
+        if self._table is not None and self._current is not None:
+            size += self._table.used_bytes if self._current() is not self._table else 0
+        return size
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._table = self._current = None
+        self.bounds.close()
+        self.aggregates.slots.close()
 
 
 class SessionCut:
