@@ -32,6 +32,12 @@ DISCARDED_COUNTER = "sink_discarded_transactions"
 """Counts what a writer discards that attempts before this one had begun and no checkpoint needs."""
 
 
+DROPPED_FIX: Final = (
+    "if this is a savepoint behind which its job went on, and failed before the next checkpoint was "
+    "complete, the job has dropped what the savepoint had staged: begin with a newer savepoint, or with a "
+    "checkpoint of the job"
+)
+"""The advice for a restore that finds neither pending nor visible what a writer had pre-committed."""
 RETRY_PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """The pauses before something is repeated for which the target was away; the last one repeats."""
 
@@ -218,6 +224,8 @@ class SinkWriter:
         `commits_globally`.
 
         Raises:
+            JobError: what was pre-committed is gone. A savepoint may have what a later attempt, which went
+                on from an older checkpoint, has deleted. `DROPPED_FIX` says what to do then.
             TargetAwayError: the target does not answer at the moment; the call is repeated after a pause,
                 with the same committables, as often as `sink.committer.retries` says. Any other error
                 fails the attempt at once.
@@ -294,9 +302,10 @@ class Sink:
         a checkpoint begins. No later checkpoint completes before this one is committed. The call is
         repeated after failures, perhaps by another process, and perhaps while a former coordinator, which
         does not know yet that it has been replaced, is in the same call. So it must be idempotent by
-        itself: the target has to record, in the same atomic change, which checkpoint was committed last.
-        Checkpoint ids grow within a run of a job (`OperatorContext.run_id`); another run may use them
-        again.
+        itself: the target has to record, in the same atomic change, which checkpoint of which attempt was
+        committed last. Checkpoint ids grow within a run of a job (`OperatorContext.run_id`), but a
+        savepoint may have output of an attempt (`OperatorContext.attempt`) that later ones have not
+        committed. Another run may use ids again.
 
         Raises:
             StorageError: the target does not answer at the moment; the call is repeated after a pause.

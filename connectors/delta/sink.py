@@ -192,6 +192,7 @@ class DeltaWriter(TableWriter):
             stats=stats_of(pq.read_metadata(file.local), file.rows),
             job=self.context.job_name,
             sink=self.context.operator_name,
+            attempt=self.context.attempt,
         )
         table = parse_location(self._settings.address)
         if table.scheme == "file":

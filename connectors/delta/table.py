@@ -56,6 +56,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """The job whose run wrote the file; empty in committables of the first versions."""
     sink: str = ""
     """The name of the sink's step in that job."""
+    attempt: int = 0
+    """The attempt that wrote the file; 0 in committables of the first versions."""
 
 
 def delta_type(type_: pa.DataType) -> pa.DataType | None:

@@ -9,12 +9,16 @@ was.
 
 The merged file has the name that the first file of the group would have had. Whether it is visible
 therefore tells, also after a restore of an older checkpoint, whether a group has been committed.
+
+A restore can find a group without the files that the job held behind the restored checkpoint, and a
+savepoint may have the group with them. So the attempt that has restored a group adds the number of its last
+file to the name of the merged file (`drafts.name_of_restored`), which tells what is in it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,8 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from ...errors import CorruptError, StorageError
-from .drafts import Committable, Draft, Target
+from ...errors import CorruptError, JobError
+from ...operators.sink import DROPPED_FIX
+from .drafts import Committable, Draft, Target, name_of_restored
 from .formats import ParquetEncoder
 
 
@@ -93,7 +98,7 @@ class Compaction:
         with self._lock:
             for place in dict.fromkeys(file.target for file in held):
                 files = {file.draft: file for file in held if file.target == place}
-                if self._target.is_visible(next(iter(files.values()))):
+                if self._target.is_visible(*_ends(files)):
                     self._target.drop(list(files))
                 else:
                     self._groups.setdefault(place, _Group(0)).files.update(files)
@@ -123,7 +128,7 @@ class Compaction:
             }
             for group in due.values():
                 if group.merged is None:
-                    group.merged = self._merge(list(group.files.values()), name)
+                    group.merged = self._merge(group, name)
             # Nothing fails from here on: the caller gets what is taken out of the groups.
             for place, group in due.items():
                 if group.merged is not None:
@@ -156,7 +161,7 @@ class Compaction:
             return True
         return roll - group.first_roll + 1 >= self._every or group.size_bytes >= self._limit
 
-    def _merge(self, group: list[Committable], name: Callable[[], str]) -> Committable | None:
+    def _merge(self, group: _Group, name: Callable[[], str]) -> Committable | None:
         """Write the content of a group into one draft.
 
         Returns:
@@ -164,21 +169,22 @@ class Compaction:
 
         Raises:
             CorruptError: a held file has changed.
-            StorageError: it is gone.
+            JobError: it is gone.
         """
-        first = group[0]
+        first, last = _ends(group.files)
+        place = first.target if group.first_roll else name_of_restored(first.target, last.draft)
         draft: Draft | None = None
         try:
             merging: _Merging | None = None
-            for file in group:
-                content = self._content(file)
+            for file in group.files.values():
+                content = self._content(file, last)
                 if content is None:
                     if draft is not None:
                         draft.discard()
-                    self._target.drop([each.draft for each in group])
+                    self._target.drop(list(group.files))
                     return None
                 if draft is None or merging is None:
-                    draft = self._target.begin_merged(name(), first)
+                    draft = self._target.begin_merged(name(), first, place)
                     merging = _MERGING[first.target.rpartition(".")[2]](draft)
                 merging.add(content, file.header_bytes)
                 draft.flush()
@@ -190,19 +196,24 @@ class Compaction:
             if draft is not None:
                 draft.discard()
             raise
-        return msgspec.structs.replace(merged, merged=tuple(file.draft for file in group))
+        return msgspec.structs.replace(merged, merged=tuple(group.files))
 
-    def _content(self, file: Committable) -> pa.Buffer | None:
-        """Return the verified content of a held file; None if it was merged and is visible."""
+    def _content(self, file: Committable, last: Committable) -> pa.Buffer | None:
+        """Return the verified content of a held file; None if it was merged and is visible.
+
+        Args:
+            file: the file.
+            last: the last one of its group.
+        """
         content = self._target.content(file)
         if content is None:
-            if self._target.is_visible(file):
+            if self._target.is_visible(file, last):
                 return None
-            raise StorageError(
+            raise JobError(
                 f"a file of the checkpoint is gone: neither held nor merged draft=`{file.draft}` "
                 f"target=`{file.target}`",
                 fix="bring it back from a copy, or, if the merged file was moved away, put that back for "
-                "the restart",
+                f"the restart; {DROPPED_FIX}",
             )
         checksum = xxhash.xxh3_64(content).hexdigest()
         if content.size == file.size_bytes and checksum == file.checksum:
@@ -215,6 +226,12 @@ class Compaction:
             "checkpoint (--from DIR@ID): records behind it are written again, also those that other "
             "files hold already",
         )
+
+
+def _ends(files: Mapping[str, Committable]) -> tuple[Committable, Committable]:
+    """Return the first and the last file of a group."""
+    first, *_, last = *files.values(), *files.values()
+    return first, last
 
 
 class _Merging(Protocol):

@@ -31,8 +31,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from ...errors import CorruptError, StorageError
-from ...operators.sink import OutputFile
+from ...errors import CorruptError, JobError, StorageError
+from ...operators.sink import DROPPED_FIX, OutputFile
 from ...state.checked_files import measure_file
 from ...state.durable_files import make_directories, sync
 
@@ -105,12 +105,13 @@ class Target(Protocol):
         """Start and return a draft of the file `name`."""
         ...
 
-    def begin_merged(self, name: str, held: Committable) -> Draft:
+    def begin_merged(self, name: str, held: Committable, place: str) -> Draft:
         """Start and return the draft `name` of the file that a group of held files becomes.
 
         Args:
             name: its name, if drafts have names of their own here.
             held: one of the group.
+            place: where it becomes visible.
         """
         ...
 
@@ -122,8 +123,13 @@ class Target(Protocol):
         """
         ...
 
-    def is_visible(self, held: Committable) -> bool:
-        """Return True if the file is visible that a group of held files becomes."""
+    def is_visible(self, held: Committable, last: Committable) -> bool:
+        """Return True if a file is visible into which a whole group of held files was merged.
+
+        Args:
+            held: one of the group.
+            last: the last one of the group.
+        """
         ...
 
     def drop(self, drafts: Sequence[str]) -> None:
@@ -153,6 +159,7 @@ class Target(Protocol):
 
         Raises:
             CorruptError: a draft has changed since it was written.
+            JobError: a draft is gone.
             StorageError: a draft cannot be made visible.
         """
         ...
@@ -183,11 +190,11 @@ class LocalTarget:
         except OSError as error:
             raise failed("begun", self._drafts / name, error) from error
 
-    def begin_merged(self, name: str, held: Committable) -> Draft:
+    def begin_merged(self, name: str, held: Committable, place: str) -> Draft:
         try:
             # The directory may be missing if the guarantee of the sink has changed since.
             make_directories(self._hidden)
-            return _LocalDraft(self._hidden / name, Path(held.target), direct=False)
+            return _LocalDraft(self._hidden / name, Path(place), direct=False)
         except OSError as error:
             raise failed("begun", self._hidden / name, error) from error
 
@@ -200,8 +207,14 @@ class LocalTarget:
         except OSError as error:
             raise failed("read", held.draft, error) from error
 
-    def is_visible(self, held: Committable) -> bool:
-        return os.path.exists(held.target)
+    def is_visible(self, held: Committable, last: Committable) -> bool:
+        if os.path.exists(held.target):
+            return True
+        directory = os.path.dirname(held.target)
+        return any(
+            merged_by_restored(os.path.join(directory, file.name), held.target, last.draft)
+            for file in files_in(directory)
+        )
 
     def drop(self, drafts: Sequence[str]) -> None:
         for draft in drafts:
@@ -324,12 +337,35 @@ def _publish(committable: Committable) -> None:
             _verify(committable)
             os.replace(draft, target)
     if not os.path.exists(target):
-        raise StorageError(
+        raise JobError(
             f"a file of the checkpoint is gone: neither pending nor committed target=`{target}` "
             f"draft=`{draft}`",
             fix="if it was committed and then moved away, put it back for the restart; files may be "
-            "moved once the next checkpoint is complete",
+            f"moved once the next checkpoint is complete; {DROPPED_FIX}",
         )
+
+
+def name_of_restored(target: str, last: str) -> str:
+    """Return the place of the file into which an attempt merges a group of held files that it has restored.
+
+    Args:
+        target: the place of the file that the attempt which has begun the group makes of it.
+        last: the draft of the last file of the group.
+    """
+    stem, _, suffix = target.rpartition(".")
+    return f"{stem}-{_number_of(last):06}.{suffix}"
+
+
+def merged_by_restored(place: str, target: str, last: str) -> bool:
+    """Return True if `place` is what `name_of_restored` returns for a group with at least these files."""
+    stem, _, suffix = target.rpartition(".")
+    number = place.removeprefix(f"{stem}-").removesuffix(f".{suffix}")
+    return number.isdecimal() and int(number) >= _number_of(last)
+
+
+def _number_of(draft: str) -> int:
+    """Return the number with which the name of a draft ends."""
+    return int(draft.rpartition(".")[0].rpartition("-")[2])
 
 
 def files_in(directory: str | Path) -> Iterator[OutputFile]:

@@ -26,13 +26,14 @@ from functools import lru_cache, partial
 from hashlib import md5
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from xxhash import xxh3_64
 
-from ...errors import CorruptError, StorageError, TargetAwayError, UsageError, check
-from ...operators.sink import OutputFile
+from ...errors import CorruptError, JobError, StorageError, TargetAwayError, UsageError, check
+from ...operators.sink import DROPPED_FIX, OutputFile
 from ..s3_config import s3_service
-from .drafts import Committable, Draft, failed, quoted
+from .drafts import Committable, Draft, failed, merged_by_restored, quoted
 from .locations import Location, s3_client
 
 PART_BYTES: Final = 8 << 20
@@ -100,14 +101,15 @@ class S3Target:
             service.upload_parts_max,
         )
 
-    def begin_merged(self, name: str, held: Committable) -> Draft:
-        bucket, _, key = held.target.partition("/")
+    def begin_merged(self, name: str, held: Committable, place: str) -> Draft:
+        bucket, _, key = place.partition("/")
+        _, _, first = held.target.partition("/")
         # The restored checkpoint has the group, and so no upload of the merged file: what is there was
         # begun for a checkpoint that was not completed.
-        for page in self._uploads(bucket, key):
+        for page in self._uploads(bucket, first.rpartition(".")[0]):
             for upload in page.get("Uploads", ()):
-                if upload["Key"] == key:
-                    _abort(self._client, bucket, key, upload["UploadId"])
+                if upload["Key"] in (key, first):
+                    _abort(self._client, bucket, upload["Key"], upload["UploadId"])
         return self._draft(bucket, key, held.mark, "")
 
     def content(self, held: Committable) -> pa.Buffer | None:
@@ -119,8 +121,23 @@ class S3Target:
                 return None
             raise failed("read", f"s3://{held.draft}", error) from error
 
-    def is_visible(self, held: Committable) -> bool:
-        return _found(self._client, held) is not None
+    def is_visible(self, held: Committable, last: Committable) -> bool:
+        if _found(self._client, held) is not None:
+            return True
+        bucket, _, key = held.target.partition("/")
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=f"{key.rpartition('.')[0]}-"
+        )
+        places = (
+            f"{bucket}/{item['Key']}"
+            for page in _listed(pages, self._location)
+            for item in page.get("Contents", ())
+        )
+        return any(
+            _found(self._client, msgspec.structs.replace(held, target=place)) is not None
+            for place in places
+            if merged_by_restored(place, held.target, last.draft)
+        )
 
     def drop(self, drafts: Sequence[str]) -> None:
         for draft in drafts:
@@ -494,11 +511,11 @@ def _complete(client: Any, committable: Committable) -> None:
             ) from error
         if _code(error) != "NoSuchUpload":
             raise _perhaps_away("committed", committable.target, error) from error
-        raise StorageError(
+        raise JobError(
             f"an upload of the checkpoint is gone, and its object is not there "
             f"target=`s3://{committable.target}` upload_id=`{committable.upload_id}`",
             fix="look for a lifecycle rule that aborts uploads sooner than jobs are restarted; if the "
-            "object was committed and then moved away, put it back for the restart",
+            f"object was committed and then moved away, put it back for the restart; {DROPPED_FIX}",
         ) from error
 
 

@@ -62,7 +62,7 @@ from .s3_drafts import S3Target
 
 ROLL_BYTES: Final = "128mb"
 _NAME = re.compile(
-    r"part-(?P<tag>[0-9a-f]{8})-(?P<attempt>\d+)-(?P<after>\d+)-(?P<subtask>\d+)-(?P<number>\d+)\.\w+"
+    r"part-(?P<tag>[0-9a-f]{8})-(?P<attempt>\d+)-(?P<after>\d+)-(?P<subtask>\d+)-(?P<number>\d+)(-\d+)?\.\w+"
 )
 
 
@@ -86,7 +86,7 @@ class PartName:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        tag, *numbers = match.groups()
+        tag, *numbers, _ = match.groups()
         return cls(tag, *map(int, numbers))
 
 
@@ -343,8 +343,8 @@ class FileWriter(SinkWriter):
         for committable in ready:
             self._target.drop(committable.merged)
         if not self._rolls:  # the files are those of the restored checkpoint
-            merged = {committable.target for committable in ready}
-            held = [each for each in decoded if each.held and each.target not in merged]
+            merged = {draft for committable in ready for draft in committable.merged}
+            held = [each for each in decoded if each.held and each.draft not in merged]
             self._compaction.adopt(held)
 
     def shows_output(self) -> bool:

@@ -199,6 +199,7 @@ class IcebergWriter(TableWriter):
             partition=self._values.encoded(file.key),
             since=self._since,
             statistics=Statistics(**found),
+            attempt=self.context.attempt,
         )
         self._upload(file.local, path)
         return msgspec.msgpack.encode(part)

@@ -76,6 +76,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     since: int | None
     """The newest snapshot before the file was made; None: the table had none."""
     statistics: Statistics
+    attempt: int = 0
+    """The attempt that wrote the file; 0 in committables of the first versions."""
 
 
 def iceberg_type(type_: pa.DataType) -> pa.DataType | None:
@@ -234,10 +236,15 @@ class IcebergVersion:
         known = [self._table.properties.get(mark)]
         known += [each.summary[mark] for each in self._table.metadata.snapshots if each.summary]
         found = max((int(text) for text in known if text), default=None)
-        if found is None and mark not in self._table.properties:
+        if found is None and not self._has_marks(mark, parts):
             for part in parts:
                 self._check_history(mark, part)
         return found
+
+    def _has_marks(self, mark: str, parts: Sequence[Part]) -> bool:
+        """Return True if the table has marks of a run among its properties: then it has all of them."""
+        run = mark.removesuffix(f"/{parts[0].attempt}")
+        return any(name == run or name.startswith(f"{run}/") for name in self._table.properties)
 
     def _check_same(self, part: Part) -> None:
         """Raise JobError if a file was made for another table, whose columns have other numbers."""

@@ -15,6 +15,7 @@ import msgspec
 
 from ...errors import JobError
 from ...operators.clock import SystemClock
+from ...operators.sink import DROPPED_FIX
 from .client import ErrorListener, no_answer
 from .security import for_kafka_python
 
@@ -201,7 +202,8 @@ class TransactionClient:
                     "checkpoint (--from DIR@ID), which writes again what came after it, also what other "
                     "subtasks have committed; if this is an old "
                     "savepoint and brokers have forgotten its transactions (offsets.retention.minutes, 7 "
-                    "days), or to go on without the records, say on_lost='skip'",
+                    "days), or to go on without the records, say on_lost='skip'; "
+                    f"{DROPPED_FIX}",
                 ) from error
         deadline = self._clock.monotonic() + PATIENCE_S
         self._forget_coordinators()

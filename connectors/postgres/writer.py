@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from ...errors import DataError, InternalError, JobError, TargetAwayError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import DROPPED_FIX
 from ...state.snapshot import CommitPermit
 from ..staging import Chunk, StagedEpoch, StagingWriter
 from .binary import HEADER, TRAILER
@@ -323,7 +324,8 @@ def _move_once(cursor: Any, target: Target, staged: Staged) -> None:
             f"table=`{'.'.join(staged.target)}` staged=`{staged.schema}.{staged.table}` "
             f"rows=`{staged.rows}`",
             fix=f"somebody has dropped the table, or the rows of {MARKERS}, or the database was restored "
-            "from an older backup; restore an older checkpoint, or say on_lost=`skip` to go on without",
+            "from an older backup; restore an older checkpoint, or say on_lost=`skip` to go on without; "
+            f"{DROPPED_FIX}",
         )
     import psycopg
 

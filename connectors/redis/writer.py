@@ -17,6 +17,7 @@ import pyarrow as pa
 from ...errors import InternalError, JobError
 from ...operators.base import OperatorContext
 from ...operators.elements import Batch, ColumnBatch
+from ...operators.sink import DROPPED_FIX
 from ...state.snapshot import CommitPermit
 from ..formats.format import Format
 from ..staging import Chunk, StagedEpoch, StagingWriter
@@ -239,7 +240,7 @@ class RedisWriter(StagingWriter[_Chunk]):
                 f"stream=`{staged.stream}` key=`{staged.key}` entries=`{staged.entries}`",
                 fix="the server has lost them (appendonly yes, maxmemory-policy noeviction), somebody has "
                 "deleted the key, or the checkpoint is older than 90 days; restore an older one, or say "
-                "on_lost=`skip` to go on without",
+                f"on_lost=`skip` to go on without; {DROPPED_FIX}",
             )
 
     @contextmanager

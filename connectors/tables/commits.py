@@ -1,9 +1,13 @@
 """The commit of a checkpoint to a table: its files are added once, also if the commit is repeated.
 
-In the same atomic change that adds files, a table records a *mark* for each run of a job that wrote them:
-the newest checkpoint of that run whose files it has. A commit first looks what the table has, and leaves
-out what is there. It is written only if no other writer was faster; otherwise it looks again. So it may be
-repeated by anybody at any time.
+In the same atomic change that adds files, a table records a *mark* for each attempt of a run that wrote
+them: the newest checkpoint whose files of that attempt it has. A commit first looks what the table has, and
+leaves out what is there. It is written only if no other writer was faster; otherwise it looks again. So it
+may be repeated by anybody at any time.
+
+A mark is that of an attempt, since a savepoint may have files that the job never commits: if the job fails
+behind it, the next attempt goes on from an older checkpoint, and its checkpoints have greater numbers. A
+run that begins with the savepoint has to add these files.
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ class TablePart(Protocol):
     @property
     def sink(self) -> str:
         """The name of the sink's step in that job."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that wrote it; 0 in committables of the first versions."""
         ...
 
     @property
@@ -95,12 +104,14 @@ class TableVersion(Protocol[Q]):
         ...
 
 
-def mark_of(job: str, sink: str, run: str) -> str:
-    """Return the name under which a run records its checkpoints in a table.
+def mark_of(job: str, sink: str, run: str, attempt: int = 0) -> str:
+    """Return the name under which an attempt of a run records its checkpoints in a table.
 
-    With an empty run it is the name under which all runs of the sink record theirs.
+    With an empty run it is the name under which all runs of the sink record theirs. Without an attempt it
+    is the name under which the first versions recorded those of all attempts of a run.
     """
-    return f"headgate/{job}/{sink}/{run}"
+    name = f"headgate/{job}/{sink}/{run}"
+    return f"{name}/{attempt}" if attempt else name
 
 
 def commit_parts(
@@ -127,7 +138,7 @@ def commit_parts(
     def mark(part: P) -> str:
         # A job of another name may have been started with a savepoint that holds the file. Then the run
         # that wrote it has perhaps committed it, under the name of its own job.
-        return mark_of(part.job or job, part.sink or sink, part.run)
+        return mark_of(part.job or job, part.sink or sink, part.run, part.attempt)
 
     own: dict[str, list[P]] = {}
     for _, part in parts:

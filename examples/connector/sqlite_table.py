@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.errors import UsageError
+from headgate.errors import JobError, UsageError
 from headgate.operators.elements import Batch, ColumnBatch
-from headgate.operators.sink import Guarantee, Sink, SinkWriter
+from headgate.operators.sink import DROPPED_FIX, Guarantee, Sink, SinkWriter
 from headgate.operators.source import Source, SourceReader
 from headgate.state.snapshot import CommitPermit
 
@@ -111,6 +111,7 @@ class TableWriter(SinkWriter):
             database.execute(
                 "CREATE TABLE IF NOT EXISTS staged (name, owner, subtask, attempt, checkpoint_id, row)"
             )
+            database.execute("CREATE TABLE IF NOT EXISTS moved (writer PRIMARY KEY, checkpoint_id)")
             database.execute(
                 "DELETE FROM staged WHERE owner = ? AND subtask % ? = ? AND attempt < ? "
                 "AND checkpoint_id > ?",
@@ -133,7 +134,7 @@ class TableWriter(SinkWriter):
     def roll(self, checkpoint_id: int) -> Callable[[], list[bytes]] | None:
         rows, self.rows = self.rows, []
         key = (self.owner(), self.context.subtask_index, self.context.attempt, checkpoint_id)
-        name = "/".join(map(str, key))
+        name = "/".join(map(str, (self.context.run_id, *key)))
 
         def stage() -> list[bytes]:
             with closing(connect(self.path)) as database, database:
@@ -145,12 +146,19 @@ class TableWriter(SinkWriter):
         return stage if rows else None
 
     def commit(self, committables: list[bytes], permit: CommitPermit) -> None:
-        """Move the rows in one transaction: what is committed already has none left."""
+        """Move the rows in one transaction, which notes that: what was moved is not missed later."""
         with closing(connect(self.path)) as database, database:
             database.execute("BEGIN IMMEDIATE")
             for name in map(bytes.decode, committables):
+                writer, _, number = name.rpartition("/")
+                moved = "SELECT 1 FROM moved WHERE writer = ? AND checkpoint_id >= ?"
+                if database.execute(moved, (writer, int(number))).fetchone():
+                    continue
                 found = database.execute("SELECT row FROM staged WHERE name = ?", (name,))
-                for row in (json.loads(text) for (text,) in found.fetchall()):
-                    places = ", ".join("?" * len(row))
-                    database.execute(f'INSERT INTO "{self.table}" VALUES ({places})', row)
+                rows = [json.loads(text) for (text,) in found.fetchall()]
+                if not rows:
+                    raise JobError(f"rows of a checkpoint are gone name=`{name}`", fix=DROPPED_FIX)
+                places = ", ".join("?" * len(rows[0]))
+                database.executemany(f'INSERT INTO "{self.table}" VALUES ({places})', rows)
                 database.execute("DELETE FROM staged WHERE name = ?", (name,))
+                database.execute("REPLACE INTO moved VALUES (?, ?)", (writer, int(number)))

@@ -95,6 +95,8 @@ def make_context(
     options: dict[str, str] | None = None,
     clock: Clock | None = None,
     operator_name: str = "sink",
+    job_name: str = "conformance",
+    run_id: str = "conformance",
     timers: CheckTimers | None = None,
     metrics: Metrics | None = None,
 ) -> OperatorContext:
@@ -108,8 +110,8 @@ def make_context(
         return tempfile.TemporaryDirectory(prefix="headgate-conformance-")
 
     return OperatorContext(
-        job_name="conformance",
-        run_id="conformance",
+        job_name=job_name,
+        run_id=run_id,
         operator_name=operator_name,
         subtask_index=subtask_index,
         parallelism=parallelism,

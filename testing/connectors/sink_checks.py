@@ -155,22 +155,25 @@ async def commit(operator: SinkOperator, checkpoint_id: int) -> None:
     await finished(operator.on_checkpoint_complete(CommitPermit(_JOB, 1, checkpoint_id)))
 
 
-async def commit_globally(sink: Sink, parts: Sequence[Items], checkpoint_id: int) -> None:
+async def commit_globally(
+    sink: Sink, parts: Sequence[Items], checkpoint_id: int, job: str = _JOB
+) -> None:
     """Commit a checkpoint for all writers of a sink, as the coordinator does, if the sink wants that.
 
     Args:
         sink: the sink.
         parts: the parts of its subtasks in the checkpoint.
         checkpoint_id: the number of the checkpoint.
+        job: the name of the job.
     """
     if not sink.commits_globally:
         return
     sink = cloudpickle.loads(cloudpickle.dumps(sink))
     items = [item for part in parts for item in part.get(COMMITTABLES, [])]
     epochs = epochs_of("sink", sink, items)
-    permit = CommitPermit(_JOB, 1, checkpoint_id)
+    permit = CommitPermit(job, 1, checkpoint_id)
     if epochs:
-        commit = GlobalCommit(_JOB, "sink", {}, permit, epochs)
+        commit = GlobalCommit(job, "sink", {}, permit, epochs)
         await asyncio.to_thread(sink.commit_globally, commit)
 
 
@@ -280,7 +283,7 @@ async def _committed_twice(
     expect_epochs(1, "committed again by a dead attempt")
 
 
-class _Places:
+class Places:
     """The place of the present scenario; each scenario has one of its own."""
 
     def __init__(self, case: SinkCase, guarantee: GuaranteeLike) -> None:
@@ -307,8 +310,8 @@ class _Places:
 
 
 @contextmanager
-def _places(case: SinkCase, guarantee: GuaranteeLike = "exactly_once") -> Iterator[_Places]:
-    places = _Places(case, guarantee)
+def places_of(case: SinkCase, guarantee: GuaranteeLike = "exactly_once") -> Iterator[Places]:
+    places = Places(case, guarantee)
     places.reset()
     try:
         yield places
@@ -316,15 +319,15 @@ def _places(case: SinkCase, guarantee: GuaranteeLike = "exactly_once") -> Iterat
         places.close()
 
 
-def _batches(case: SinkCase) -> list[Batch]:
+def batches_of(case: SinkCase) -> list[Batch]:
     return case.batches(case.records())[:_BATCHES]
 
 
-def _all_of(batches: Sequence[Batch]) -> list[Any]:
+def all_of(batches: Sequence[Batch]) -> list[Any]:
     return [record for batch in batches for record in records_of(batch)]
 
 
-def _bound(sink: Sink, batches: Sequence[Batch]) -> Sink:
+def bound(sink: Sink, batches: Sequence[Batch]) -> Sink:
     """Return the sink as a job's plan has it, for the columns of the batches."""
     data = getattr(batches[0], "data", None)
     sink.bind(None if data is None else data.schema)
@@ -348,10 +351,10 @@ async def once_after_any_two_crashes(case: SinkCase) -> None:
 
 
 async def _crashes(case: SinkCase, twice: bool) -> None:
-    batches = _batches(case)
-    with _places(case) as places:
+    batches = batches_of(case)
+    with places_of(case) as places:
         await check_sink(
-            lambda: _bound(places.sink(), batches),
+            lambda: bound(places.sink(), batches),
             batches,
             places.visible,
             places.reset,
@@ -365,9 +368,9 @@ async def committed_by_two_at_once(case: SinkCase) -> None:
 
     One of them may be refused, because it is the older one; then the other one commits.
     """
-    batches = _batches(case)
-    with _places(case) as places:
-        job = _SinkJob(_bound(places.sink(), batches), batches, None)
+    batches = batches_of(case)
+    with places_of(case) as places:
+        job = _SinkJob(bound(places.sink(), batches), batches, None)
         first = await job.start()
         first.process(batches[0], 0)
         await job.checkpoint(first, 1, CrashPoint.BEFORE_COMMIT)
@@ -387,11 +390,11 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
 
     After a crash the records of those that did not complete are not there, until they are written again.
     """
-    batches = _batches(case)
-    with _places(case) as places:
+    batches = batches_of(case)
+    with places_of(case) as places:
         for completed in (1, 2, 3):
             places.reset()
-            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            job = _SinkJob(bound(places.sink(), batches), batches, None)
             operator = await job.start()
             prepared: list[Items] = []
             for batch in batches:
@@ -401,19 +404,19 @@ async def several_checkpoints_under_way(case: SinkCase) -> None:
             job.log.items = prepared[completed - 1]
             await job.commit(operator)
             situation = f"three checkpoints were prepared, and the {completed}. is complete"
-            expect_same(places.visible(), _all_of(batches[:completed]), situation)
+            expect_same(places.visible(), all_of(batches[:completed]), situation)
             operator.close()
             await job.run(await job.start(), None)
-            expect_same(places.visible(), _all_of(batches), f"{situation}; then a restart")
+            expect_same(places.visible(), all_of(batches), f"{situation}; then a restart")
 
 
 @CHECKS.check(Feature.EXACTLY_ONCE)
 async def committables_move_to_other_subtasks(case: SinkCase) -> None:
     """What three subtasks have pre-committed is committed by one, or by two, after a rescale."""
-    batches = _batches(case)
+    batches = batches_of(case)
     for parallelism in (1, 2):
-        with _places(case) as places:
-            sink = _bound(places.sink(), batches)
+        with places_of(case) as places:
+            sink = bound(places.sink(), batches)
             items: list[Items] = []
             for subtask, batch in enumerate(batches):
                 writer = await _opened(sink, subtask, len(batches))
@@ -423,7 +426,7 @@ async def committables_move_to_other_subtasks(case: SinkCase) -> None:
             expect_same(places.visible(), [], "three subtasks have pre-committed")
             await _restored(sink, items, parallelism)
             situation = f"what three subtasks have pre-committed, committed by {parallelism}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            expect_same(places.visible(), all_of(batches), situation)
 
 
 async def _opened(
@@ -475,10 +478,10 @@ async def a_process_may_be_killed(case: SinkCase) -> None:
 
     If it does not, the records are written again, and are visible once as well.
     """
-    batches = _batches(case)
+    batches = batches_of(case)
     for completes in (True, False):
-        with _places(case) as places:
-            sink = _bound(places.sink(), batches)
+        with places_of(case) as places:
+            sink = bound(places.sink(), batches)
             job = _SinkJob(sink, batches, None)
             items = await _killed_process(sink, batches[0])
             job.log.attempt = 1
@@ -488,7 +491,7 @@ async def a_process_may_be_killed(case: SinkCase) -> None:
                 job.log.items = items
             await job.run(await job.start(), None)
             situation = f"killed behind the pre-commit; its checkpoint completes: {completes}"
-            expect_same(places.visible(), _all_of(batches), situation)
+            expect_same(places.visible(), all_of(batches), situation)
 
 
 async def _killed_process(sink: Sink, batch: Batch) -> Items:
@@ -508,11 +511,11 @@ async def _killed_process(sink: Sink, batch: Batch) -> Items:
 @CHECKS.check(Feature.EXACTLY_ONCE, Feature.PENDING)
 async def nothing_is_left_open(case: SinkCase) -> None:
     """At the end of a run nothing waits to be committed, also not what dead attempts have begun."""
-    batches = _batches(case)
-    with _places(case) as places:
+    batches = batches_of(case)
+    with places_of(case) as places:
         for point in (None, *CrashPoint):
             places.reset()
-            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            job = _SinkJob(bound(places.sink(), batches), batches, None)
             if point is not None:
                 await job.run(await job.start(), (1, point))
             await job.run(await job.start(), None)
@@ -528,10 +531,10 @@ async def a_rescale_leaves_nothing_open(case: SinkCase) -> None:
     At each rescale the restored checkpoint has output that is not committed, and the killed subtasks have
     begun output that no checkpoint has.
     """
-    first, second, third = _batches(case)
+    first, second, third = batches_of(case)
     killed: list[SinkOperator] = []
-    with _places(case) as places:
-        sink = _bound(places.sink(), [first])
+    with places_of(case) as places:
+        sink = bound(places.sink(), [first])
         operators = [await _opened(sink, 0, 1)]
         batches, visible = (first, second, third), 0
         for checkpoint_id, parallelism in ((1, 3), (2, 2)):
@@ -541,12 +544,12 @@ async def a_rescale_leaves_nothing_open(case: SinkCase) -> None:
             for each in operators:
                 each.process(third, 0)
                 await pre_commit(each, checkpoint_id + 1)
-            expect_same(places.visible(), _all_of(batches[:visible]), "before the commit")
+            expect_same(places.visible(), all_of(batches[:visible]), "before the commit")
             killed += operators
             operators = await _rescaled(sink, items, parallelism, checkpoint_id + 1, checkpoint_id)
             visible = checkpoint_id
             situation = f"rescaled to {parallelism} subtasks"
-            expect_same(places.visible(), _all_of(batches[:visible]), situation)
+            expect_same(places.visible(), all_of(batches[:visible]), situation)
         operators[-1].process(third, 0)
         parts = []
         for each in operators:
@@ -556,7 +559,7 @@ async def a_rescale_leaves_nothing_open(case: SinkCase) -> None:
         for each in operators:
             await commit(each, 3)
             each.close()
-        expect_same(places.visible(), _all_of(batches), "rescaled, and finished")
+        expect_same(places.visible(), all_of(batches), "rescaled, and finished")
         left = places.pending()
         expect(not left, f"rescaled from 1 to 3 and to 2 subtasks: left open: {left[:5]}")
         for each in killed:  # only now, as a killed process closes nothing
@@ -598,22 +601,22 @@ async def nothing_is_lost_if_the_server_dies(case: SinkCase) -> None:
 async def _server_dies(
     case: SinkCase, guarantee: GuaranteeLike, moments: Sequence[_Moment]
 ) -> None:
-    batches = _batches(case)
-    with _places(case, guarantee) as places:
+    batches = batches_of(case)
+    with places_of(case, guarantee) as places:
         for moment in moments:
             places.reset()
-            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            job = _SinkJob(bound(places.sink(), batches), batches, None)
             await _dies(case, job, batches, moment)
             await job.run(await job.start(), None)
             _expect_all(places, guarantee, batches, f"the server died {moment.value}")
 
 
 def _expect_all(
-    places: _Places, guarantee: GuaranteeLike, batches: Sequence[Batch], situation: str
+    places: Places, guarantee: GuaranteeLike, batches: Sequence[Batch], situation: str
 ) -> None:
     """Check that all records are visible, and once if the guarantee says that."""
     if guarantee == "exactly_once":
-        expect_same(places.visible(), _all_of(batches), situation)
+        expect_same(places.visible(), all_of(batches), situation)
     else:
         _expect_there(places, batches, situation)
 
@@ -675,12 +678,12 @@ async def nothing_is_lost_if_a_connection_breaks(case: SinkCase) -> None:
 async def _connection_breaks(
     case: SinkCase, guarantee: GuaranteeLike, moments: Sequence[_Moment]
 ) -> None:
-    batches = _batches(case)
-    with case.cutting() as proxy, _places(case, guarantee) as places:
+    batches = batches_of(case)
+    with case.cutting() as proxy, places_of(case, guarantee) as places:
         for moment in moments:
             for behind, direction in _CUTS:
                 places.reset()
-                job = _SinkJob(_bound(places.sink(), batches), batches, None)
+                job = _SinkJob(bound(places.sink(), batches), batches, None)
                 situation = f"connections broke behind {behind} bytes of {direction} {moment.value}"
                 operator = await _second_checkpoint(job, batches, moment)
                 proxy.cut_after(behind, direction)
@@ -704,11 +707,11 @@ async def _ends(operator: SinkOperator, going: asyncio.Future[None], situation: 
 @CHECKS.check(Feature.AT_LEAST_ONCE)
 async def nothing_is_lost(case: SinkCase) -> None:
     """At least once: the records of a completed checkpoint are visible, whenever a crash comes."""
-    batches = _batches(case)
-    with _places(case, "at_least_once") as places:
+    batches = batches_of(case)
+    with places_of(case, "at_least_once") as places:
         for crash in [(epoch, point) for epoch in range(len(batches)) for point in CrashPoint]:
             places.reset()
-            job = _SinkJob(_bound(places.sink(), batches), batches, None)
+            job = _SinkJob(bound(places.sink(), batches), batches, None)
             killed = await job.start()
             await job.run(killed, crash, close=False)  # nothing closes what a crash has ended
             situation = f"crash in epoch {crash[0]}, {crash[1].value}"
@@ -719,9 +722,9 @@ async def nothing_is_lost(case: SinkCase) -> None:
             killed.close()
 
 
-def _expect_there(places: _Places, batches: Sequence[Batch], situation: str) -> None:
+def _expect_there(places: Places, batches: Sequence[Batch], situation: str) -> None:
     there = set(map(repr, places.visible()))
-    lost = [record for record in _all_of(batches) if repr(record) not in there]
+    lost = [record for record in all_of(batches) if repr(record) not in there]
     expect(not lost, f"{situation}: {len(lost)} records are lost: {lost[:5]}")
 
 
@@ -731,10 +734,10 @@ async def says_what_is_wrong(case: SinkCase) -> None:
 
     It comes before the first checkpoint is complete.
     """
-    batches = _batches(case)
+    batches = batches_of(case)
     with case.place() as place:
         for name, (sink, reason) in case.mistakes(place).items():
-            tried = _first_checkpoint(_bound(sink, batches), batches)
+            tried = _first_checkpoint(bound(sink, batches), batches)
             error = await asyncio.wait_for(refused(tried, name), _CALL_S_MAX)
             expect(reason in str(error), f"{name}: the error does not say `{reason}`: {error}")
             expect_no_secrets(case, f"{name}: the error", str(error))
@@ -761,12 +764,12 @@ def _ignore(announcement: str) -> None:
 @CHECKS.check(Feature.CONNECTS)
 async def its_connection_can_be_checked(case: SinkCase) -> None:
     """Before a run, wrong settings are found, no secret is shown, and nothing is written."""
-    batches = _batches(case)
+    batches = batches_of(case)
     with case.place() as place:
         given = Feature.EXACTLY_ONCE in case.features
-        sink = _bound(case.sink(place, "exactly_once" if given else "at_least_once"), batches)
+        sink = bound(case.sink(place, "exactly_once" if given else "at_least_once"), batches)
         mistakes = case.mistakes(place) if Feature.MISTAKES in case.features else {}
-        wrong = {name: (_bound(each, batches), reason) for name, (each, reason) in mistakes.items()}
+        wrong = {name: (bound(each, batches), reason) for name, (each, reason) in mistakes.items()}
         await check_connections(case, sink, wrong)
         expect(not case.visible(place), "the check has written records")
         if Feature.PENDING in case.features:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import SkipTest
 
 from ...errors import UsageError
-from . import acknowledging_checks  # noqa: F401
+from . import acknowledging_checks, savepoint_checks  # noqa: F401
 from . import sink_checks as of_sinks
 from . import source_checks as of_sources
 from .cases import Case, Check, Feature, SinkCase, SourceCase

@@ -18,7 +18,7 @@ from headgate.connectors.files import drafts
 from headgate.connectors.files.drafts import LocalTarget
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.files.sink import FileSink, PartName
-from headgate.errors import CorruptError, StorageError, UsageError
+from headgate.errors import CorruptError, JobError, StorageError, UsageError
 from headgate.operators.elements import Batch, ColumnBatch
 from headgate.operators.sink import GuaranteeLike, SinkOperator
 from headgate.runtime.manifest import load_job
@@ -382,6 +382,57 @@ def test_an_older_checkpoint_may_be_restored_after_the_merge(
     assert ids_in(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_savepoint_with_more_of_a_group_than_was_merged_is_refused(
+    tmp_path: Path, merges: bool
+) -> None:
+    """The job fails behind the savepoint, goes on from the checkpoint before it, and merges without 2.
+
+    The savepoint has the files of the group, or is the one that has merged them.
+    """
+    killed = Writer(sink_in(tmp_path, compact_every=2 if merges else 3))
+    killed.start()
+    killed.write(1)
+    checkpoint = killed.items
+    savepoint = killed.prepare(2)
+    job = Writer(killed.sink)
+    job.attempt, job.checkpoint = 1, 2
+    job.start(1, checkpoint)
+    job.write()
+    assert ids_in(tmp_path) == [1]
+    job.operator.close()
+    run = Writer(killed.sink)
+    run.attempt, run.checkpoint = 2, 3
+
+    def begin() -> None:
+        run.start(2, savepoint)
+        run.prepare(3)
+
+    with pytest.raises(JobError, match="is gone(?s:.)*begin with a newer savepoint"):
+        begin()
+    killed.operator.close()
+
+
+def test_any_checkpoint_of_a_group_may_be_restored_after_a_restart_has_merged_it(
+    tmp_path: Path, writer: Writer
+) -> None:
+    writer.write(1)
+    older = writer.items
+    writer.write(2)
+    writer.operator.close()
+    writer.start(2, writer.items)
+    writer.write(3)
+    assert ids_in(tmp_path) == [1, 2]
+    writer.operator.close()
+    for checkpoint in (1, 2):
+        writer.start(checkpoint, older)
+        writer.write(10 * checkpoint)
+        writer.operator.finish()
+        writer.write()
+        assert ids_in(tmp_path) == [1, 2, 10, 20][: 2 + checkpoint]
+        writer.operator.close()
+
+
 def test_a_held_file_that_is_gone_or_damaged_is_an_error(tmp_path: Path, writer: Writer) -> None:
     writer.write(1)
     writer.write(2)
@@ -390,7 +441,7 @@ def test_a_held_file_that_is_gone_or_damaged_is_an_error(tmp_path: Path, writer:
     with pytest.raises(CorruptError, match=draft.name):
         writer.prepare(3)
     draft.unlink()
-    with pytest.raises(StorageError, match=f"neither held nor merged draft=`.*{draft.name}"):
+    with pytest.raises(JobError, match=f"neither held nor merged draft=`.*{draft.name}"):
         writer.prepare(4)
     assert ids_in(tmp_path) == []
 

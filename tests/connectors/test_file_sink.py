@@ -26,7 +26,7 @@ from headgate.connectors import (
 from headgate.connectors.files import s3_drafts
 from headgate.connectors.files.locations import s3_client
 from headgate.connectors.files.sink import FileSink, FileSizes, FileWriter, PartName
-from headgate.errors import HeadgateError, PlanError, StorageError, UsageError
+from headgate.errors import HeadgateError, JobError, PlanError, StorageError, UsageError
 from headgate.operators.elements import ColumnBatch
 from headgate.operators.sink import DISCARDED_COUNTER, Guarantee, IfExists, SinkOperator
 from headgate.state.snapshot import CommitPermit, RestoredState
@@ -393,7 +393,7 @@ def test_a_lost_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     restored = start(
         parquet_sink(str(tmp_path), guarantee="exactly_once"), attempt=2, restored_checkpoint=1
     )
-    with pytest.raises(StorageError, match=r"neither pending nor committed target=`.*part-"):
+    with pytest.raises(JobError, match=r"neither pending nor committed target=`.*part-"):
         without_threads(restored).restore(RestoredState(items=items))
 
 

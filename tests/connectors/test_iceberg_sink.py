@@ -463,9 +463,9 @@ def test_a_late_commit_of_an_attempt_that_was_replaced_adds_nothing(
     part = part_of(sink, tmp_path, [1])
     late = IcebergVersion(catalog, NAME, sink.settings.schema, ())
     read = msgspec.msgpack.decode(part, type=Part)
-    assert late.committed("headgate/old/out/run", [read]) is None
+    assert late.committed("headgate/old/out/run/1", [read]) is None
     commit(sink, part)
-    assert not late.add([read], {"headgate/old/out/run": 1}, {})
+    assert not late.add([read], {"headgate/old/out/run/1": 1}, {})
     commit(sink, part)
     assert numbers_of(catalog) == [0, 1]
 
@@ -540,10 +540,10 @@ def test_a_table_that_has_lost_its_marks_is_an_error_until_somebody_answers(
     commit(sink, part)
     forget_properties(catalog.load_table(NAME))
     expire_snapshots(catalog.load_table(NAME))
-    with pytest.raises(JobError, match="property=`headgate/old/out/run`"):
+    with pytest.raises(JobError, match="property=`headgate/old/out/run/1`"):
         commit(sink, part)
     with catalog.load_table(NAME).transaction() as transaction:
-        transaction.set_properties({"headgate/old/out/run": answer})
+        transaction.set_properties({"headgate/old/out/run/1": answer})
     commit(sink, part)
     assert numbers_of(catalog) == ([0, 1, 1] if answer == "0" else [0, 1])
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headgate.errors import DataError, StorageError
+from headgate.errors import DataError, JobError, StorageError
 from headgate.operators.elements import Batch, ObjectBatch
 from headgate.operators.sink import Guarantee, GuaranteeLike, Sink, SinkWriter, parse_guarantee
 from headgate.operators.source import Source, SourceReader
@@ -252,6 +252,10 @@ class ShelfWriter(SinkWriter):
         names = [name.decode() for name in committables]
         if self.bug == "commits the newest only":
             names = names[-1:]
+        if self.bug == "commits once in a run":
+            there = [file.name.split("-")[1] for file in self.directory.glob("[!.]*-*")]
+            newest = max(map(int, there), default=0)
+            names = [name for name in names if int(name.split("-")[1]) > newest]
         for name in names:
             if self.bug == "commits its own only" and int(name[-1]) != self.context.subtask_index:
                 continue
@@ -267,9 +271,15 @@ class ShelfWriter(SinkWriter):
                 self.append(target, [json.loads(line) for line in draft.read_text().splitlines()])
         elif self.bug == "copies again":
             self.append(target, [json.loads(line) for line in draft.read_text().splitlines()])
-        elif draft.exists():
-            with suppress(FileNotFoundError):  # another attempt was faster
+        else:
+            with suppress(
+                FileNotFoundError
+            ):  # it was committed before, or another attempt was faster
                 draft.rename(target)
+            silent = ("takes what is gone for committed", "takes drafts for dead that are not")
+            if not target.exists() and self.bug not in silent:
+                fix = "" if self.bug == "knows no way out" else "begin with another savepoint"
+                raise JobError(f"{name} is gone", fix=fix)
 
     def close(self) -> None:
         if self.bug == "writes at the end":

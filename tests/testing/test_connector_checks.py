@@ -82,6 +82,12 @@ SINK_BUGS = {
         "takes drafts for dead that are not",
         "commits its own only",
     ],
+    "a_savepoint_outlives_a_failure": [
+        "takes what is gone for committed",
+        "commits once in a run",
+        "knows no way out",
+    ],
+    "a_savepoint_is_committed_once": ["copies again"],
     "once_if_the_server_dies": ["does not see that the server is away"],
     "once_if_a_connection_breaks": ["sends it again", "takes silence for success"],
     "nothing_is_lost_if_the_server_dies": ["does not see that the server is away"],
