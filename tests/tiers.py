@@ -114,6 +114,7 @@ FAST_ONE_IN: dict[str, int] = {
     "postgres": 0,
     "process/test_finish.py": 3,
     "process/test_jobs.py": 7,
+    "process/test_programs.py": 4,
     "process/test_timers.py::test_timers_on_disk_fire_as_a_naive_model_says": 0,
     "properties": 10,
     "properties/test_cut_at_different_times.py": 10,

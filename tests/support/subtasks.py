@@ -169,9 +169,24 @@ class Step:
 
     def checkpoint(self, checkpoint_id: int) -> list[Any]:
         """Take a snapshot and return what is stored of it, for `restore`."""
-        snapshots = [operator.snapshot(checkpoint_id) for operator in self.operators]
-        ranges = [operator.context.key_groups for operator in self.operators]
-        return [self._written(s, r) for s, r in zip(snapshots, ranges, strict=True)]
+        return self.stored(self.cut(checkpoint_id))
+
+    def cut(self, checkpoint_id: int) -> list[tuple[StateSnapshot, KeyGroupRange]]:
+        """Take a snapshot, of which nothing is written before `stored`."""
+        return [(o.snapshot(checkpoint_id), o.context.key_groups) for o in self.operators]
+
+    def stored(self, cut: list[tuple[StateSnapshot, KeyGroupRange]]) -> list[Any]:
+        """Return what is stored of a snapshot, for `restore`."""
+        return [self._written(snapshot, ours) for snapshot, ours in cut]
+
+    def drop(self, cut: list[tuple[StateSnapshot, KeyGroupRange]]) -> None:
+        """Drop a snapshot that is not to be stored."""
+        for snapshot, _ in cut:
+            for table in snapshot.tables.values():
+                if table.discard is not None:
+                    table.discard()
+            for files in snapshot.files.values():
+                files.release()
 
     def restore(
         self,
