@@ -46,6 +46,12 @@ class DeclaredStates:
     keys: KeyShape
     timers: bool
 
+    @property
+    def attributes(self) -> list[str]:
+        """The attributes of the function that are states."""
+        every = [*self.keyed.values(), *self.lists.values(), *self.broadcast.values()]
+        return [descriptor.attribute for descriptor in every]
+
     def queryable(self, columns: Sequence[str] | None, where: str) -> tuple[QueryableState, ...]:
         """Return the states that clients read; `columns` are the key columns of the stream, if any.
 

@@ -5,7 +5,6 @@ The function may have one input, two keyed ones, or a keyed and a broadcast one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +42,7 @@ from .context import (
 from .declared import LATEST, WATERMARK_TABLE, DeclaredStates
 from .emitter import Emitter
 from .functions import KeyedProcess, Process, ProcessFunction
+from .running import running_copy
 from .states import FunctionStates, ShownProgress, infos, progress_table
 from .timers import FunctionTimers, TimerFiring, timer_infos
 
@@ -87,7 +87,7 @@ class ProcessOperator(AtTheEnd):
     def __init__(self, step: ProcessStep) -> None:
         self._step = step
         self._user = step.user
-        self._function: Any = copy.deepcopy(step.function)
+        self._function: Any = running_copy(step.function, step.declared.attributes)
         self._key_functions = {
             id(given.key): KeyFunction(given.key) for given in step.inputs if callable(given.key)
         }

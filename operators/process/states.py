@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import StateError
+from ...errors import PlanError, StateError
 from ...state.hashing import hash_key, hash_keys, key_group_of, key_groups_of
 from ...state.keyed.base import ABSENT, KeyedBackend, Tables
 from ...state.keyed.committed import CommittedTables
@@ -108,8 +108,9 @@ class FunctionStates:
             self._items[name] = self._handles[broadcast.attribute] = broadcast.handle(may_write)
         for item in self._items.values():
             item.undo = undo
-        # In the instance, where they hide the descriptors: access costs one lookup.
-        vars(function).update(self._handles)
+        for attribute, handle in self._handles.items():
+            # In the instance, where they hide the descriptors, whatever its class does to set attributes.
+            object.__setattr__(function, attribute, handle)
         self._cancel_sweep: Callable[[], None] | None = None
         if any(expiry.ttl.cleanup_per_second for expiry in self._expiries.values()):
             self._cancel_sweep = context.timers.call_later(_SWEEP_MS, self._sweep)
@@ -196,9 +197,12 @@ class FunctionStates:
     def _check_handles(self) -> None:
         """Check the handles: an assignment to the attribute would look like state, and be lost at
         the next failure."""
-        attributes = vars(self._function)
         for attribute, handle in self._handles.items():
-            if attributes.get(attribute) is not handle:
+            try:
+                found = getattr(self._function, attribute, None)
+            except PlanError:  # the handle was deleted, and the declaration found
+                found = None
+            if found is not handle:
                 raise StateError(
                     f"the attribute of a state was assigned to attribute=`{attribute}` "
                     f"step=`{self._user.step}`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -242,6 +243,73 @@ def test_assigning_to_a_state_is_found_at_the_next_checkpoint() -> None:
     subtask.push([("a", 1)])
     with pytest.raises(StateError, match="assigned to attribute=`total`"):
         subtask.operator.snapshot(1)
+
+
+class Adding(hg.KeyedProcess[str, Any, Any]):
+    total = hg.ValueState[int](default=0)
+
+    def on_record(self, record: Any, ctx: hg.Context[str]) -> Iterator[Any]:
+        self.total.set(self.total.get() + record[1])
+        yield type(self).__name__, isinstance(self, Adding), self.total.get()
+
+
+class Hooked(Adding):
+    """Notices its subclasses, which must not be made behind its back."""
+
+    def __init_subclass__(cls) -> None:
+        raise AssertionError
+
+    def __init__(self) -> None:
+        self.total_of = "all"
+
+
+class Slotted(Adding):
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = 7
+
+    def on_record(self, record: Any, ctx: hg.Context[str]) -> Iterator[Any]:
+        assert self.step == 7
+        return super().on_record(record, ctx)
+
+
+@dataclass(frozen=True)
+class Frozen(Adding):
+    step: int = 7
+
+    def on_record(self, record: Any, ctx: hg.Context[str]) -> Iterator[Any]:
+        assert self.step == 7
+        return super().on_record(record, ctx)
+
+
+class Guessing(Adding):
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("kind", [Adding, Hooked, Slotted, Frozen, Guessing])
+def test_classes_of_functions_may_be_special(kind: type[Adding]) -> None:
+    function = kind()
+    subtask = Subtask(function)
+    made = subtask.push([("a", 1), ("a", 2), ("b", 3)])
+    assert made == [(kind.__name__, True, total) for total in (1, 3, 3)]
+    assert subtask.stored().tables["total"].num_rows == 2
+    with pytest.raises(PlanError, match="does not run in a job"):
+        function.total.get()  # the user's own object
+
+
+def test_a_deleted_state_is_found_at_the_next_checkpoint() -> None:
+    class Deletes(Adding):
+        def on_record(self, record: Any, ctx: hg.Context[str]) -> Iterator[Any]:
+            del self.total
+            yield from ()
+
+    for kind in (Deletes, type("Guesses", (Deletes, Guessing), {})):
+        subtask = Subtask(kind())
+        subtask.push([("a", 1)])
+        with pytest.raises(StateError, match="assigned to attribute=`total`"):
+            subtask.operator.snapshot(1)
 
 
 def test_columns_in_and_keys_of_columns() -> None:
