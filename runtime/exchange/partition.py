@@ -124,7 +124,7 @@ class ResultPartition:
         self._gathered_since = 0.0
         """The time at which the first of the gathered records was emitted."""
         self._held: HeldProgress | None = None
-        if may_hold_watermarks and len(channels) > 1 and self._timeout_s is not None:
+        if may_hold_watermarks and self._timeout_s is not None:
             self._held = HeldProgress(self._timeout_s)
         self._early_from = 0.0
         """The earliest time of the next early flush."""

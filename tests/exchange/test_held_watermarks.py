@@ -25,12 +25,17 @@ def by_remainder(batch):
     return [(index, ObjectBatch(part)) for index, part in enumerate(parts) if part]
 
 
+def to_first(batch):
+    return [(0, batch)]
+
+
 @pytest.fixture
 def wire_up(make, clock):
-    def wire_up(settings=WIDE, hold=True):
-        gate, channels = make.wired(2, settings)
+    def wire_up(settings=WIDE, hold=True, receivers=2):
+        gate, channels = make.wired(receivers, settings)
         clock.now_s = 100.0
-        made = ResultPartition(channels, by_remainder, settings, clock, may_hold_watermarks=hold)
+        split = by_remainder if receivers == 2 else to_first
+        made = ResultPartition(channels, split, settings, clock, may_hold_watermarks=hold)
         return gate, made, clock
 
     return wire_up
@@ -68,6 +73,23 @@ def test_a_watermark_waits_for_partly_filled_buffers_at_full_speed(wire_up):
     partition.flush()
     assert sent(gate) == [2, 4, Watermark(21)]
     assert partition.next_flush() is None
+
+
+def test_a_watermark_waits_where_there_is_one_receiver(wire_up):
+    """A window without keys gets one row of each sender and pane, which fills no buffer."""
+    gate, partition, clock = wire_up(receivers=1)
+    for number in range(BURST + 1):
+        partition.emit(ObjectBatch([number]))
+        partition.broadcast(Watermark(number))
+        assert sent(gate) == [number, Watermark(number)]
+    for number in (20, 21):
+        partition.emit(ObjectBatch([number]))
+        partition.broadcast(Watermark(number))
+        assert sent(gate) == []
+    clock.now_s += PAUSE_S
+    assert partition.flush_due(clock.now_s)
+    partition.flush()
+    assert sent(gate) == [20, 21, Watermark(21)]
 
 
 def test_watermarks_that_come_seldom_never_wait(wire_up):
