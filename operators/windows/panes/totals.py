@@ -110,6 +110,9 @@ class RunningTotals:
     def clear(self) -> None:
         """Clear everything."""
         self._inside: list[Members] = []
+        self._slots: dict[int, tuple[int, int]] = {}
+        """By pane of the run, a range that has the slots of its keys: few of those of a table with many panes
+        that have not fired."""
         self.first = self.last = NOWHERE
         self._size = 0
         self._present = SlotArray(np.int64)  # the number of panes of the run that have the key
@@ -124,10 +127,14 @@ class RunningTotals:
             self.clear()
         self._reserve(size)
         while self._inside and self._inside[0].number < first:
-            self._change(*self._inside.pop(0).members(), -1)
+            left = self._inside.pop(0)
+            self._slots.pop(left.number, None)
+            self._change(*left.members(), -1)
         for pane in self._between(max(first, self.last + 1), last):
             self._inside.append(pane)
-            self._change(*pane.members(), 1)
+            keys, cells = pane.members()
+            self._note_slots(pane.number, keys)
+            self._change(keys, cells, 1)
         self.first, self.last = first, last
 
     def before_add(self, keys: Index, cells: Index) -> None:
@@ -142,7 +149,16 @@ class RunningTotals:
         for pane in self._between(self.first, self.last):
             if pane.number not in known:
                 insort(self._inside, pane, key=attrgetter("number"))
+        if self._inside:
+            self._note_slots(self._inside[-1].number, keys)  # the last one to leave the run
         self._change_any(keys, cells, 1)
+
+    def _note_slots(self, pane: int, keys: Index) -> None:
+        """Widen the range of a pane in the run so that it has these slots."""
+        if len(keys):
+            low, high = int(keys.min()), int(keys.max()) + 1
+            before = self._slots.get(pane, (low, high))
+            self._slots[pane] = min(low, before[0]), max(high, before[1])
 
     def _change_any(self, keys: Index, cells: Index, sign: int) -> None:
         """Change cells that may share keys, one cell of a key after the other."""
@@ -186,8 +202,10 @@ class RunningTotals:
 
     def results(self) -> Totalled:
         """Return the aggregates of the keys that have records in the run."""
-        keys = np.flatnonzero(self._present.data[: self._size] > 0)
-        which = slice(0, self._size) if len(keys) == self._size else keys
+        low = min((low for low, _ in self._slots.values()), default=0)
+        high = max((high for _, high in self._slots.values()), default=0)
+        keys = np.flatnonzero(self._present.data[low:high] > 0) + low
+        which = slice(low, high) if len(keys) == high - low else keys
         columns: list[pa.Array] = []
         at = 0
         for spec in self._specs:
