@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import SourceError
 from ...operators.elements import Positions
+from ..bad_records import OnBadRecord
 from ..fetched_splits import CommandedReader, Piece, no_stop_any_more
 from ..messages import MessageDecoder
 from .client import ErrorListener, make_consumer, patiently
+from .gathering import (
+    AT_ONCE,
+    BYTES_MAX,
+    BadMessage,
+    Gathered,
+    Joined,
+    PartitionRecords,
+    name_of,
+    place_of,
+)
 from .model import METADATA, REJECTED_SCHEMA, KafkaSettings, PartitionSplit, decoded
 
 _BAD_BYTES: Final = 500
@@ -49,6 +57,13 @@ class KafkaReader(CommandedReader[PartitionSplit]):
         self._decoder = MessageDecoder(
             settings.columns.format.decoder(values), schema, settings.columns.metadata, METADATA
         )
+        read = settings.columns.metadata.items()
+        self._metadata = [kind for kind, column in read if column in schema.names]
+        """The parts beside the value of which columns are made."""
+        self._kept = set(self._metadata)
+        """The parts beside the value that are taken from messages."""
+        if settings.on_bad_record is OnBadRecord.SIDE_OUTPUT:
+            self._kept.add("key")
         self._topics: set[str] = set()
         self._ended: set[str] = set()
         """The partitions of which the thread has seen the last record."""
@@ -96,13 +111,10 @@ class KafkaReader(CommandedReader[PartitionSplit]):
 
     def first_bad(self, piece: Piece[PartitionSplit]) -> tuple[str, str, bytes]:
         message, reason = piece.bad[0]
-        return _place_of(message), reason, message.value() or b""
+        return place_of(message), reason, message.value or b""
 
     def rejected(self, piece: Piece[PartitionSplit]) -> pa.RecordBatch:
-        rows = [
-            (each.topic(), each.partition(), each.offset(), reason, each.key(), each.value())
-            for each, reason in piece.bad
-        ]
+        rows = [(*each[:3], reason, *each[3:]) for each, reason in piece.bad]
         columns = [
             pa.array(values, column.type)
             for values, column in zip(zip(*rows, strict=True), REJECTED_SCHEMA, strict=True)
@@ -138,8 +150,18 @@ class KafkaReader(CommandedReader[PartitionSplit]):
                 f"topics cannot be read bootstrap=`{self._settings.bootstrap}`: {self._errors.fatal}",
                 fix="check that they are still there, the credentials, and the right to READ them",
             )
-        if first is not None:
-            self._take([first, *self._consumer.consume(self._settings.batch_rows - 1, 0.0)])
+        if first is None:
+            return
+        most = self._settings.batch_rows
+        gathered = Gathered(self._kept, one_topic=len(self._topics) == 1)
+        asked = min(most, AT_ONCE)
+        gathered.add([first, *self._consumer.consume(asked - 1, 0.0)])
+        # An event, such as the end of a partition, is handled before anything behind it is taken.
+        while gathered.rows == asked < most and gathered.size_bytes < BYTES_MAX:
+            more = min(most - asked, AT_ONCE)
+            asked += more
+            gathered.add(self._consumer.consume(more, 0.0))
+        self._take(gathered)
 
     def _look_up_ends(self) -> None:
         from confluent_kafka import TopicPartition
@@ -174,86 +196,65 @@ class KafkaReader(CommandedReader[PartitionSplit]):
         except KafkaException as error:
             _log.warning("offsets were not written to the group group=`%s`: %s", self._group, error)
 
-    def _take(self, messages: list[Any]) -> None:
-        """Make pieces of messages, and hand them to the mailbox."""
-        kind = type(messages[0])
-        events: list[Any] = []
-        if any(map(kind.error, messages)):
-            events = [message for message in messages if message.error() is not None]
-            messages = [message for message in messages if message.error() is None]
+    def _take(self, gathered: Gathered) -> None:
+        """Make pieces of what the client had, and hand them to the mailbox."""
         groups = {
-            name: group for name, group in self._by_partition(messages) if name not in self._ended
+            name: records
+            for name, records in gathered.partitions.items()
+            if name not in self._ended
         }
         pieces = []
-        for message in events:
-            name = _name_of(message)
+        for message in gathered.events:
+            name = name_of(message)
             if name not in self._ended and (end := self._take_error(name, message)) is not None:
                 pieces.append(end)
-        made = self._made_of(groups)
+        made = self._made_of(groups) if groups else []
         # The last record of a partition and the event of its end may come together.
         ended = {piece.position.name for piece in made if piece.ended}
         self.put(*made, *(piece for piece in pieces if piece.position.name not in ended))
 
-    def _by_partition(self, messages: list[Any]) -> Iterable[tuple[str, list[Any]]]:
-        """Return the records of each partition. Most often there is only one, so that is seen first."""
-        if not messages:
-            return ()
-        kind = type(messages[0])
-        partitions = list(map(kind.partition, messages))
-        topic, first = messages[0].topic(), partitions[0]
-        if len(self._topics) == 1 and partitions.count(first) == len(messages):
-            return [(f"{topic}/{first}", messages)]
-        topics = map(kind.topic, messages)
-        groups: dict[str, list[Any]] = {}
-        for (topic, partition), run in groupby(
-            zip(topics, partitions, messages, strict=True), itemgetter(0, 1)
-        ):
-            groups.setdefault(f"{topic}/{partition}", []).extend(map(itemgetter(2), run))
-        return groups.items()
-
-    def _made_of(self, groups: Mapping[str, list[Any]]) -> list[Piece[PartitionSplit]]:
-        """Decode the messages of partitions, all of them at once: a few cost nearly as much as many."""
-        kept = {name: self._before_stop(name, group) for name, group in groups.items()}
-        messages = [message for group in kept.values() for message in group]
-        if not groups:
-            return []
-        kind = type(next(iter(groups.values()))[0])
+    def _made_of(self, groups: Mapping[str, PartitionRecords]) -> list[Piece[PartitionSplit]]:
+        """Decode the records of partitions, all of them at once: a few cost nearly as much as many."""
+        behind = {name: int(records.offsets[-1]) + 1 for name, records in groups.items()}
+        for name, records in groups.items():
+            stop = self._positions[name].stop
+            if stop is not None and behind[name] > stop:
+                records.cut(stop)
+        joined = Joined(list(groups.values()))
         found = self._decoder.decode(
-            messages, list(map(kind.value, messages)), _place_of, _metadata_of(kind)
+            range(len(joined.values)),
+            joined.values,
+            lambda index: place_of(joined.bad(index)),
+            {kind: joined.metadata(kind) for kind in self._metadata},
         )
-        bad: dict[str, list[tuple[Any, str]]] = {}
-        for message, reason in found.bad:
-            bad.setdefault(_name_of(message), []).append((message, reason))
-        pieces, begin = [], 0
-        for name, group in kept.items():
-            behind = groups[name][-1].offset() + 1
-            end = begin + len(group) - len(bad.get(name, ()))
-            good = found.good[begin:end]
-            batch = None if found.batch is None else found.batch.slice(begin, end - begin)
-            begin = end
+        bad: dict[str, list[tuple[int, str]]] = {name: [] for name in groups}
+        for index, reason in found.bad:
+            message = joined.bad(index)
+            bad[f"{message.topic}/{message.partition}"].append((index, reason))
+        pieces, row = [], 0
+        for start, (name, records) in zip(joined.starts, groups.items(), strict=True):
+            offsets = records.offsets
+            if bad[name]:
+                offsets = np.delete(offsets, [index - start for index, _ in bad[name]])
+            batch = None if found.batch is None else found.batch.slice(row, len(offsets))
+            row += len(offsets)
             at = self._positions[name]
-            ended = at.stop is not None and behind >= at.stop
+            ended = at.stop is not None and behind[name] >= at.stop
             if ended:
                 self._end(name)
+            unreadable = [(joined.bad(index), reason) for index, reason in bad[name]]
             pieces.append(
                 Piece(
-                    msgspec.structs.replace(at, offset=at.stop if ended else behind),
+                    msgspec.structs.replace(at, offset=at.stop if ended else behind[name]),
                     batch,
-                    _offsets_of(good),
-                    bad.get(name, []),
-                    _size_of(batch, bad.get(name, [])),
-                    good[0].timestamp()[1] if good else -1,
+                    offsets,
+                    unreadable,
+                    _size_of(batch, unreadable),
+                    records.first_ms if len(offsets) else -1,
                     ended,
                 )
             )
         return pieces
-
-    def _before_stop(self, name: str, group: list[Any]) -> list[Any]:
-        """Return the messages of a partition that lie before the offset at which it stops."""
-        stop = self._positions[name].stop
-        if stop is None or group[-1].offset() < stop:
-            return group
-        return [message for message in group if message.offset() < stop]
 
     def _take_error(self, name: str, message: Any) -> Piece[PartitionSplit] | None:
         """Handle an event of a partition; return a piece if it is its end."""
@@ -334,26 +335,6 @@ class KafkaReader(CommandedReader[PartitionSplit]):
         return at.offset
 
 
-def _offsets_of(group: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Return the offsets of records of one partition, which are in order."""
-    if not group:
-        return np.empty(0, np.int64)
-    first, last = group[0].offset(), group[-1].offset()
-    if last - first == len(group) - 1:  # none is missing
-        return np.arange(first, last + 1)
-    return np.fromiter(map(type(group[0]).offset, group), np.int64, len(group))
-
-
-def _name_of(message: Any) -> str:
-    """Return the name of the partition of a record."""
-    return f"{message.topic()}/{message.partition()}"
-
-
-def _place_of(message: Any) -> str:
-    """Return where a record is, for errors."""
-    return f"{_name_of(message)} offset {message.offset()}"
-
-
 def _places(partitions: Iterable[PartitionSplit]) -> list[Any]:
     """Return partitions with their positions, as the client takes them."""
     from confluent_kafka import TopicPartition
@@ -361,31 +342,7 @@ def _places(partitions: Iterable[PartitionSplit]) -> list[Any]:
     return [TopicPartition(each.topic, each.partition, each.offset) for each in partitions]
 
 
-def _size_of(batch: pa.RecordBatch | None, bad: list[tuple[Any, str]]) -> int:
+def _size_of(batch: pa.RecordBatch | None, bad: list[tuple[BadMessage, str]]) -> int:
     """Return about how many bytes a piece keeps in memory."""
     good = 0 if batch is None else batch.nbytes + 8 * batch.num_rows
-    return int(good + sum(_BAD_BYTES + len(each.value() or b"") for each, _ in bad) + _BAD_BYTES)
-
-
-def _time_of(message: Any) -> int | None:
-    kind, time_ms = message.timestamp()
-    return int(time_ms) if kind else None
-
-
-def _headers_of(message: Any) -> list[dict[str, Any]] | None:
-    headers = message.headers()
-    if headers is None:
-        return None
-    return [{"name": name, "value": value} for name, value in headers]
-
-
-def _metadata_of(kind: type[Any]) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the parts of a record beside its value; methods of the class cost least per record."""
-    return {
-        "topic": kind.topic,
-        "partition": kind.partition,
-        "offset": kind.offset,
-        "timestamp": _time_of,
-        "key": kind.key,
-        "headers": _headers_of,
-    }
+    return int(good + sum(_BAD_BYTES + len(each.value or b"") for each, _ in bad) + _BAD_BYTES)

@@ -344,7 +344,7 @@ def kafka_source(
     on_bad_record: BadRecordPolicy = "fail",
     on_lost: OnLost = "fail",
     read_uncommitted: bool = False,
-    batch_rows: int = 8192,
+    batch_rows: int = 32_768,
     buffer: str | int = BUFFER,
     security: KafkaSecurity | None = None,
     properties: Mapping[str, str] | None = None,
@@ -379,7 +379,7 @@ def kafka_source(
         on_lost: what happens if records have been deleted, by retention for example, before they were
             read: `fail`, or `skip` to the first one that is left, with a warning.
         read_uncommitted: also return records of transactions that are open or aborted.
-        batch_rows: most rows per batch.
+        batch_rows: most rows per batch. Batches of long records have fewer: about 4 MiB of their values.
         buffer: the most bytes that the client fetches ahead, and that wait to be processed, per subtask.
         security: the credentials and the encryption.
         properties: further properties of librdkafka. A value `file:/path` or `env:NAME` is read where the

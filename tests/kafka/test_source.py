@@ -33,6 +33,7 @@ from headgate.testing.connectors import (
     records_of,
 )
 from headgate.testing.servers.kafka import KafkaServer
+from headgate.tests.support.kafka_client import FakeClient, FakeMessage
 from headgate.tests.support.scenarios import guarded
 
 NewTopic = Callable[..., str]
@@ -516,37 +517,6 @@ def test_it_goes_on_after_the_broker_was_killed(broker: KafkaServer, new_topic: 
     run(scenario())
 
 
-class _Message:
-    """A message, or the event of the end of a partition, as librdkafka returns them together."""
-
-    def __init__(
-        self, offset: int, error: Any = None, partition: int = 0, value: bytes = b"v"
-    ) -> None:
-        self._offset, self._error = offset, error
-        self._partition, self._value = partition, value
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return self._partition
-
-    def offset(self) -> int:
-        return self._offset
-
-    def error(self) -> Any:
-        return self._error
-
-    def value(self) -> bytes:
-        return self._value
-
-    def key(self) -> None:
-        return None
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1
-
-
 def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
     """No broker is asked for this."""
 
@@ -557,9 +527,11 @@ def test_the_last_record_and_the_end_of_a_partition_may_come_together() -> None:
         split = PartitionSplit("t", 0, 0, 2)
         reader._positions, reader._going_on = {split.name: split}, {split.name: None}
         reader.context.splits.opened(split.name)
-        reader._consumer = SimpleNamespace(pause=lambda places: None)
-        end = _Message(2, KafkaError(KafkaError._PARTITION_EOF))
-        reader._take([_Message(0), _Message(1), end])
+        end = FakeMessage("t", 0, 2, None, KafkaError(KafkaError._PARTITION_EOF))
+        reader._consumer = FakeClient(
+            [FakeMessage("t", 0, 0, b"v"), FakeMessage("t", 0, 1, b"v"), end]
+        )
+        reader.fetch()
         batch = reader.poll()
         assert len(batch) == 2
         assert reader.finished
@@ -576,7 +548,7 @@ def test_messages_of_several_partitions_are_decoded_together_and_stay_apart() ->
         2: [b'{"id":20}', b"x", b'{"id":22}', b'{"id":23}'],
     }
     messages = [
-        _Message(offset, partition=partition, value=found[offset])
+        FakeMessage("t", partition, offset, found[offset])
         for offset in range(4)
         for partition, found in values.items()
         if offset < len(found)
@@ -590,9 +562,9 @@ def test_messages_of_several_partitions_are_decoded_together_and_stay_apart() ->
         stops = {0: 2, 1: None, 2: None}
         splits = [PartitionSplit("t", number, 0, stop) for number, stop in stops.items()]
         reader._positions = {split.name: split for split in splits}
-        reader._consumer = SimpleNamespace(pause=lambda places: None)
+        reader._consumer = FakeClient(messages)
         reader._topics = {"t"}
-        reader._take(messages)
+        reader.fetch()
         pieces = {piece.position.partition: piece for piece in reader._shared.pieces}
         assert [
             (number, piece.position.offset, piece.ended, list(piece.marks))
@@ -600,7 +572,7 @@ def test_messages_of_several_partitions_are_decoded_together_and_stay_apart() ->
         ] == [(0, 2, True, [0, 1]), (1, 2, False, []), (2, 4, False, [0, 2, 3])]
         found = [piece.batch.column("id").to_pylist() for piece in pieces.values()]
         assert found == [[0, 1], [], [20, 22, 23]]
-        bad = [[message.offset() for message, _ in piece.bad] for piece in pieces.values()]
+        bad = [[message.offset for message, _ in piece.bad] for piece in pieces.values()]
         assert bad == [[], [0, 1], [1]]
 
     run(read())
@@ -615,7 +587,7 @@ def test_records_gather_while_small_pieces_wait() -> None:
         reader.open(make_context(operator_name="source"), lambda batch: None)
         splits = {split.name: split for split in (PartitionSplit("t", n, 0) for n in range(2))}
         reader._positions, reader._going_on = splits, dict.fromkeys(splits)
-        reader._consumer = SimpleNamespace(pause=lambda places: None)
+        client = reader._consumer = FakeClient([])
         for name in splits:
             reader.context.splits.opened(name)
         first, waits = next(iter(splits)), threading.Event()
@@ -632,16 +604,19 @@ def test_records_gather_while_small_pieces_wait() -> None:
             return thread
 
         fetches().join()  # nothing waits
-        reader._take([_Message(0)])
+        client.messages += [FakeMessage("t", 0, 0, b"v")]
+        reader.fetch()
         thread = fetches()
         assert not waits.wait(0.05)
         reader.poll()
         thread.join()
-        reader._take([_Message(n) for n in range(1, 4_000)])
+        client.messages += [FakeMessage("t", 0, n, b"v") for n in range(1, 4_000)]
+        reader.fetch()
         fetches().join()  # there is much in the pieces
         while reader.poll() is not None:
             pass
-        reader._take([_Message(4_000)])
+        client.messages += [FakeMessage("t", 0, 4_000, b"v")]
+        reader.fetch()
         reader.pause_splits(frozenset([first]))
         assert reader._commands_or_room() != []  # those that pause the partition
         fetches().join()  # pieces of paused partitions do not count
