@@ -13,6 +13,7 @@ from headgate.tests.support.connector_cases import FILES_AND_MEMORY
 from headgate.tests.support.http_cases import HTTP
 from headgate.tests.support.kafka_cases import KAFKA
 from headgate.tests.support.kinesis_cases import KINESIS
+from headgate.tests.support.made_cases import MADE
 from headgate.tests.support.postgres_cases import POSTGRES
 from headgate.tests.support.queue_cases import QUEUES
 from headgate.tests.support.rabbitmq_cases import RABBITMQ
@@ -21,10 +22,13 @@ from headgate.tests.support.s3_cases import S3
 from headgate.tests.support.sqs_cases import SQS
 from headgate.tests.support.stream_cases import NATS, REDIS
 from headgate.tests.support.table_cases import TABLES
+from headgate.tests.support.unrepeated_cases import UNREPEATED
 
 CASES: dict[str, type[Any]] = {
     **FILES_AND_MEMORY,
+    **MADE,
     **HTTP,
+    **UNREPEATED,
     **S3,
     "spark_source": SparkSourceCase,
     "ray_dataset_source": RayDatasetCase,
@@ -39,6 +43,13 @@ CASES: dict[str, type[Any]] = {
     **TABLES,
 }
 
+WITHOUT_CASE: dict[str, str] = {
+    "blackhole": "It drops all records, so there is nothing to look at.",
+    "stop_after_idle": "The coordinator of a job decides on the end, and the reader is that of the source "
+    "which it is given. [Tests of jobs](../tests/connectors/test_stop_after_idle.py) try the end.",
+}
+"""Public sources and sinks to which the kit cannot be applied, each with the reason."""
+
 
 def table(kind: str, checks: list[Check[Any]], cases: dict[str, type[Any]]) -> str:
     """Return the checks as rows and the connectors as columns."""
@@ -52,13 +63,16 @@ def table(kind: str, checks: list[Check[Any]], cases: dict[str, type[Any]]) -> s
 
 
 def tables() -> str:
-    """Return both tables."""
+    """Return the tables of sources, of sinks, and of what has no column in them."""
     sources = {name: case for name, case in CASES.items() if issubclass(case, SourceCase)}
     sinks = {name: case for name, case in CASES.items() if name not in sources}
+    without = ["### Without checks", "", "| connector | reason |", "|---|---|"]
+    without += [f"| `{name}` | {reason} |" for name, reason in WITHOUT_CASE.items()]
     return "\n\n".join(
         [
             table("Sources", list(source_checks()), sources),
             table("Sinks", list(sink_checks()), sinks),
+            "\n".join(without),
         ]
     )
 

@@ -26,6 +26,7 @@ class Feature(Enum):
     LAG = "the number of records that are still to be read"
     CONFIRMS = "positions of completed checkpoints are confirmed outside"
     ACKNOWLEDGES = "messages that completed checkpoints acknowledge, instead of positions"
+    UNREPEATED = "records that come once, and cannot be read again"
     CUTS = "connections to a server that may break at any byte"
     MISTAKES = "settings that cannot work, such as a wrong password"
     CONNECTS = "a connection that can be checked before a run"
@@ -84,7 +85,11 @@ class SourceCase(Case):
     unacknowledged_max: int = 0
 
     def put(self, place: Any, records: Sequence[Any]) -> None:
-        """Append records to the place. They can be read when this returns."""
+        """Append records to the place. They can be read when this returns.
+
+        Records that come once are kept while no reader is connected (UNREPEATED). What is put when a
+        connection has ended must not go into that, but to the next reader.
+        """
         raise NotImplementedError
 
     def source(self, place: Any) -> Source:

@@ -745,7 +745,9 @@ async def says_what_is_wrong(case: SinkCase) -> None:
 
 async def _first_checkpoint(sink: Sink, batches: Sequence[Batch]) -> None:
     """Do what a job does with a sink up to its first checkpoint."""
-    await asyncio.to_thread(sink.check_output, SinkRun("conformance", "sink", {}, None, _ignore))
+    await asyncio.to_thread(
+        sink.check_output, SinkRun("conformance", "sink", {}, None, lambda _: None)
+    )
     job = _SinkJob(sink, batches, None)
     operator: SinkOperator | None = None
     try:
@@ -755,10 +757,6 @@ async def _first_checkpoint(sink: Sink, batches: Sequence[Batch]) -> None:
     finally:
         if operator is not None:
             operator.close()
-
-
-def _ignore(announcement: str) -> None:
-    return None
 
 
 @CHECKS.check(Feature.CONNECTS)

@@ -132,7 +132,7 @@ async def _check_stop(
     )
 
 
-@CHECKS.check(unless=[Feature.ACKNOWLEDGES])
+@CHECKS.check(unless=[Feature.ACKNOWLEDGES, Feature.UNREPEATED])
 async def resumes_behind_every_record(case: SourceCase) -> None:
     """Stopped anywhere and restored in another process, it goes on with exactly the next record.
 
@@ -153,7 +153,7 @@ async def an_empty_place_ends_at_once(case: SourceCase) -> None:
         expect(await read_all(source) == [], "records come from an empty place")
 
 
-@CHECKS.check(unless=[Feature.ACKNOWLEDGES])
+@CHECKS.check(unless=[Feature.ACKNOWLEDGES, Feature.UNREPEATED])
 async def splits_move_to_other_subtasks(case: SourceCase) -> None:
     """Positions that one subtask has written are read on by three, and theirs by one, without a gap."""
     with case.place() as place:
@@ -322,7 +322,7 @@ async def confirms_completed_checkpoints_only(case: SourceCase) -> None:
         reader.close()
 
 
-@CHECKS.check(Feature.SERVER, unless=[Feature.ACKNOWLEDGES])
+@CHECKS.check(Feature.SERVER, unless=[Feature.ACKNOWLEDGES, Feature.UNREPEATED])
 async def a_server_may_die(case: SourceCase) -> None:
     """When its server is killed and started again, each record is read once.
 
@@ -370,7 +370,7 @@ async def _dies_while_reading(case: SourceCase, place: Any) -> None:
     expect_same(found, case.records(), "the server died while the reader read")
 
 
-@CHECKS.check(Feature.CUTS, unless=[Feature.ACKNOWLEDGES])
+@CHECKS.check(Feature.CUTS, unless=[Feature.ACKNOWLEDGES, Feature.UNREPEATED])
 async def a_connection_may_break(case: SourceCase) -> None:
     """When a connection breaks in front of, within or behind an answer, each record is read once.
 

@@ -8,7 +8,12 @@ from typing import Any
 from unittest import SkipTest
 
 from ...errors import UsageError
-from . import acknowledging_checks, savepoint_checks  # noqa: F401
+from . import (  # noqa: F401
+    acknowledging_checks,
+    plain_sink_checks,
+    savepoint_checks,
+    unrepeated_checks,
+)
 from . import sink_checks as of_sinks
 from . import source_checks as of_sources
 from .cases import Case, Check, Feature, SinkCase, SourceCase

@@ -1,4 +1,4 @@
-"""The connectors of files, memory and HTTP keep all promises of the conformance kit."""
+"""The connectors of files, memory, sockets and HTTP keep all promises of the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from headgate.testing.connectors import Check
 from headgate.tests.support.conformance import keep, promises
 from headgate.tests.support.connector_cases import FILES_AND_MEMORY
 from headgate.tests.support.http_cases import HTTP
+from headgate.tests.support.made_cases import MADE
+from headgate.tests.support.unrepeated_cases import UNREPEATED
 
-CASES = {**FILES_AND_MEMORY, **HTTP}
+CASES = {**FILES_AND_MEMORY, **MADE, **HTTP, **UNREPEATED}
 SLOW = {
     ("write_ahead_sink", "once_after_any_two_crashes"),
     ("http_sink", "once_after_any_two_crashes"),

@@ -33,11 +33,12 @@ class WebSocketStub:
         refuse: returns an answer to give instead of a connection; None: there is one.
     """
 
-    def __init__(self, talk: Talk, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, talk: Talk, context: ssl.SSLContext | None = None, port: int = 0) -> None:
+        """Prepare a service at a port; 0: the operating system chooses one."""
         self.asked: list[Mapping[str, str]] = []
         self.talk = talk
         self.refuse: Callable[[web.Request], web.Response | None] = lambda request: None
-        self.port = 0
+        self.port = port
         self._context = context
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None

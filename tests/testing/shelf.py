@@ -235,7 +235,12 @@ class ShelfWriter(SinkWriter):
             else:
                 check_up(self.directory)
             if not self.exactly:
-                self.append(self.directory / name, records)
+                kept = records[:-1] if self.bug == "forgets the last record" else records
+                file = self.directory / name
+                if self.bug == "one file for all":
+                    file = self.directory / "all"
+                    file.unlink(missing_ok=True)
+                self.append(file, kept)
                 return []
             if self.bug == "keeps drafts in memory":
                 MEMORY[name] = records
@@ -380,3 +385,12 @@ class ShelfSinkCase(_Shelf, SinkCase):
     def mistakes(self, place: Path) -> Mapping[str, tuple[Sink, str]]:
         wrong = ShelfSink(place, self.bug, "exactly_once", password="?")
         return {"a wrong password": (wrong, "wrong password")}
+
+
+class PlainShelfCase(ShelfSinkCase):
+    """A sink that promises nothing for a crash."""
+
+    features = frozenset()
+
+    def sink(self, place: Path, guarantee: GuaranteeLike) -> Sink:
+        return ShelfSink(place, self.bug, "none")

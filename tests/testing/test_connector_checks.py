@@ -25,7 +25,8 @@ from headgate.testing.connectors import (
 )
 from headgate.tests.testing.basket import BasketCase
 from headgate.tests.testing.counter import CounterSinkCase, CounterSourceCase
-from headgate.tests.testing.shelf import ShelfSinkCase, ShelfSourceCase
+from headgate.tests.testing.shelf import PlainShelfCase, ShelfSinkCase, ShelfSourceCase
+from headgate.tests.testing.ticker import TickerCase
 
 SOURCE_BUGS = {
     "resumes_behind_every_record": ["one record behind"],
@@ -51,6 +52,14 @@ SOURCE_BUGS = {
         "acknowledges when it takes",
         "a raw error",
     ],
+    "reads_what_comes_once_in_order": ["says that it replays", "each twice"],
+    "a_restart_reads_what_comes_later": ["one record behind", "forgets its split"],
+    "reads_on_when_the_server_is_back": ["ends when the server is away", "a raw error"],
+    "reads_on_when_connections_break": [
+        "takes a part for all",
+        "one record behind",
+        "a raw error",
+    ],
     "a_server_may_die": ["ends when the server is away"],
     "a_connection_may_break": [
         "takes a part for all",
@@ -69,6 +78,7 @@ SOURCE_BUGS = {
     "tells_no_secrets": ["shows the password"],
 }
 SINK_BUGS = {
+    "once_without_a_crash": ["forgets the last record", "one file for all"],
     "once_after_any_crash": ["visible at once", "copies again", "writes at the end"],
     "once_after_any_two_crashes": ["commits the newest only"],
     "committed_by_two_at_once": ["looks before it copies"],
@@ -119,10 +129,14 @@ def source_case(check: Check[Any], bug: str = "") -> SourceCase:
     """The connector of a check: one with a network if connections are to break."""
     if Feature.ACKNOWLEDGES in check.needs:
         return BasketCase(bug)
+    if Feature.UNREPEATED in check.needs:
+        return TickerCase(bug)
     return CounterSourceCase(bug) if Feature.CUTS in check.needs else ShelfSourceCase(bug)
 
 
 def sink_case(check: Check[Any], bug: str = "") -> SinkCase:
+    if Feature.AT_LEAST_ONCE in check.unless:
+        return PlainShelfCase(bug)
     return CounterSinkCase(bug) if Feature.CUTS in check.needs else ShelfSinkCase(bug)
 
 
@@ -138,6 +152,15 @@ def test_a_good_source_passes(check: Check[Any]) -> None:
 )
 def test_a_good_source_that_acknowledges_passes(check: Check[Any]) -> None:
     asyncio.run(check.run(BasketCase()))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [each for each in source_checks() if each.applies_to(TickerCase)],
+    ids=lambda check: check.name,
+)
+def test_a_good_source_of_records_that_come_once_passes(check: Check[Any]) -> None:
+    asyncio.run(check.run(TickerCase()))
 
 
 @pytest.mark.parametrize("bug", ["acknowledges at the barrier", "acknowledges what it has taken"])
