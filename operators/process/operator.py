@@ -6,6 +6,8 @@ The function may have one input, two keyed ones, or a keyed and a broadcast one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from itertools import chain, islice
+from types import GeneratorType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -260,6 +262,10 @@ class ProcessOperator(AtTheEnd):
             ) in zip(*places, times, times, records, strict=True):  # fmt: skip
                 try:
                     made = function(record, context)
+                    if type(made) is GeneratorType:
+                        more, made = made, list(islice(made, room))
+                        if len(made) == room:
+                            made = chain(made, more)
                 except HeadgateError:
                     raise
                 except user_failures() as error:

@@ -166,46 +166,46 @@ class ReducingHandle(Generic[T]):
     """A handle of one value, combined from all added values."""
 
     def __init__(self, table: ValueTable, reduce: Callable[[T, T], T]) -> None:
-        self._table = table
+        self._get, self._put, self._delete = table.get, table.put, table.delete
         self._reduce = reduce
 
     def get(self) -> T | None:
         """Return the combined value; None if nothing was added."""
-        value = self._table.get()
+        value = self._get()
         return None if value is ABSENT else value
 
     def add(self, value: T) -> None:
         """Combine one more value with the present one."""
-        before = self._table.get()
-        self._table.put(value if before is ABSENT else self._reduce(before, value))
+        before = self._get()
+        self._put(value if before is ABSENT else self._reduce(before, value))
 
     def clear(self) -> None:
         """Forget all added values."""
-        self._table.delete()
+        self._delete()
 
 
 class AggregatingHandle(Generic[IN, OUT]):
     """A handle of an accumulator, which has another type than the added values."""
 
     def __init__(self, table: ValueTable, function: AggregatingFunction[IN, Any, OUT]) -> None:
-        self._table = table
+        self._get, self._put, self._delete = table.get, table.put, table.delete
         self._function = function
 
     def get(self) -> OUT | None:
         """Return the result of all added values; None if nothing was added."""
-        accumulator = self._table.get()
+        accumulator = self._get()
         return None if accumulator is ABSENT else self._function.result(accumulator)
 
     def add(self, value: IN) -> None:
         """Add one more value."""
-        accumulator = self._table.get()
+        accumulator = self._get()
         if accumulator is ABSENT:
             accumulator = self._function.create()
-        self._table.put(self._function.add(accumulator, value))
+        self._put(self._function.add(accumulator, value))
 
     def clear(self) -> None:
         """Forget all added values."""
-        self._table.delete()
+        self._delete()
 
 
 # --- state of the subtask --------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def token(key: Any) -> Token:
 
 def tokens_of(keys: Sequence[Any]) -> Sequence[Token]:
     """Return the token of each key; the keys themselves if they are their own tokens."""
-    return keys if _PLAIN_KEYS.issuperset(map(type, keys)) else list(map(token, keys))
+    return keys if {*map(type, keys)} <= _PLAIN_KEYS else list(map(token, keys))
 
 
 def _special(key: Any) -> Token:

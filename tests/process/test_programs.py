@@ -370,11 +370,17 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_the_state_gives_what_the_model_gives(
-    steps: Any, world: Any, way: str, kind: str
+    steps: Any, world: Any, way: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared, given, options = WAYS[way]
     for seed in range(LIVES):
         rng = random.Random(f"{way} {kind} {seed}")
+        monkeypatch.setattr(
+            "headgate.operators.per_record.base.PER_RECORD_ROWS", rng.choice([7, 8_192])
+        )
+        monkeypatch.setattr(
+            "headgate.operators.process.emitter.PER_RECORD_ROWS", rng.choice([3, 8_192])
+        )
         timed = rng.random() < 0.7
         (stream,) = world.sources(event_time=timed)
         keyed = stream.key_with(lambda record: record[0])
