@@ -132,6 +132,7 @@ FAST_ONE_IN: dict[str, int] = {
     "query/test_windows.py::test_a_scan_has_the_keys_that_stay": 12,
     "query/test_windows.py::test_the_windows_of_a_key": 6,
     "rabbitmq": 0,
+    "recovery/test_kept_joins.py": 8,
     "recovery/test_kept_states.py::test_running_aggregates_are_taken_over": 2,
     "recovery/test_kept_states.py::test_what_is_not_kept_is_read": 0,
     "recovery/test_kept_states.py::test_values_of_a_reduce_are_taken_over": 2,

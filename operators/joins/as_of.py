@@ -180,6 +180,7 @@ class AsOfJoin(WaitingRowsJoin):
             self._note_passed()
             if self._keys.tidy():
                 self._find_current()
+                self._dropped()
         self.output.emit_watermark(timestamp)
 
     def _join_due(self) -> None:

@@ -160,7 +160,8 @@ class IntervalJoin(WaitingRowsJoin):
         if self._progress.advance(timestamp):
             for side in (LEFT, RIGHT):
                 self._let_go(side, self._progress.bounds[side])
-            self._keys.tidy()
+            if self._keys.tidy():
+                self._dropped()
         if timestamp != WATERMARK_MAX:
             timestamp = clamped(timestamp - self._delay_ms)
         self.output.emit_watermark(timestamp)

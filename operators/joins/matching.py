@@ -180,6 +180,14 @@ class Chains:
         self._newest.reserve(keys)
         self._counts.reserve(keys)
 
+    def go_back(self, size: int, keys: int) -> None:
+        """Forget the rows from number `size` on; before they came there were `keys` slots."""
+        self.size = size
+        self._newest, self._counts = SlotArray(np.int32, -1), SlotArray(np.int64)
+        self._reserve_keys(keys)
+        self._newest.data[self.slots] = np.arange(size)  # of several rows the last one is assigned
+        self._counts.data[:keys] = np.bincount(self.slots, minlength=keys)
+
     # --- who meets -----------------------------------------------------------------------------
 
     def between(self, slots: Index, low: Index, high: Index, keys: int) -> Iterator[Pairs]:

@@ -139,6 +139,42 @@ class PaneRows:
         """Return a cut of all rows."""
         return PaneCut(self.epoch.cut(), self._pieces, self.schema)
 
+    def keep(self) -> KeptPaneRows:
+        """Return a cut to which the rows can go back: the one that was just taken."""
+        return KeptPaneRows(self._panes)
+
+    def go_back(self, kept: KeptPaneRows) -> None:
+        """Take over the rows of another attempt, as they were at a cut."""
+        for pane, pieces in kept.pieces.items():
+            for piece in pieces:
+                self.load(pane, piece.rows, piece.times, piece.ids)
+
+
+class KeptPaneRows:
+    """A cut to which the rows of a side can go back. Their pieces never change.
+
+    Args:
+        panes: the pieces of each pane; it goes on changing.
+
+    Attributes:
+        pieces: the pieces of each pane at the cut.
+    """
+
+    def __init__(self, panes: dict[int, list[Piece]]) -> None:
+        self.pieces = {pane: tuple(pieces) for pane, pieces in panes.items()}
+        self._panes: dict[int, list[Piece]] | None = panes
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the rows of panes that were dropped since."""
+        there = self.pieces if self._panes is None else self._panes
+        dropped = [pieces for pane, pieces in self.pieces.items() if pane not in there]
+        return sum(piece.nbytes for pieces in dropped for piece in pieces)
+
+    def close(self) -> None:
+        """Look no more at what is dropped."""
+        self._panes = None
+
 
 @dataclass(frozen=True, slots=True)
 class PaneCut:

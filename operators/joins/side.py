@@ -17,8 +17,15 @@ import pyarrow as pa
 
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.arrays import SlotArray
-from ...state.slots.epochs import RESTORED_EPOCH, ChangedSlots, Field, SlotCut, TableEpoch
-from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex
+from ...state.slots.epochs import (
+    RESTORED_EPOCH,
+    ChangedSlots,
+    Field,
+    KeptSlots,
+    SlotCut,
+    TableEpoch,
+)
+from ...state.slots.key_index import BatchKeys, KeyCut, KeyHasher, KeyIndex
 from ...state.values import Index
 from .matching import Chains
 from .row_store import HeldRows, RowStore, TimeOrder, rows_of_pieces
@@ -158,7 +165,7 @@ class Side:
         """Return True if more rows are released than wait."""
         return self.released > max(DEAD_MIN, self.live)
 
-    def keep(self, alive: Index, slots: Index, keys: int) -> None:
+    def compact(self, alive: Index, slots: Index, keys: int) -> None:
         """Drop all rows but `alive()`, which get these slots of `keys`."""
         store, chains, order = self.store, self.chains, self.order
         ids, matched = self._ids.data[alive], self._matched.data[alive]
@@ -202,6 +209,41 @@ class Side:
             self.next_id = max(self.next_id, int(ids.max()) + 1)
             self._append(rows, times, slots, keys, ids, RESTORED_EPOCH, matched)
 
+    def keep(self, grew: Callable[[], None], keys: SharedKeys, alive: Alive) -> KeptSide:
+        """Open a cut to which the rows can go back: that which the side has just counted.
+
+        Args:
+            grew: called now and then while old values come.
+            keys: those of the rows.
+            alive: tells which of the rows count at the cut.
+        """
+        changes = self._changes.keep(self.size, grew)
+        return KeptSide(
+            self, changes, keys, alive, self.chains, self._ids, self._dead, self._matched
+        )
+
+    def go_back(self, kept: KeptSide, keys: int) -> None:
+        """Take over the rows of another side, as they were at a cut; only into an empty one.
+
+        The slots of their keys are below `keys`.
+        """
+        kept.changes.go_back()
+        kept.chains.go_back(kept.changes.size, keys)
+        self.store = RowStore.of(self.schema, kept.pieces)
+        self.chains, self._ids, self._dead = kept.chains, kept.ids, kept.dead
+        self._matched = kept.matched
+        fields: list[Field] = [self._matched] if self._marks else []
+        self._changes = ChangedSlots(self.epoch, lambda: fields)
+        self._changes.mark(slice(0, self.size), self.size, RESTORED_EPOCH)
+        numbers = np.arange(self.size)
+        gone = ~kept.alive(numbers, self.chains.times)
+        self._dead.data[: self.size] = gone
+        self._dead.empty_from(self.size)
+        self.released = int(gone.sum())
+        waiting = np.flatnonzero(~gone)
+        self.order.add(self.chains.times[waiting], waiting)
+        self.next_id = int(self._ids.data[waiting].max()) + 1 if waiting.size else 0
+
 
 @dataclass(frozen=True, slots=True)
 class SideCut:
@@ -239,6 +281,60 @@ class SideCut:
         self._changes.close()
 
 
+class KeptSide:
+    """A cut to which the rows of a side can go back.
+
+    Numbers, times, keys and ids of rows never change, and pieces of their columns neither. What is dead is
+    known from `alive`, and the chains of the rows are made again.
+
+    Args:
+        side: of which it is a cut.
+        changes: the marks at the cut.
+        keys: of the rows, those of both sides.
+        alive: tells which of the rows count at the cut.
+        chains, ids, dead, matched: of the side; it gets others when it is compacted.
+
+    Attributes:
+        pieces: the columns of the rows at the cut.
+        index, keys_then: the keys, and what they were at the cut.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        changes: KeptSlots,
+        keys: SharedKeys,
+        alive: Alive,
+        chains: Chains,
+        ids: SlotArray,
+        dead: SlotArray,
+        matched: SlotArray,
+    ) -> None:
+        self.changes, self.alive, self.chains = changes, alive, chains
+        self.ids, self.dead, self.matched = ids, dead, matched
+        self.pieces = side.store.pieces
+        self.index = keys.index
+        self.keys_then = keys.index.cut()
+        self._side: Side | None = side
+        self._keys: SharedKeys | None = keys
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of the old values, and of rows and keys that only the cut has."""
+        size = self.changes.nbytes
+        if self._side is not None and self._side.chains is not self.chains:
+            size += sum(piece.nbytes for piece in self.pieces)
+            size += self.chains.nbytes + self.ids.nbytes + self.dead.nbytes + self.matched.nbytes
+        if self._keys is not None and self._keys.index is not self.index:
+            size += self.index.used_bytes
+        return size
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._side = self._keys = None
+        self.changes.close()
+
+
 def not_before(time: int) -> Alive:
     """Return a function by which rows not older than `time` count."""
     return lambda _, times: times >= time
@@ -258,21 +354,27 @@ class SharedKeys:
 
     def __init__(self, hasher: KeyHasher, sides: Sequence[Side]) -> None:
         self._hasher, self._sides = hasher, sides
-        self._index = KeyIndex(hasher)
+        self.index = KeyIndex(hasher)
+        """The keys; another one after keys were forgotten."""
 
     @property
     def size(self) -> int:
         """The number of slots."""
-        return self._index.size
+        return self.index.size
 
     @property
     def nbytes(self) -> int:
         """The memory in use, bytes."""
-        return self._index.nbytes + self._index.key_bytes
+        return self.index.nbytes + self.index.key_bytes
+
+    def go_back(self, index: KeyIndex, then: KeyCut) -> None:
+        """Take over the keys of another attempt, as they were at a cut; for both sides, if both do."""
+        index.go_back(then)
+        self.index = index
 
     def slots(self, columns: list[pa.Array]) -> Index:
         """Return the slot of each row's key; new keys get new slots."""
-        found, _ = self._index.lookup_new(BatchKeys(self._hasher, columns), None)
+        found, _ = self.index.lookup_new(BatchKeys(self._hasher, columns), None)
         return found.astype(np.int64)
 
     def tidy(self) -> bool:
@@ -283,7 +385,7 @@ class SharedKeys:
         wasteful = [side for side in self._sides if side.wasteful]
         for side in wasteful:
             alive = side.alive()
-            side.keep(alive, side.chains.slots[alive], self.size)
+            side.compact(alive, side.chains.slots[alive], self.size)
         return bool(wasteful)
 
     def _forget(self) -> None:
@@ -293,8 +395,8 @@ class SharedKeys:
         index = KeyIndex(self._hasher)
         numbers = np.zeros(self.size, np.int64)
         if used.size:
-            keys = BatchKeys(self._hasher, self._index.take(used))
+            keys = BatchKeys(self._hasher, self.index.take(used))
             numbers[used] = index.lookup(keys)
-        self._index = index
+        self.index = index
         for side, rows, old in zip(self._sides, alive, slots, strict=True):
-            side.keep(rows, numbers[old], index.size)
+            side.compact(rows, numbers[old], index.size)

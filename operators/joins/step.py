@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
@@ -13,19 +13,20 @@ import pyarrow as pa
 from ...errors import PlanError
 from ...state.aggregates.accumulators import Mask
 from ...state.slots.key_index import KeyHasher
-from ...state.snapshot import RestoredState, StateInfo, StateSnapshot
+from ...state.snapshot import CommitPermit, KeptState, RestoredState, StateInfo, StateSnapshot
 from ...state.values import Index
 from ..aggregation.aggregate_tables import files_of_another_backend
 from ..aggregation.keyed_aggregate import identity_seed
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..keyed_backend import lies_in_rocksdb
+from ..rollback import Kept, Rollback
 from ..spilling_space import SpillingOperator
 from ..time_progress import ExpiredAt, TimeProgress
 from ..windows.late import LATE, LateOutput, last_windows
 from ..windows.panes.grid import Grid
 from .columns import LEFT, RIGHT, JoinColumns, plain_rows
-from .side import Alive, SharedKeys, Side, not_before
+from .side import Alive, KeptSide, SharedKeys, Side, not_before
 from .spilling import R, SpillingRows, SpillingSide
 from .tables import (
     SIDES,
@@ -98,6 +99,8 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
         """The rows in memory."""
         self._disk: list[D] = []
         """The sides on disk; empty if rows stay in memory."""
+        self._rollbacks: list[Rollback[Any]] = [Rollback.off() for _ in SIDES]
+        """Those of the sides in memory."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -108,6 +111,11 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
             context.metrics.gauge(WAITING_GAUGE, read, labels={"side": name})
         if lies_in_rocksdb(context.options):
             self._disk = [self._new_disk(side) for side in (LEFT, RIGHT)]
+        else:
+            self._rollbacks = [
+                Rollback(context.options, name, partial(self._open_kept, side))
+                for side, name in enumerate(SIDES)
+            ]
 
     def _hasher(self) -> KeyHasher:
         """Return the hasher of the keys, which have the same types on both sides."""
@@ -132,6 +140,19 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
     @abstractmethod
     def _load(self, side: int, found: RestoredRows) -> None:
         """Restore rows of a side to memory."""
+
+    @abstractmethod
+    def _open_kept(self, side: int) -> Kept:
+        """Open a cut to which a side in memory can go back: the one that was just taken."""
+
+    @abstractmethod
+    def _go_back(self, side: int, kept: Any) -> None:
+        """Take over a side of the attempt before, as it was at a cut that `_open_kept` opened."""
+
+    def _dropped(self) -> None:
+        """Note that rows were dropped, which stay in cuts that are kept."""
+        for rollback in self._rollbacks:
+            rollback.grew()
 
     def _waiting(self, side: int) -> int:
         """Return how many rows of a side wait."""
@@ -212,6 +233,7 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
                 files[name], sides[side] = self._disk[side].snapshot()
             else:
                 tables[name] = rows_cut(self._cut(side), self._columns, side, groups)
+            self._rollbacks[side].cut(checkpoint_id)
         self._replace(sides)
         return StateSnapshot(tables=tables, files=files)
 
@@ -233,8 +255,12 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
             disk.released(self._progress.bounds[side], self._progress.further(side))
             if files := state.files.get(SIDES[side]):
                 self._sides[side] = disk.restore_files(files)
+        for side, rollback in enumerate(self._rollbacks):
+            self._sides[side].epoch.restored()
+            kept = rollback.found(state)
+            if kept is not None:
+                self._go_back(side, kept)
         for side, (own, marks) in enumerate(zip(self._sides, self._marks, strict=True)):
-            own.epoch.restored()
             found = restored_rows(
                 state, side, own.schema, self._step.name, self._progress, marks=marks
             )
@@ -242,7 +268,28 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
                 self._load(side, found)
         self._settle_disk()
 
+    def restore(self, state: RestoredState) -> Awaitable[None] | None:
+        done = super().restore(state)
+        for rollback in self._rollbacks:
+            rollback.restored(self.context.restored_checkpoint)
+        return done
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        for rollback in self._rollbacks:
+            rollback.completed(permit.checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        for rollback in self._rollbacks:
+            rollback.aborted(checkpoint_id)
+
+    def keep(self) -> dict[str, KeptState]:
+        return {
+            name: kept for rollback in self._rollbacks for name, kept in rollback.keep().items()
+        }
+
     def close(self) -> None:
+        for rollback in self._rollbacks:
+            rollback.close()
         for disk in self._disk:
             disk.close()
 
@@ -271,6 +318,13 @@ class WaitingRowsJoin(JoinOperator[Side, SpillingSide]):
     def _alive(self, side: int) -> Alive:
         """Return a function that tells which rows of a side count at a cut."""
         return not_before(self._progress.bounds[side])
+
+    def _open_kept(self, side: int) -> KeptSide:
+        return self._sides[side].keep(self._dropped, self._keys, self._alive(side))
+
+    def _go_back(self, side: int, kept: KeptSide) -> None:
+        self._keys.go_back(kept.index, kept.keys_then)
+        self._sides[side].go_back(kept, self._keys.size)
 
     def _load(self, side: int, found: RestoredRows) -> None:
         slots = self._keys.slots(self._columns.key_columns(side, found.rows))

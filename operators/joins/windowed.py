@@ -28,7 +28,7 @@ from ..windows.panes.grid import Grid, windows_with
 from ..windows.windowed_aggregate import EMIT_ROWS_MAX
 from .columns import LEFT, RIGHT
 from .matching import Runs
-from .pane_rows import PaneRows, by_pane
+from .pane_rows import KeptPaneRows, PaneRows, by_pane
 from .spilling import SpillingPaneRows, side_by_side
 from .step import JoinOperator, JoinStep, other
 from .tables import SIDES, RestoredRows, RowsCut
@@ -189,6 +189,7 @@ class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
             for side, disk in enumerate(self._disk):
                 disk.drop(self._first_kept)
                 disk.released(self._progress.bounds[side])
+            self._dropped()
         self.output.emit_watermark(timestamp)
 
     def _not_fired(self, side: int, rows: pa.RecordBatch, time: int) -> pa.RecordBatch:
@@ -232,6 +233,12 @@ class WindowedPair(JoinOperator[PaneRows, SpillingPaneRows]):
         for pane, which in by_pane(self._grid.panes_of(found.times)):
             part = found.picked(np.arange(len(found.ids))[which])
             self._sides[side].load(pane, part.rows, part.times, part.ids)
+
+    def _open_kept(self, side: int) -> KeptPaneRows:
+        return self._sides[side].keep()
+
+    def _go_back(self, side: int, kept: KeptPaneRows) -> None:
+        self._sides[side].go_back(kept)
 
     def _restore(self, state: RestoredState) -> None:
         super()._restore(state)

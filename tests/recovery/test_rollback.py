@@ -22,12 +22,21 @@ from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggre
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import Operator
+from headgate.operators.joins import side as join_side
+from headgate.operators.joins.as_of import AsOfJoin
+from headgate.operators.joins.columns import join_columns
+from headgate.operators.joins.interval import Interval, IntervalJoin
+from headgate.operators.joins.step import JoinStep, outer_sides
+from headgate.operators.joins.tables import SIDES
+from headgate.operators.joins.windowed import WindowJoin
+from headgate.operators.origin import Origin
 from headgate.operators.windows import tumbling
 from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
     GlobalWindow,
     SlidingWindow,
     TumblingWindow,
+    sliding,
 )
 from headgate.operators.windows.panes import table as pane_table
 from headgate.operators.windows.panes.global_windows import GlobalAggregate
@@ -43,6 +52,7 @@ from headgate.tests.support.aggregate_rows import VALUES, batch_of, tighten, val
 from headgate.tests.support.operators import ManualClock, Recorder, operator_context
 
 TTL_MS = 40
+TAGS = ("rows", "late", "late_other")
 FEW = {"n": "count()", "total": "sum(i)", "low": "min(i)", "last": "max(s)"}
 MANY = FEW | {
     "some": "count(i)",
@@ -86,14 +96,32 @@ class Kind:
     function pickled ones or columns.
 
     Attributes:
-        state: the name of its table.
+        states: the names of its tables that are kept.
         make: makes it.
         expires: rows expire.
+        inputs: how many it has.
+        keyed: it needs keys.
     """
 
-    state: str
+    states: tuple[str, ...]
     make: Callable[[str, str], Operator]
     expires: bool = False
+    inputs: int = 1
+    keyed: bool = False
+
+    @classmethod
+    def of_joins(cls, make: Callable[[JoinStep], Operator]) -> Kind:
+        """Return a kind of join: `few` is an inner one, and `many` one with outer sides."""
+
+        def made(keys: str, texts: str) -> Operator:
+            schema = pa.schema([pa.field("k", KEYS[keys][0]), *VALUES])
+            outer = outer_sides("full" if texts == "many" else "inner")
+            columns = join_columns(
+                (schema, schema), (("k",), ("k",)), outer, "_right", ("l", "r"), Origin("here")
+            )
+            return make(JoinStep("join", columns, outer))
+
+        return cls(SIDES, made, expires=True, inputs=2, keyed=True)
 
 
 def _windows(keys: str, texts: str) -> Operator:
@@ -122,18 +150,25 @@ def _sessions(keys: str, texts: str) -> Operator:
 
 
 KINDS = {
-    "reduced": Kind("reduce", _reduced),
-    "running": Kind("running", lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
+    "reduced": Kind(("reduce",), _reduced, keyed=True),
+    "window join": Kind.of_joins(
+        lambda step: WindowJoin(step, sliding("20ms", "10ms", allowed_lateness="7ms"))
+    ),
+    "interval join": Kind.of_joins(lambda step: IntervalJoin(step, Interval(-8, 5))),
+    "as-of join": Kind.of_joins(AsOfJoin),
+    "as-of join for a while": Kind.of_joins(lambda step: AsOfJoin(step, 16)),
+    "running": Kind(("running",), lambda keys, texts: RunningAggregate(plan_for(keys, texts))),
     "expiring": Kind(
-        "running",
+        ("running",),
         lambda keys, texts: RunningAggregate(plan_for(keys, texts, ttl_ms=TTL_MS)),
         expires=True,
+        keyed=True,
     ),
-    "windows": Kind("windows", _windows, expires=True),
-    "sessions": Kind("sessions", _sessions, expires=True),
-    "panes": Kind("panes", _panes, expires=True),
+    "windows": Kind(("windows",), _windows, expires=True),
+    "sessions": Kind(("sessions",), _sessions, expires=True),
+    "panes": Kind(("panes",), _panes, expires=True),
     "global": Kind(
-        "whole", lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
+        ("whole",), lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
     ),
 }
 
@@ -147,6 +182,8 @@ def tight() -> Any:
         patch.setattr(slot_table, "_MOVE_AT_LEAST", 8)
         patch.setattr(tumbling, "SMALL_ROWS", 3)
         patch.setattr(pane_table, "DEAD_MIN", 1)
+        patch.setattr(join_side, "DEAD_MIN", 1)
+        patch.setattr(join_side, "FORGET_MIN", 2)
         patch.setattr(session_table, "_DEAD_MIN", 1)
         yield
 
@@ -201,7 +238,7 @@ class Subject:
         for operator in self.operators:
             call(operator)
         emitted = [
-            sorted(map(repr, [*output.rows(), *output.rows("late")])) for output in self.outputs
+            sorted(repr(row) for tag in TAGS for row in output.rows(tag)) for output in self.outputs
         ]
         assert emitted[0] == emitted[-1]
         for output in self.outputs:
@@ -226,22 +263,24 @@ class Subject:
         """Check that the restored files with the changes since then have the rows that there are now."""
         assert self.base is not None
         tables = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
-        delta = tables[self.kind.state].make(1)
+        deltas = {state: tables[state].make(1) for state in self.kind.states}
         whole = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
-        everything = whole[self.kind.state].make(None)
-        found = merged([self.base[1][self.kind.state], delta], tables[self.kind.state].keys)
-        held = set(rows_of(everything))
-        # A table has no marks of rows that have expired.
-        assert held <= set(found)
-        assert self.kind.expires or held == set(found)
+        for state, delta in deltas.items():
+            held = set(rows_of(whole[state].make(None)))
+            found = merged([self.base[1][state], delta], tables[state].keys)
+            # A table has no marks of rows that have expired.
+            assert held <= set(found)
+            assert self.kind.expires or held == set(found)
         self.last += 1
 
     def fail(self, which: int) -> None:
-        """End, and begin again from one of the checkpoints that are known."""
+        """End, and begin again from one of the known checkpoints; perhaps one of two states is read."""
         kept = self.operators[0].keep()
         for operator in self.operators:
             operator.close()
-        known = sorted(kept[self.kind.state].checkpoints & self.at.keys())
+        known = sorted(
+            self.at.keys() & frozenset.intersection(*(k.checkpoints for k in kept.values()))
+        )
         if not known:
             self.operators = self.operators[:1]
             self.__init__(  # type: ignore[misc]
@@ -253,7 +292,10 @@ class Subject:
         self.base = (self.last, tables)
         self.outputs, self.unread = [], []
         taker, reader = self.start(self.last), self.start(self.last)
-        others = {name: table for name, table in tables.items() if name != self.kind.state}
+        assert kept.keys() == set(self.kind.states)
+        if len(kept) > 1 and which % 3:
+            kept.pop(self.kind.states[which % 3 - 1])
+        others = {name: table for name, table in tables.items() if name not in kept}
         taker.restore(RestoredState(others, kept=kept, checkpoint_id=self.last))
         reader.restore(RestoredState(tables))
         self.operators = [taker, reader]
@@ -282,15 +324,17 @@ actions = st.lists(
 
 
 def run(subject: Subject, history: list[tuple[str, Any]]) -> None:
-    watermark = 0
+    watermark, inputs = 0, subject.kind.inputs
     for action, what in history:
         match action:
             case "rows":
-                subject.tell(lambda o, rows=what: o.process(batch_of(rows, *KEYS[subject.keys]), 0))
+                batch = batch_of(what, *KEYS[subject.keys])
+                subject.tell(lambda o, rows=batch: o.process(rows, len(rows) % inputs))
             case "bulk":
                 numbers = range(60 * what, 60 * what + 50)
                 rows = [(n, n, n / 8, Decimal(n), None, n % 45) for n in numbers]
-                subject.tell(lambda o, rows=rows: o.process(batch_of(rows, *KEYS[subject.keys]), 0))
+                batch = batch_of(rows, *KEYS[subject.keys])
+                subject.tell(lambda o, rows=batch, at=what % inputs: o.process(rows, at))
             case "time":
                 subject.clock.advance(what)
                 watermark += what // 3
@@ -339,7 +383,7 @@ kinds_of_keys = st.sampled_from(list(KEYS))
 
 def keys_for(kind: str, drawn: str) -> str:
     """Return the kind of keys that was drawn, or another one if this kind of operator has to have keys."""
-    return KEYED[0] if drawn == "none" and kind in ("expiring", "reduced") else drawn
+    return KEYED[0] if drawn == "none" and KINDS[kind].keyed else drawn
 
 
 @pytest.mark.parametrize("kind", KINDS)

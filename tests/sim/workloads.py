@@ -12,7 +12,7 @@ from headgate.api.resources import sharing_groups
 from headgate.runtime.job import runnable
 from headgate.runtime.plan import beside_source
 
-from . import counting, timed
+from . import counting, joined, timed
 from .outside import GlobalLedger, Ledger, World
 from .reading import COUNTS, WINDOWS, Reads
 
@@ -77,6 +77,9 @@ MORE_KINDS = {
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
+    "kept joins": Workload(
+        joined.joined, joined.check_joined, joined.missing_joined, flushes=True, keeps=True
+    ),
     "kept panes": Workload(
         timed.panes, timed.check_panes, timed.missing_panes, flushes=True, keeps=True
     ),
