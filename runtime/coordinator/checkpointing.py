@@ -64,6 +64,8 @@ from .environment import JobEnvironment, PublishResult
 from .global_commit import GlobalCommitter
 
 _log = logging.getLogger("headgate.checkpoint")
+WITHDRAW_S = 10.0
+"""A coordinator that was replaced waits for at most this time for savepoints that it publishes."""
 CHECKPOINT_FAILURES = {reason.value: reason for reason in CheckpointFailure}
 
 
@@ -356,6 +358,11 @@ class CheckpointDriver:
         self._commits.give_up()
         return self._carry_out(self.protocol.job_failed(self._clock.now_ms()))
 
+    async def withdraw(self) -> None:
+        """Wait, as a coordinator that was replaced, until savepoints under way are deleted, for a while."""
+        if self._publishing:
+            await asyncio.wait(list(self._publishing.values()), timeout=WITHDRAW_S)
+
     async def close(self) -> None:
         """Wait for log writes and deletions under way."""
         tasks = [*self._publishing.values(), *self._cleaning]
@@ -509,7 +516,26 @@ class CheckpointDriver:
         await self._commits.all_committed()
         async with savepoints.opened(self._env.open_at, address, self._env.spec.options) as store:
             await savepoints.publish(store, savepoint)
+            if self._log is not None:
+                await self._keep_if_leading(self._log, store, manifest)
         self.savepoints[address] = manifest
+
+    async def _keep_if_leading(
+        self, log: JobLog, store: CheckpointStore, manifest: Manifest
+    ) -> None:
+        """Delete a savepoint again that was published behind the start of the next coordinator.
+
+        That one knows nothing of it, and the requester is not told of it.
+
+        Raises:
+            FencedError: a newer coordinator owns the job.
+            StorageError: that is unknown.
+        """
+        try:
+            await log.confirm()
+        except FencedError:
+            await savepoints.delete(store, sorted(manifest.files()))
+            raise
 
     def _announce_complete(
         self, kind: str, manifest: Manifest, size_bytes: int, **body: Any

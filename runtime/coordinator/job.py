@@ -343,6 +343,8 @@ class JobCoordinator:
         except (HeadgateError, asyncio.CancelledError) as error:
             if isinstance(error, FencedError):
                 self._leadership.lose(error)
+                if self._context is not None:
+                    await self._context.checkpoints.withdraw()
             if isinstance(error, HeadgateError):
                 kind = "fenced" if isinstance(error, FencedError) else "refused"
                 self.clients.end({"status": "FAILED", "reason": kind}, _failure_of(error))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate.connectors import collect
-from headgate.errors import FencedError, StorageError
+from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.operators.clock import SystemClock
 from headgate.runtime.control.messages import (
     Cancel,
@@ -24,6 +25,7 @@ from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.coordinator.workers import WorkerPool
 from headgate.runtime.protocol.checkpoints.manifest import Manifest
 from headgate.runtime.protocol.joblog import JobStatus
+from headgate.runtime.savepoint import store as savepoints
 from headgate.runtime.storage.joblog_store import JobLog
 from headgate.runtime.worker.worker import Worker
 from headgate.tests.coordinator.counted import check_exact, make_job
@@ -141,6 +143,48 @@ def test_an_old_coordinator_that_lives_can_do_nothing(lab: Any) -> None:
     assert isinstance(errors[0], FencedError)
     assert ran.outcome.status == "SUSPENDED"
     assert ran.restores == ran.failures == []
+    check_exact(sink)
+
+
+@pytest.mark.parametrize("verb", ["savepoint", "stop"])
+def test_an_old_coordinator_that_lives_leaves_no_savepoint(
+    lab: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor knows nothing of it, and may run the job behind it as if it had not been taken."""
+    publish = savepoints.publish
+    kept: list[Path] = []
+
+    async def script(job: Any) -> None:
+        held, released = asyncio.Event(), asyncio.Event()
+
+        async def published_late(*given: Any) -> None:
+            held.set()
+            await released.wait()
+            await publish(*given)
+            kept.extend(lab.path.glob("*/_metadata"))
+
+        monkeypatch.setattr(savepoints, "publish", published_late)
+        succession = Succession(job)
+        await job.checkpoint()
+        request = asyncio.create_task(job.request(verb, savepoint=str(lab.path)))
+        await held.wait()
+        old = job.task
+        succession.follow()
+        await succession.taken_over()
+        released.set()
+        await asyncio.wait({old})
+        assert isinstance(old.exception(), FencedError)
+        with pytest.raises(HeadgateError):
+            await request
+        assert len(kept) == 1
+        assert list(lab.path.glob("*/_metadata")) == []
+        await job.checkpoint()
+        await job.request("stop")
+
+    sink = collect(guarantee="exactly_once")
+    ran = lab.run(make_job(lab, sink), script)
+    assert ran.outcome.status == "SUSPENDED"
+    assert not [file for file in lab.path.rglob("*.parquet") if file.is_file()]
     check_exact(sink)
 
 

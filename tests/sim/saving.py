@@ -65,14 +65,20 @@ class Savepoints:
         self._world, self._roots, self._conserves = world, roots, conserves
         self._ids: dict[str, int] = {}
         """The id of each savepoint that there ever was, by its address."""
+        self._late: set[str] = set()
+        """The addresses of those that a coordinator has published behind the start of the next one."""
         self._begins_with = ""
         self._completed_before = 0
 
-    def published(self, root: str, name: str, *, leads: bool) -> bool:
+    def published(self, root: str, name: str, *, leads: bool, owns: bool) -> bool:
         """Check a file that was created, if it completes a savepoint; return whether it does.
 
-        `leads`: the newest coordinator has created it. One that does not know yet that it was replaced
-        may publish the state of an attempt that is over.
+        Args:
+            root: of the store.
+            name: of the file.
+            leads: the newest coordinator has created it. One that does not know yet that it was replaced
+                may publish the state of an attempt that is over.
+            owns: it was created by the coordinator that leads by the log.
         """
         address = f"memory://{root}"
         if name != SAVEPOINT_METADATA or not address.startswith(DIRECTORY):
@@ -80,6 +86,8 @@ class Savepoints:
         found = self._read(root, address)
         manifest, content = found.manifest, self._roots[root]
         self._ids[address] = id_ = manifest.checkpoint_id
+        if not owns:
+            self._late.add(address)
         missing = manifest.files() - content.keys()
         if missing:
             self._world.violated(f"savepoint {id_} completed without its files: {sorted(missing)}")
@@ -123,6 +131,10 @@ class Savepoints:
 
     def check_at_end(self) -> None:
         """Savepoints belong to the user: whatever became of the job, they are there."""
+        for address in sorted(self.told & self._late):
+            self._world.violated(
+                f"a client was told of a replaced coordinator's savepoint: {address}"
+            )
         for address in sorted(self.told):
             root = address.removeprefix("memory://")
             content = self._roots.get(root, {})

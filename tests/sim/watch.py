@@ -51,6 +51,8 @@ class Watch:
         self._failures_before = 0
         self._run, self._parallelism = "", 0
         """The newest run in the log, and what it goes on at."""
+        self._owner = ""
+        """The coordinator that leads by the log: all older ones were replaced."""
 
     @property
     def digest(self) -> str:
@@ -73,7 +75,9 @@ class Watch:
             process = current()
             leads = process is not None and process.name == self.leader
             if kind == "create" and self.saved is not None:
-                self.seen["savepoint complete"] += self.saved.published(root, name, leads=leads)
+                owns = process is not None and process.name == self._owner
+                complete = self.saved.published(root, name, leads=leads, owns=owns)
+                self.seen["savepoint complete"] += complete
             return
         if kind == "create" and name.startswith("log/0") and name not in self._entries:
             self._entries.add(name)
@@ -90,6 +94,8 @@ class Watch:
                 self._ended = None  # one of the same run only tidies up
             self._check_parallelism("takeover", entry.run, entry.parallelism)
             self._run, self._parallelism = entry.run, entry.parallelism
+            process = current()
+            self._owner = "" if process is None else process.name
         elif isinstance(entry, AttemptDeployed):
             self.seen["deployment"] += 1
             self._check_parallelism("deployment", self._run, entry.deployment.parallelism)
