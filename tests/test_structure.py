@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -243,3 +246,52 @@ def test_no_struct_has_a_field_of_dataclasses(module: str) -> None:
                 and ast.unparse(each.value.func) in {*theirs, "dataclasses.field"}
             ]
             assert not used, f"{node.name}: {used}"
+
+
+REPLACED = """
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Optional, Union
+
+import msgspec
+
+
+class Base(msgspec.Struct):
+    a: int
+
+
+class Derived(Base):
+    b: int
+
+
+@dataclass
+class Data:
+    a: int
+
+
+def uses(one: Base, two: Optional[Derived], three: Data, four: Union[Derived, Data]) -> None:
+    replace(three, a=1)
+    msgspec.structs.replace(one, a=1)
+    replace(one, a=1)  # wrong
+    dataclasses.replace(four, a=1)  # wrong
+    if two is not None:
+        replace(two, b=1)  # wrong
+"""
+
+
+def test_types_are_checked_for_structs_that_are_replaced_as_dataclasses(tmp_path: Path) -> None:
+    """That fails at run time only: mypy takes them for dataclasses, without our plugin for `make types`."""
+    pytest.importorskip("mypy")
+    path = tmp_path / "replaced.py"
+    path.write_text(REPLACED)
+    given = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-pretty", *given, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = re.findall(r"replaced.py:(\d+): error: .* is a Struct", ran.stdout)
+    lines = REPLACED.splitlines()
+    wrong = [number for number, line in enumerate(lines, 1) if line.endswith("# wrong")]
+    assert [int(number) for number in found] == wrong, ran.stdout + ran.stderr
