@@ -352,6 +352,13 @@ class Operator:
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Note that checkpoint `checkpoint_id` was aborted; its data belongs to the next one."""
+        self.drop_point(checkpoint_id)
+
+    def drop_point(self, checkpoint_id: int) -> None:
+        """Drop what is kept for reads as of a snapshot, and for going back to it: neither will come.
+
+        Called for snapshots of savepoints as soon as they are taken, and for aborted checkpoints.
+        """
 
     def keep(self) -> dict[str, KeptState]:
         """Take the states out that can go back to a checkpoint, for the next attempt on this worker.

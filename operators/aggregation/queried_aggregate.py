@@ -234,7 +234,7 @@ class QueriedAggregate(SpillingOperator):
         if self._points is not None:
             self._points.completed(permit.checkpoint_id)
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def drop_point(self, checkpoint_id: int) -> None:
         self._rollback.aborted(checkpoint_id)
         if self._points is not None:
             self._points.aborted(checkpoint_id)

@@ -568,7 +568,7 @@ class ReduceOperator(Operator):
         for told in self._told:
             told.completed(permit.checkpoint_id)
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def drop_point(self, checkpoint_id: int) -> None:
         for told in self._told:
             told.aborted(checkpoint_id)
 

@@ -278,7 +278,7 @@ class JoinOperator(SpillingOperator, Generic[R, D]):
         for rollback in self._rollbacks:
             rollback.completed(permit.checkpoint_id)
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def drop_point(self, checkpoint_id: int) -> None:
         for rollback in self._rollbacks:
             rollback.aborted(checkpoint_id)
 

@@ -87,9 +87,12 @@ class AtTheEnd(Operator):
             self._completed = permit.checkpoint_id
             self._tell(self._function.on_checkpoint_complete, permit.checkpoint_id)
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def drop_point(self, checkpoint_id: int) -> None:
         if self._states is not None:
             self._states.committed.aborted(checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        super().on_checkpoint_aborted(checkpoint_id)
         self._tell(self._function.on_checkpoint_aborted, checkpoint_id)
 
     def _tell(self, method: Callable[[int], None], checkpoint_id: int) -> None:

@@ -123,8 +123,8 @@ class ClockedWindows(Operator):
     def on_checkpoint_complete(self, permit: CommitPermit) -> None:
         self._windows.on_checkpoint_complete(permit)
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._windows.on_checkpoint_aborted(checkpoint_id)
+    def drop_point(self, checkpoint_id: int) -> None:
+        self._windows.drop_point(checkpoint_id)
 
     # --- state ---------------------------------------------------------------------------------
 

@@ -317,7 +317,7 @@ class WindowedAggregate(SpillingOperator):
     def keep(self) -> dict[str, KeptState]:
         return self._rollback.keep()
 
-    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def drop_point(self, checkpoint_id: int) -> None:
         self._rollback.aborted(checkpoint_id)
         if self._old is not None:
             self._old.points.aborted(checkpoint_id)

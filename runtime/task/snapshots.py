@@ -205,6 +205,8 @@ class SnapshotRunner:
         head = self._chain.head
         for chained in reversed(self._chain.operators):
             cut = with_context(chained, chained.operator.snapshot, barrier.checkpoint_id)
+            if options.savepoint:
+                with_context(chained, chained.operator.drop_point, barrier.checkpoint_id)
             if chained is head and (extra := extra_items()):
                 cut = cut or StateSnapshot()
                 cut.items.update(extra)
