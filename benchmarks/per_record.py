@@ -1,7 +1,8 @@
 """Jobs whose functions are called per record, in this process, over records that are in memory already.
 
-`python benchmarks/per_record.py [--rounds N]` prints the processor seconds per million records of each
-case, and how far apart the rounds were. `compare.py --only record` sets them against another checkout.
+`python benchmarks/per_record.py [--rounds N] [--keys N]` prints the processor seconds per million records
+of each case, and how far apart the rounds were. `compare.py --only record` sets them against another
+checkout.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,17 @@ class Counting(hg.KeyedProcess[int, Any, tuple[int, int]]):
         return ((ctx.key, n),)
 
 
+class Yielding(hg.KeyedProcess[int, Any, tuple[int, int]]):
+    """The same, of which the result is yielded."""
+
+    seen = hg.ValueState[int](default=0)
+
+    def on_record(self, record: Any, ctx: hg.Context[int]) -> Iterator[tuple[int, int]]:
+        n = self.seen.get() + 1
+        self.seen.set(n)
+        yield ctx.key, n
+
+
 class Totals(hg.KeyedProcess[int, Any, tuple[int, float]]):
     """A read and a write of a container for each record, which lies encoded in memory."""
 
@@ -52,6 +64,10 @@ def _process(function: Callable[[], Any]) -> Callable[[Any], Any]:
     return lambda rows: rows.key_by("key").process(function(), name="process")
 
 
+def _in_event_time(rows: Any) -> Any:
+    return _process(Counting)(rows.event_time("ts", max_out_of_order="1s"))
+
+
 def _reduce(rows: Any) -> Any:
     return rows.key_by("key").reduce(lambda a, b: a if a.price > b.price else b, name="reduce")
 
@@ -63,6 +79,8 @@ def _w(rows: Any) -> Any:
 
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "process, an int per key": (_process(Counting), "hashmap"),
+    "process, an int per key, event time": (_in_event_time, "hashmap"),
+    "process, an int per key, yielded": (_process(Yielding), "hashmap"),
     "process, a dict per key": (_process(Totals), "hashmap"),
     "process, an int per key, rocksdb": (_process(Counting), "rocksdb"),
     "reduce of columns": (_reduce, "hashmap"),
@@ -92,13 +110,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--only", default="", help="cases whose names have this part")
     options = parser.parse_args()
     print("processor seconds per million records: the least, the median, the most")
     seconds: dict[str, list[float]] = {name: [] for name in CASES if options.only in name}
     for _ in range(options.rounds):
         for name, taken in seconds.items():
-            taken.append(run(name))
+            taken.append(run(name, options.keys))
     for name, taken in seconds.items():
         print(f"{name:<40} {min(taken):6.3f} {median(taken):6.3f} {max(taken):6.3f}", flush=True)
 
