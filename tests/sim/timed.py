@@ -15,6 +15,8 @@ from .outside import KEYS, WORLDS, Numbers, World, time_of
 WINDOW_MS = 1000
 GAP_MS = 120
 """The gap of sessions: some numbers of a key are further apart, and others are not."""
+DELAY_MS = 300
+"""How long numbers are kept by `Delayed`: there are dozens of timers in each second of a job."""
 SESSION_KEYS = 7
 """The keys of sessions, each of which has numbers of all splits."""
 OVERLAPPING: Final = (
@@ -227,6 +229,43 @@ class Sorted(hg.KeyedProcess[int, int, tuple[int, int, int]]):
             self.waiting.remove(number)
             self.count.set(self.count.get() + 1)
             yield ctx.key, self.count.get(), number
+
+
+class Delayed(hg.KeyedProcess[int, int, tuple[int, int, int]]):
+    """Keeps each number for a while, by the clock of the machine: so some are always about to go."""
+
+    waiting = hg.MapState[int, int]()
+    count = hg.ValueState[int](default=0)
+
+    def on_record(self, record: int, ctx: hg.Context[int]) -> None:
+        self.waiting.put(record, record)
+        ctx.processing_time.after(f"{DELAY_MS}ms", tag=f"{record:06}")
+
+    def on_timer(self, timer: hg.Timer, ctx: hg.Context[int]) -> Iterator[tuple[int, int, int]]:
+        number = int(timer.tag)
+        self.waiting.remove(number)
+        self.count.set(self.count.get() + 1)
+        yield ctx.key, self.count.get(), number
+
+
+def delayed(job: hg.Job, token: str) -> Any:
+    """Numbers that go when timers of the machine's clock say so, and not when records come."""
+    return (
+        job.read(Numbers(token), name="numbers")
+        .map(Trouble(token), name="trouble")
+        .key_with(key_of)
+        .process(Delayed(), name="delay")
+    )
+
+
+def check_delayed(world: World, record: tuple[int, ...]) -> None:
+    """Check that each number of a key comes once, whenever it comes."""
+    key, count, number = record
+    before = world.by_key.get(key, ())
+    if count != len(before) + 1 or key != key_of(number):
+        raise world.violated(f"number {count} of its key behind {len(before)}: {record}")
+    if any(other[2] == number for other in before):
+        raise world.violated(f"a number came again: {record}")
 
 
 def timers(job: hg.Job, token: str) -> Any:

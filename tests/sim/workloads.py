@@ -104,6 +104,7 @@ MORE_KINDS = {
     "saved global": Workload(
         counting.count, counting.check_count, conserves=True, sink=GlobalLedger, saves=True
     ),
+    "saved delays": Workload(timed.delayed, timed.check_delayed, endless=True, saves=True),
     "saved panes": Workload(
         timed.panes, timed.check_panes, timed.missing_panes, flushes=True, saves=True
     ),
