@@ -28,7 +28,8 @@ _PAUSE_MAX: Final = 255
 _PAD: Final = 24
 """Bytes around the lines, so that words can be read at every digit."""
 _DIGITS_MAX: Final = 19
-_QUOTE, _NEWLINE, _SLASH, _SPACE = 0x22, 0x0A, 0x5C, 0x20
+_QUOTE, _NEWLINE, _SPACE = 0x22, 0x0A, 0x20
+_SLASH: Final = b"\\"
 _OPEN, _CLOSE, _MINUS, _ZERO, _POINT = 0x7B, 0x7D, 0x2D, 0x30, 0x2E
 _FIELD: Final = re.compile(rb'"([^"\\\x00-\x1f]*)":(?:"[^"\\\x00-\x1f]*"|(-?[0-9][0-9.]*))')
 _is: Final = pa.types
@@ -147,39 +148,44 @@ class _Lines:
         begin, size = int(starts[0]), int(ends[-1] - starts[0])
         _check(size < _BYTES_MAX and (starts[1:] == ends[:-1]).all())
         # Words are read at any place, so the bytes are copied between two margins.
-        self._words = np.zeros((size + 7) // 8 + 2 * _PAD // 8 + 1, np.uint64)
-        self._bytes = self._words.view(np.uint8)
+        self._bytes = np.empty(size + 2 * _PAD, np.uint8)
+        self._bytes[:_PAD] = self._bytes[_PAD + size :] = 0
+        self._words = np.ndarray((size + 2 * _PAD - 7,), np.uint64, self._bytes, strides=(1,))
         codes = self._bytes[_PAD : _PAD + size]
         codes[:] = np.frombuffer(data, np.uint8, size, begin)
         self._fields = fields
         start, self._close = starts + (_PAD - begin), ends + (_PAD - begin - 2)
         _check((self._bytes[self._close + 1] == _NEWLINE).all())
-        _check(np.count_nonzero(codes < _SPACE) == len(starts) and not (codes == _SLASH).any())
-        if int(codes.max()) >= 0x80:
+        _check(np.count_nonzero(codes < _SPACE) == len(starts))
+        _check(data.find(_SLASH, begin, begin + size) < 0)
+        if not data.isascii():
             str(codes.data, "utf-8")
-        quotes = np.flatnonzero(codes == _QUOTE) + _PAD
+        quotes = np.flatnonzero(codes == _QUOTE)
         each = fields[-1].quote + (2 if fields[-1].number else 4)
         _check(len(quotes) == each * len(starts))
-        self._quotes: Int64s = np.ascontiguousarray(quotes.reshape(-1, each).T)
+        self._quotes: Int64s = quotes.reshape(-1, each)
         # Quotes are in order, so now each line has as many as the layout.
-        _check((self._quotes[0] == start + 1).all() and (self._bytes[self._close] == _CLOSE).all())
+        _check((self._quote(0) == start + 1).all() and (self._bytes[self._close] == _CLOSE).all())
+
+    def _quote(self, number: int) -> Int64s:
+        """Return the positions of the quotes that have this number in their lines."""
+        return self._quotes[:, number] + _PAD
 
     def columns(self, wanted: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
         """Return the columns of wanted fields, when all of them have proved to be in order."""
         columns = {}
-        for place, field in enumerate(self._fields):
-            begin = self._quotes[field.quote] - 1
+        begins = [self._quote(field.quote) - 1 for field in self._fields]
+        ends = [*begins[1:], self._close]
+        for field, begin, end in zip(self._fields, begins, ends, strict=True):
             self._check_bytes(begin, field.head)
             start = begin + len(field.head)
-            last = place + 1 == len(self._fields)
-            end = self._close if last else self._quotes[self._fields[place + 1].quote] - 1
             target = wanted.get(field.name)
             if field.number:
                 digits = self._digits(start, end, target)
                 if target is not None:
                     columns[field.name] = digits
                 continue
-            _check((self._quotes[field.quote + 3] == end - 1).all())
+            _check((self._quote(field.quote + 3) == end - 1).all())
             if target is not None:
                 _check(not _is.is_integer(target.type) and not _is.is_floating(target.type))
                 columns[field.name] = self._texts(start, end - 1).cast(target.type)
@@ -197,11 +203,8 @@ class _Lines:
 
     def _word(self, at: Int64s) -> UInt64s:
         """Return the eight bytes at these positions, the first one as the lowest."""
-        index = at >> 3
-        shift = ((at & 7) << 3).astype(np.uint64)
-        low = self._words.take(index) >> shift
-        # Shifts by 64 are undefined, so this one takes two steps.
-        return low | ((self._words.take(index + 1) << np.uint64(1)) << (np.uint64(63) - shift))
+        found: UInt64s = self._words[at]
+        return found
 
     def _digits(self, start: Int64s, end: Int64s, target: pa.Field | None) -> pa.Array | None:
         """Check that values are plain numbers, and return those of a column."""
