@@ -53,6 +53,7 @@ SQL = (
     "GROUP BY `user`, window_start, window_end"
 )
 CHECK = "SELECT COUNT(*), CAST(SUM(n) AS DOUBLE), SUM(total) FROM ({sql})"
+UNKNOWN = "unknown: a start took longer than the records, take more of them"
 
 
 def message(number: int) -> bytes:
@@ -273,8 +274,9 @@ class Engine:
         begun = self.host.measure(self._ask(request(first, warm_rows)))
         found = self.host.measure(self._ask(request(whole, rows)))
         millions = (rows - warm_rows) / 1e6
-        seconds = max(found.seconds - begun.seconds, 1e-3) / millions
-        cpu_seconds = max(found.cpu_seconds - begun.cpu_seconds, 1e-3) / millions
+        # Beside other work a start may take longer than the records. `show` says so.
+        seconds = (found.seconds - begun.seconds) / millions
+        cpu_seconds = (found.cpu_seconds - begun.cpu_seconds) / millions
         self.seconds.setdefault(key, []).append(seconds)
         self.cpu_seconds.setdefault(key, []).append(cpu_seconds)
         return found.answer
@@ -290,14 +292,14 @@ def show(engines: list[Engine], key: tuple[str, int], peer: Engine | None) -> No
         if peer is not None and key in peer.seconds:
             ratio = f" {_ratios(peer.seconds[key], engine.seconds[key])} |"
             ratio += f" {_ratios(peer.cpu_seconds[key], engine.cpu_seconds[key])} |"
-        print(
-            f"| {key[0]} | {key[1]} | {engine.name} | {1 / seconds:.3f} | {cpu:.3f} |{ratio}",
-            flush=True,
-        )
+        rate = f"{1 / seconds:.3f}" if seconds > 0 else UNKNOWN
+        print(f"| {key[0]} | {key[1]} | {engine.name} | {rate} | {cpu:.3f} |{ratio}", flush=True)
 
 
 def _ratios(peer: list[float], own: list[float]) -> str:
-    """Return the median and the range of the ratios of single rounds."""
+    """Return the median and the range of the ratios of single rounds, if each of them has one."""
+    if min(*peer, *own) <= 0:
+        return UNKNOWN
     found = [theirs / ours for theirs, ours in zip(peer, own, strict=True)]
     return f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
