@@ -295,9 +295,9 @@ class PaneTable:
     def _empty_map(self) -> SlotArray:
         """Return a map without a cell: a spare one, that of another pane, or a new one.
 
-        To clear the map of another pane, and to build it again, costs as much as that pane has keys, where a
-        new map costs as much as there are keys in all panes. There are many panes with few of the keys where
-        one watermark ends many of them.
+        To clear the map of another pane, and to build it again, costs as much as that pane has keys, where
+        a new map costs as much as there are keys in all panes. There are many panes with few of the keys
+        where one watermark ends many of them.
         """
         if not self._spare_maps and len(self._maps) >= SPARSE_MAPS:
             oldest = next(iter(self._maps))

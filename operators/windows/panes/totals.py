@@ -111,8 +111,8 @@ class RunningTotals:
         """Clear everything."""
         self._inside: list[Members] = []
         self._slots: dict[int, tuple[int, int]] = {}
-        """By pane of the run, a range that has the slots of its keys: few of those of a table with many panes
-        that have not fired."""
+        """By pane of the run, a range that has the slots of its keys: few of those of a table with many
+        panes that have not fired."""
         self.first = self.last = NOWHERE
         self._size = 0
         self._present = SlotArray(np.int64)  # the number of panes of the run that have the key
