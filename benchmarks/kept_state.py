@@ -1,7 +1,8 @@
 """Measures the recovery of 1 of 8 workers, with and without state that stays in memory.
 
 `python benchmarks/kept_state.py --keys 1000000`. A job of eight workers, all in this process, counts
-records per key, in the state of a process function, or with `--state running` in a running aggregate. Once
+records per key, in the state of a process function, or with `--state` in another step: a running aggregate,
+sessions, a `reduce`, or the versions of a join. Once
 it has all its keys a worker is killed, several times, each time after a checkpoint. Measured is the
 processor time of the process from the kill to the moment at which all subtasks run again: stopping, reading
 and decoding state, taking it over. The jobs with and without `headgate.recovery.keep-state` take turns. The
@@ -45,6 +46,8 @@ from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context
 
 WORKERS = 8
+COLUMNS = ("join", "running", "sessions")
+"""Kinds of state of steps that take columns."""
 RATE = 100_000
 """Records per second, once all keys are there and before."""
 DEADLINE_S = 1_200.0
@@ -89,19 +92,38 @@ def make_job(keys: int, directory: str, keeps: bool, state: str) -> hg.Job:
     )
     job.checkpoint(every="3s", timeout="10min", storage=str(Path(directory, "checkpoints")))
     job.restart(attempts=1_000, delay="0s")
-    if state == "running":
+    if state in COLUMNS:
         fields = {"number": sequence()}
         rows = generator(fields, rows=1 << 60, rate=RATE, batch_rows=5_000, splits=WORKERS)
         keyed = job.read(rows, name="numbers").select(
             f"number % {keys} AS key", "number", name="keys"
         )
-        totals = keyed.key_by("key").agg(n=hg.count(), total=hg.sum("number"), name="count")
-        totals.write(Nothing(), name="out")
+        _of_columns(keyed, state).write(Nothing(), name="out")
         return job
     endless = numbers(1 << 60, rate=RATE, batch_rows=5_000, splits=WORKERS)
     counted = job.read(endless, name="numbers").key_with(lambda n: n % keys)
-    counted.process(Count(), name="count").write(Nothing(), name="out")
+    if state == "reduce":
+        counted.reduce(_total, name="count").write(Nothing(), name="out")
+    else:
+        counted.process(Count(), name="count").write(Nothing(), name="out")
     return job
+
+
+def _total(value: int, record: int) -> int:
+    return value + record
+
+
+def _of_columns(rows: Any, state: str) -> Any:
+    """The step that is measured. A number is also a time, in ms; no session ends."""
+    totals = {"n": hg.count(), "total": hg.sum("number")}
+    if state == "running":
+        return rows.key_by("key").agg(**totals, name="count")
+    timed = rows.event_time("number", max_out_of_order="1h", name="time")
+    if state == "sessions":
+        return timed.key_by("key").window(hg.session("300d")).agg(**totals, name="count")
+    few = timed.filter("number % 1000 = 0", name="few").key_by("key")
+    versions = timed.select("key", "number AS version", name="versions").key_by("key")
+    return few.join_as_of(versions, how="left", name="count")
 
 
 class Run:
@@ -213,7 +235,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=3, help="per job")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--state", choices=("process", "running"), default="process")
+    parser.add_argument("--state", choices=("process", "reduce", *COLUMNS), default="process")
     parser.add_argument("--price", action="store_true", help="of normal operation; no failures")
     parser.add_argument("--cut-every", type=int, default=20, help="batches per checkpoint")
     chosen = parser.parse_args()
