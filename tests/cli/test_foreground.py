@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 
 from headgate.runtime.cli.foreground import run_until_interrupted
+from headgate.tests.support.threads import begun
 
 WAIT_S = 60.0
 PROGRAM = """
 import asyncio, os, signal, sys, threading, time
 from headgate.runtime.cli.foreground import run_until_interrupted
+from headgate.tests.support.threads import begun
 
 def interrupt():
     time.sleep(0.3)  # by now the loop waits; if it does not, the test proves less and still passes
@@ -46,14 +47,10 @@ def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
 
 
 def test_it_runs_in_any_thread() -> None:
-    results: list[int] = []
 
     async def answer() -> int:
         await asyncio.sleep(0)
         return 3
 
-    thread = threading.Thread(target=lambda: results.append(run_until_interrupted(answer())))
-    thread.start()
-    thread.join()
-    assert results == [3]
+    assert begun(lambda: run_until_interrupted(answer())).result() == 3
     assert run_until_interrupted(answer()) == 3

@@ -22,6 +22,7 @@ from headgate.operators.sink import Sink, SinkWriter
 from headgate.runtime.manifest import load_job
 from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import CheckTimers, make_context
+from headgate.tests.support.threads import begun
 
 LIMIT_S = 60.0
 """The longest wait for something that will happen."""
@@ -114,12 +115,9 @@ def test_a_checkpoint_waits_for_the_calls_of_its_records_only() -> None:
     second = writer.roll(2)
     assert first is not None
     assert second is not None
-    done: list[int] = []
-    thread = threading.Thread(target=lambda: (first(), done.append(1)))
-    thread.start()
+    done = begun(first)
     go[1].set()
-    thread.join(LIMIT_S)
-    assert done == [1]
+    done.result(LIMIT_S)
     go[2].set()
     second()
     writer.close()
@@ -388,21 +386,12 @@ def test_closing_ends_the_pauses_between_writes() -> None:
     writer = staged_ahead(write)
     writer.write(ObjectBatch([1]))
     committables = settled(writer)
-    errors: list[BaseException] = []
-
-    def commit() -> None:
-        try:
-            writer.commit(committables, CommitPermit("conformance", 1, 1))
-        except HeadgateError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=commit)
-    thread.start()
+    permit = CommitPermit("conformance", 1, 1)
+    commit = begun(lambda: writer.commit(committables, permit))
     assert failed.wait(LIMIT_S)
     writer.close()
-    thread.join(LIMIT_S)
-    assert not thread.is_alive()
-    assert len(errors) == 1
+    with pytest.raises(HeadgateError):
+        commit.result(LIMIT_S)
 
 
 def test_more_than_the_buffer_holds_fails_with_what_to_do() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from headgate.testing.servers.kafka import KafkaServer, running
 from headgate.tests.support.skips import available
+from headgate.tests.support.threads import begun
 
 _numbers = itertools.count()
 thorough_only = pytest.mark.skipif(
@@ -53,11 +54,10 @@ def broker_killed_at(mark: Path, broker: KafkaServer) -> Iterator[None]:
         broker.kill()
         broker.start()
 
-    killer = threading.Thread(target=trouble, daemon=True)
-    killer.start()
+    killer = begun(trouble)
     try:
         yield
     finally:
         over.set()
-        killer.join()
+        killer.result()
     assert mark.exists(), "the broker was not killed while the job ran"

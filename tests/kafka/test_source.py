@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from headgate.testing.connectors import (
 from headgate.testing.servers.kafka import KafkaServer
 from headgate.tests.support.kafka_client import FakeClient, FakeMessage
 from headgate.tests.support.scenarios import guarded
+from headgate.tests.support.threads import begun
 
 NewTopic = Callable[..., str]
 SCHEMA = {"id": "int64", "name": "string"}
@@ -597,29 +599,27 @@ def test_records_gather_while_small_pieces_wait() -> None:
             assert reader._commands_or_room() == []
             waits.set()
 
-        def fetches() -> threading.Thread:
+        def fetches() -> Future[None]:
             waits.clear()
-            thread = threading.Thread(target=look, daemon=True)
-            thread.start()
-            return thread
+            return begun(look)
 
-        fetches().join()  # nothing waits
+        fetches().result()  # nothing waits
         client.messages += [FakeMessage("t", 0, 0, b"v")]
         reader.fetch()
-        thread = fetches()
+        looking = fetches()
         assert not waits.wait(0.05)
         reader.poll()
-        thread.join()
+        looking.result()
         client.messages += [FakeMessage("t", 0, n, b"v") for n in range(1, 4_000)]
         reader.fetch()
-        fetches().join()  # there is much in the pieces
+        fetches().result()  # there is much in the pieces
         while reader.poll() is not None:
             pass
         client.messages += [FakeMessage("t", 0, 4_000, b"v")]
         reader.fetch()
         reader.pause_splits(frozenset([first]))
         assert reader._commands_or_room() != []  # those that pause the partition
-        fetches().join()  # pieces of paused partitions do not count
+        fetches().result()  # pieces of paused partitions do not count
 
     run(read())
 

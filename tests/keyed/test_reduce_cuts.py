@@ -6,6 +6,7 @@ import pickle
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
 from headgate.state.keyed.keys import encode_key
 from headgate.state.snapshot import RestoredState
+from headgate.tests.support.threads import begun
 
 
 class Numbers:
@@ -74,13 +76,10 @@ def test_cuts_deltas_and_restore() -> None:
     assert stored == expected
     for round_ in range(8):
         taken, expected = cut()
-        made: list[pa.Table] = []
         since = taken.epoch - 1 if round_ % 2 else None
-        thread = threading.Thread(target=lambda: made.append(taken.make(since)))  # noqa: B023
-        thread.start()
+        made = begun(partial(taken.make, since))
         work(6)
-        thread.join(30)
-        stored = (stored if since else {}) | content(made[0])
+        stored = (stored if since else {}) | content(made.result(30))
         assert stored == expected
         taken.confirm(taken.epoch)
     late, expected = cut()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 from headgate.errors import StateError
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.keyed import visits
+from headgate.tests.support.threads import begun
 
 HELD = pytest.mark.parametrize("held_bytes", [1, 100_000, 64 << 20])
 """From hardly any value to all of them in memory."""
@@ -28,25 +31,16 @@ def test_a_checkpoint_beside_writes_is_the_state_at_the_cut(
     [backend] = backends = world.start(1)
     rng = random.Random(3)
     job.write(backends, range(3_000), 0)
-    waiting: list[tuple[Any, Any, threading.Thread]] = []
+    waiting: list[tuple[Any, Callable[[], Any], Future[Any] | None]] = []
     for round_ in range(1, 6):
         expected, cuts = job.copy(), backend.snapshot({})
-        found: list[Any] = []
-
-        def work(cuts: Any = cuts, found: Any = found) -> None:
-            found.append(world.collect(cuts, world.own(0, 1)))
-
-        thread = threading.Thread(target=work)
-        waiting.append((expected, found, thread))
-        if round_ % 2:  # every other one begins only after further writes and a further cut
-            thread.start()
+        work = partial(world.collect, cuts, world.own(0, 1))
+        # Every other one begins only after further writes and a further cut.
+        waiting.append((expected, work, begun(work) if round_ % 2 else None))
         job.write(backends, [rng.randrange(4_000) for _ in range(1_500)], round_)
-    for _, _, thread in waiting:
-        if not thread.ident:
-            thread.start()
-    for expected, found, thread in waiting:
-        thread.join()
-        expected.check(world.restore(found, 1))
+    making = [(expected, made or begun(work)) for expected, work, made in waiting]
+    for expected, made in making:
+        expected.check(world.restore([made.result()], 1))
     job.check(backends)
 
 

@@ -28,6 +28,7 @@ from headgate.testing.connectors import open_reader, read_all, records_of
 from headgate.testing.servers.postgres import PostgresServer, running
 from headgate.tests.postgres.test_sink import VALUES
 from headgate.tests.support.scenarios import guarded
+from headgate.tests.support.threads import begun
 
 NewTable = Callable[..., str]
 run = partial(guarded, seconds=240)
@@ -377,7 +378,7 @@ def test_the_table_and_its_changes_make_no_gap_and_no_double(
             positions = reader.snapshot()
             reader.close()
         over.set()
-        await asyncio.to_thread(writer.join)
+        await asyncio.wrap_future(writer)
         ((stop,),) = database.execute("SELECT pg_current_wal_flush_lsn() - '0/0'")
         position = msgspec.msgpack.decode(positions[0], type=Position)
         position.stop = int(stop)
@@ -387,13 +388,12 @@ def test_the_table_and_its_changes_make_no_gap_and_no_double(
         last.close()
         return state
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    writer = begun(write)
     try:
         state = run(scenario())
     finally:
         over.set()
-        writer.join()
+        writer.result()
     rows = database.execute(f"SELECT id, n FROM {table}")
     assert {key: row["n"] for key, row in state.items()} == dict(rows)
 
@@ -611,13 +611,12 @@ def test_a_table_is_copied_while_the_server_is_killed(
                     database.start()
                     break
 
-    killer = threading.Thread(target=trouble)
-    killer.start()
+    killer = begun(trouble)
     try:
         job.run()
     finally:
         over.set()
-        killer.join()
+        killer.result()
     assert database.execute(f"TABLE {here} EXCEPT TABLE {there}") == []
     assert database.execute(f"TABLE {there} EXCEPT TABLE {here}") == []
 

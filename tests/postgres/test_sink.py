@@ -32,6 +32,7 @@ from headgate.state.snapshot import CommitPermit
 from headgate.testing.connectors import make_context
 from headgate.testing.servers.postgres import PostgresServer
 from headgate.tests.support.scenarios import guarded, prepared
+from headgate.tests.support.threads import begun
 
 NewTable = Callable[..., str]
 GUARD_S = 120.0
@@ -456,17 +457,16 @@ def test_a_chunk_is_not_sent_again_beside_its_first_sending(
                 target.forget_rows(cursor, "hg_again", 5)
                 cursor.execute("INSERT INTO hg_again VALUES (5, 1, 'x')")
 
-        thread = threading.Thread(target=send_again)
         with first.transaction():
             first.execute("INSERT INTO hg_again VALUES (5, 1, 'x')")
-            thread.start()
+            sending = begun(send_again)
             waiting = (
                 "SELECT 1 FROM pg_stat_activity "
                 "WHERE application_name = 'again' AND wait_event_type = 'Lock'"
             )
-            while thread.is_alive() and not database.execute(waiting):
+            while not (sending.done() or database.execute(waiting)):
                 pass
-        thread.join(GUARD_S)
+        sending.result(GUARD_S)
         assert first.execute("SELECT count(*) FROM hg_again").fetchone() == (1,)
         target.drop_staged(first, "hg_again")
 
@@ -600,13 +600,12 @@ def test_a_job_whose_server_is_killed(
                 database.start()
                 return
 
-    killer = threading.Thread(target=trouble)
-    killer.start()
+    killer = begun(trouble)
     try:
         job.run()
     finally:
         over.set()
-        killer.join()
+        killer.result()
     found = database.execute(f"SELECT count(*), count(DISTINCT n), sum(n) FROM {table}")
     assert found == [(6000, 6000, 17997000)]
     assert staged(database) == []
@@ -678,9 +677,9 @@ def test_a_job_goes_on_when_a_lock_is_released(
                 pass
 
     locked = threading.Event()
-    thread = threading.Thread(target=release)
-    thread.start()
-    assert locked.wait(60)
+    released = begun(release)
+    if not locked.wait(60):
+        released.result(0)  # it tells why
     job.run()
-    thread.join()
+    released.result()
     assert database.execute(f"SELECT count(*), sum(n) FROM {table}") == [(20_000, 199_990_000)]

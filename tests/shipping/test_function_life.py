@@ -17,6 +17,7 @@ from headgate.connectors import collect, from_list, function_sink
 from headgate.errors import HeadgateError, PlanError, UserCodeError
 from headgate.operators.base import OperatorContext
 from headgate.operators.functions.per_worker import worker_begins, worker_ends
+from headgate.tests.support.threads import begun
 
 # Jobs run in this process, so this list is that of their functions.
 SAID: list[str] = []
@@ -273,18 +274,14 @@ def test_the_last_worker_of_a_process_closes_it(caplog: pytest.LogCaptureFixture
 
 
 def test_many_threads_make_one_object() -> None:
-    begun = threading.Barrier(8)
-    made: list[object] = []
+    all_there = threading.Barrier(8)
 
-    def use() -> None:
-        begun.wait()
-        made.append(connection())
+    def use() -> object:
+        all_there.wait()
+        return connection()
 
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    making = [begun(use) for _ in range(8)]
+    made = [each.result() for each in making]
     assert len(set(map(id, made))) == 1
     assert SAID == ["made"]
     worker = object()

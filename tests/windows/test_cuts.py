@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from headgate.state.evolution import compare
 from headgate.state.slots import key_index
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.aggregate_rows import VALUES, batch_of, tighten, value_rows
+from headgate.tests.support.threads import begun
 
 SIZE, LATENESS = 10, 7
 AGGREGATES = {
@@ -127,11 +128,7 @@ def merged(tables, keys):
 
 
 def in_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
+    return begun(work).result()
 
 
 class Subject:
@@ -274,17 +271,14 @@ def test_a_thread_reads_a_cut_while_the_state_changes_under_it(start, windowed):
     for number in range(25):
         update()
         cut = harness.operator.snapshot(number).tables[name]
-        expected, made = (count.copy(), total.copy()), []
-        thread = threading.Thread(
-            target=lambda made=made, cut=cut, number=number: made.append(cut.make(number or None))
-        )
-        thread.start()
+        expected = (count.copy(), total.copy())
+        making = begun(partial(cut.make, number or None))
         update()
-        while thread.is_alive():
+        while not making.done():
             update()
-        thread.join()
-        at = made[0]["k"].to_numpy()
-        held_count[at], held_total[at] = made[0]["n"].to_numpy(), made[0]["total"].to_numpy()
+        made = making.result()
+        at = made["k"].to_numpy()
+        held_count[at], held_total[at] = made["n"].to_numpy(), made["total"].to_numpy()
         assert (held_count == expected[0]).all()
         assert (held_total == expected[1]).all()
 
