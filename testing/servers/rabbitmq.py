@@ -1,7 +1,7 @@
 """RabbitMQ with its streams, from Debian's packages.
 
 The broker needs Erlang, whose packages are unpacked together with it, once; nothing is installed or
-started as a service. No client is needed: the broker is known by its answer in the stream protocol.
+started as a service. No client is needed: the broker is known by its answers in the stream protocol.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ _BROKER: Final = "usr/lib/rabbitmq/lib/rabbitmq_server-*"
 _ANSWER_S_MAX: Final = 5
 _DURABLE_S_MAX: Final = 60
 _PEER_PROPERTIES: Final = 17
-"""The command of the stream protocol that a broker answers before a client has logged in."""
+_MECHANISMS: Final = 18
+_LOGIN: Final = 19
+_TUNE: Final = 20
+_OPEN: Final = 21
+_OK: Final = 1
+"""Commands of the stream protocol, and the code of a good answer."""
+_ANSWER: Final = 0x8000
+_USER: Final = b"guest"
 
 
 class RabbitServer(LocalServer):
@@ -164,12 +171,23 @@ class RabbitServer(LocalServer):
             return _exactly(connection, 4) == struct.pack(">I", self._mapper_port.number)
 
     def _answers(self) -> bool:
-        """Return True if the broker that answers has the name of this one's cluster."""
-        request = struct.pack(">HHII", _PEER_PROPERTIES, 1, 1, 0)
+        """Return True if the broker that answers has the name of this one's cluster, and lets us in.
+
+        It answers before it has loaded its users and what they may do, and refuses them until then.
+        """
         with _connected(self.port) as connection:
-            connection.sendall(struct.pack(">I", len(request)) + request)
-            (length,) = struct.unpack(">I", _exactly(connection, 4))
-            return self._name.encode() in _exactly(connection, length)
+            if self._name.encode() not in _asked(connection, _PEER_PROPERTIES, bytes(4)):
+                return False
+            _asked(connection, _MECHANISMS, b"")
+            secret = b"\0" + _USER + b"\0" + _USER
+            login = _short(b"PLAIN") + struct.pack(">I", len(secret)) + secret
+            if _code(_asked(connection, _LOGIN, login)) != _OK:
+                return False
+            limits = _frame(connection)
+            while limits[:2] != struct.pack(">H", _TUNE):
+                limits = _frame(connection)
+            _send(connection, limits)  # as the broker offers them
+            return _code(_asked(connection, _OPEN, _short(b"/"))) == _OK
 
 
 def _connected(port: int) -> socket.socket:
@@ -189,6 +207,35 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
             raise ConnectionError("the connection ended before the whole answer")
         received += part
     return received
+
+
+def _send(connection: socket.socket, frame: bytes) -> None:
+    connection.sendall(struct.pack(">I", len(frame)) + frame)
+
+
+def _frame(connection: socket.socket) -> bytes:
+    (length,) = struct.unpack(">I", _exactly(connection, 4))
+    return _exactly(connection, length)
+
+
+def _asked(connection: socket.socket, command: int, content: bytes) -> bytes:
+    """Send a request, and return the answer to it; others that come in between are of no interest."""
+    _send(connection, struct.pack(">HHI", command, 1, 1) + content)
+    answer = _frame(connection)
+    while answer[:2] != struct.pack(">H", command | _ANSWER):
+        answer = _frame(connection)
+    return answer
+
+
+def _code(answer: bytes) -> int:
+    """Return the code in an answer, behind its command, version and number."""
+    (code,) = struct.unpack(">H", answer[8:10])
+    return int(code)
+
+
+def _short(text: bytes) -> bytes:
+    """Return a text as the protocol writes it."""
+    return struct.pack(">H", len(text)) + text
 
 
 running = runs(RabbitServer)

@@ -67,11 +67,16 @@ class RedisServer(LocalServer):
         return redis.Redis(port=self.port, password=self._password, protocol=2)
 
     def _answers(self) -> bool:
+        """Return True if this very server answers, and has read its file.
+
+        It tells its settings before that, and refuses a ping until then.
+        """
         import redis
 
         client = self.client()
         try:
             told = client.config_get("dir")
+            client.ping()
         except redis.RedisError:
             return False  # it does not listen, or is still reading its file
         finally:

@@ -20,7 +20,7 @@ from headgate.tests.support.skips import available
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
     """A running broker with a super stream.
 
-    A broker answers before it has loaded its definitions, and refuses every user until then.
+    A broker makes the streams of its definitions after it has let its user in.
     """
     directory = tmp_path_factory.mktemp("rabbitmq")
     file = directory / "definitions.json"

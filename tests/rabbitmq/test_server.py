@@ -5,6 +5,7 @@ The tests speak the stream protocol themselves, with the few commands that they 
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import time
@@ -19,9 +20,12 @@ import pytest
 from headgate.operators.clock import SystemClock
 from headgate.testing.servers.programs import NotAvailableError
 from headgate.testing.servers.rabbitmq import RabbitServer, running
+from headgate.tests.support.rabbitmq_cases import definitions
 from headgate.tests.support.skips import available, skip_or_fail
 
 _ANSWER_S_MAX: Final = 60
+_USERS: Final = 1000
+"""So many that a broker is still busy with them when it answers."""
 
 _CREATE: Final = 13
 _PEER_PROPERTIES: Final = 17
@@ -55,6 +59,22 @@ def test_streams_outlive_a_crash(server: RabbitServer) -> None:
 def test_a_wrong_password_is_refused(server: RabbitServer) -> None:
     with closing(Session(server.port)) as session:
         assert session.logged_in("guest", "wrong") == _WRONG_CREDENTIALS
+
+
+def test_a_broker_that_has_started_lets_its_user_in(tmp_path: Path) -> None:
+    """It answers while it still loads its definitions, and refuses all users until then."""
+    given = json.loads(definitions(2))
+    (own,) = given["users"]
+    given["users"] = [*(own | {"name": f"user-{number}"} for number in range(_USERS)), own]
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(given))
+    with (
+        available(running(tmp_path / "server", f"load_definitions = {file}")) as server,
+        closing(Session(server.port)) as session,
+    ):
+        assert session.logged_in("guest", "guest") == _OK
+        session.tune_as_offered()
+        assert session.answer_to(_OPEN, text("/")) == _OK
 
 
 def test_it_listens_on_loopback_alone_and_nothing_stays_behind(tmp_path: Path) -> None:
