@@ -43,7 +43,6 @@ from headgate.tests.support.global_sink import (
 )
 from headgate.tests.support.skips import thorough_only
 
-CHECKS = {check.name: check for check in sink_checks() if check.needs <= {Feature.EXACTLY_ONCE}}
 OPTIONS = {"restart-strategy.type": "none"}
 
 
@@ -62,6 +61,9 @@ class TableCase(Directory, SinkCase):
 
     def visible(self, place: Path) -> list[Any]:
         return visible(place)
+
+
+CHECKS = {check.name: check for check in sink_checks() if check.applies_to(TableCase)}
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=list(CHECKS))
@@ -187,8 +189,8 @@ def test_a_table_that_stays_away_fails_the_job_and_loses_nothing(tmp_path: Path)
         handle.wait(timeout=120)
 
     (table / "away").unlink()
-    again = job_of(tmp_path, parallelism=1).start()
     first = set(read_table(table)["markers"])
+    again = job_of(tmp_path, parallelism=1).start()
     until(lambda: set(read_table(table)["markers"]) > first, "a commit of the second run")
     assert again.stop().status == "SUSPENDED"
     found = numbers_of(tmp_path)
@@ -228,8 +230,8 @@ def test_a_checkpoint_whose_committables_are_gone_is_given_up_for_the_one_before
         path.unlink()
 
     fallback = {"headgate.restore.fallback": "true"}
-    again = job_of(tmp_path, sink=LongNamesSink, **fallback).start()
     first = set(read_table(table)["markers"])
+    again = job_of(tmp_path, sink=LongNamesSink, **fallback).start()
     until(lambda: set(read_table(table)["markers"]) > first, "a commit of the second run")
     assert again.stop().status == "SUSPENDED"
     found = numbers_of(tmp_path)  # what was committed between the two is written again

@@ -1,6 +1,6 @@
 """A sink that commits once per checkpoint for all its writers: into a table that is one file of JSON.
 
-The table records, in the same rename that adds files of records, which checkpoint of which run it has.
+The table records, in the same rename that adds files of records, which checkpoint of which attempt it has.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class TableSink(Sink):
             table = read_table(self.directory)
             for epoch in commit.epochs:
                 names = [name.decode() for name in epoch.committables]
-                for run in sorted({name.split("|")[0] for name in names}):
-                    if epoch.checkpoint_id > table["markers"].get(run, 0) or self.bug == NO_MARKER:
-                        table["files"] += [name for name in names if name.startswith(f"{run}|")]
-                        table["markers"][run] = epoch.checkpoint_id
+                for attempt in sorted({_attempt_of(name) for name in names}):
+                    newest = table["markers"].get(attempt, 0)
+                    if epoch.checkpoint_id > newest or self.bug == NO_MARKER:
+                        table["files"] += [name for name in names if _attempt_of(name) == attempt]
+                        table["markers"][attempt] = epoch.checkpoint_id
             new = self.directory / "table.new"
             new.write_text(json.dumps(table))
             new.rename(self.directory / "table")
@@ -77,6 +78,11 @@ class TableWriter(SinkWriter):
         return draft
 
 
+def _attempt_of(name: str) -> str:
+    """Return the run and the attempt that wrote a file."""
+    return name.rsplit("-", 2)[0]
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR)
@@ -88,7 +94,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def read_table(directory: Path) -> dict[str, Any]:
-    """Return the present table: the names of its files, and the newest checkpoint by run."""
+    """Return the present table: the names of its files, and the newest checkpoint by attempt."""
     file = directory / "table"
     return json.loads(file.read_text()) if file.exists() else {"files": [], "markers": {}}
 

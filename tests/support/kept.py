@@ -104,7 +104,7 @@ class Scene:
     async def recovered(self, job: Any) -> None:
         """Check that the workers that live have kept all of their state."""
         told = json.loads((await job.until("recovered")).body)
-        assert told["lastRestartKeptStateSize"] > 0, told
+        assert told["lastRestartKeptStateSize"] > 0, json.dumps(told)
         assert len({subtask for _, subtask in self.reads}) <= 1, self.reads
         self.reads.clear()
 
