@@ -24,7 +24,7 @@ With 32,768 messages of 100 bytes each of them took a third longer, measured wit
 BYTES_MAX: Final = 4 << 20
 """No more messages are asked for once about this many bytes of values are gathered."""
 _SAMPLE: Final = 64
-"""One of so many values is measured, as the sizes of all of them would cost more than they tell."""
+"""One value out of this number is measured: to measure all costs more than an exact sum is worth."""
 
 
 class BadMessage(NamedTuple):

@@ -102,6 +102,7 @@ class _NumberHandle(_HeldHandle):
         self._plain = int if codec.plain_ints else codec.plain
 
     def get(self) -> Any:
+        # This is `_find`, written out, which saves a call per record.
         where = self._cursor.token
         held = self._changed.get(where, _UNKNOWN)
         if held is _UNKNOWN:

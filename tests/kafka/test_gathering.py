@@ -22,7 +22,7 @@ TOPICS = ("a", "b")
 def fetched(
     client: FakeClient, splits: list[PartitionSplit], times: int = 1, **options: Any
 ) -> Any:
-    """Return a reader of some partitions that has fetched so many times; its thread does not run."""
+    """Return a reader of some partitions that has fetched this number of times; its thread does not run."""
 
     async def fetch() -> Any:
         topics = sorted({split.topic for split in splits})

@@ -25,7 +25,7 @@ from headgate.tests.support.skips import available, skip_or_fail
 
 _ANSWER_S_MAX: Final = 60
 _USERS: Final = 1000
-"""So many that a broker is still busy with them when it answers."""
+"""A broker is still busy with this number of them when it answers."""
 
 _CREATE: Final = 13
 _PEER_PROPERTIES: Final = 17

@@ -12,7 +12,7 @@ from headgate.operators.joins import side as join_side
 from headgate.tests.support.kept import ROWS, SCRIPTS, Scene, key_of
 
 NEAR_MS = (-60, -5)
-"""How far the time of the right row of a pair is from that of the left one."""
+"""The right row of a pair is between these times from the left one, in ms."""
 WINDOW_MS = 100
 NONE = -1
 

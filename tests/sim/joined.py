@@ -14,7 +14,7 @@ KEYS: Final = 7
 """Each key has numbers of all splits."""
 WINDOW_MS: Final = 400
 NEAR_MS: Final = (-300, -20)
-"""How far the time of the right row of a pair is from that of the left one."""
+"""The right row of a pair is between these times from the left one, in ms."""
 NONE: Final = -1
 Pair = tuple[int, int, int]
 """A key, a left number and a right number; `NONE` for a row that has met nothing."""

@@ -16,7 +16,7 @@ WINDOW_MS = 1000
 GAP_MS = 120
 """The gap of sessions: some numbers of a key are further apart, and others are not."""
 DELAY_MS = 300
-"""How long numbers are kept by `Delayed`: there are dozens of timers in each second of a job."""
+"""`Delayed` keeps numbers for this time: there are dozens of timers in each second of a job."""
 SESSION_KEYS = 7
 """The keys of sessions, each of which has numbers of all splits."""
 OVERLAPPING: Final = (
