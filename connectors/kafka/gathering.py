@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 Offsets = npt.NDArray[np.int64]
 
-AT_ONCE: Final = 2_048
-"""The most messages to ask the client for at once.
+AT_ONCE: Final = 512
+"""The most messages to ask the client for at once, so that their objects stay in the caches of a core.
 
-With 32,768 messages of 100 bytes each of them took a third longer, measured without decoding."""
+Measured without decoding, each of 2,048 messages of 100 bytes took half as long again."""
 
 BYTES_MAX: Final = 4 << 20
 """No more messages are asked for once about this many bytes of values are gathered."""
