@@ -25,11 +25,13 @@ class Format:
     Attributes:
         name: what users call it.
         columns_apart: True if columns can be left out when only some of them are needed.
+        reads_lines: True if values without line breaks are decoded as lines of one text.
         extras: extras of headgate's installation that it needs.
     """
 
     name: ClassVar[str]
     columns_apart: ClassVar[bool] = False
+    reads_lines: ClassVar[bool] = False
     extras: tuple[str, ...] = ()
 
     def columns(self) -> pa.Schema:

@@ -30,6 +30,8 @@ _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 class RegisteredJsonFormat(JsonFormat):
     """Objects behind the header of a schema registry."""
 
+    reads_lines = False
+
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
 

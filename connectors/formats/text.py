@@ -13,6 +13,7 @@ from ..arguments import check_choice
 from ..files.decode import (
     CsvDecoder,
     Decoded,
+    Int64s,
     JsonDecoder,
     Lines,
     Unreadable,
@@ -23,6 +24,7 @@ from ..files.decode import (
 from ..files.formats import can_encode
 from .format import NO_VALUE, Decode, Encode, Format, Values, check_not_empty
 from .json_encode import encode_json
+from .taken_values import TakenValues
 
 FormatName: TypeAlias = Literal["json", "csv", "raw"]
 FORMATS: Final = ("json", "csv", "raw")
@@ -59,6 +61,7 @@ class JsonFormat(Format):
 
     name = "json"
     columns_apart = True
+    reads_lines = True
 
     def decoder(self, schema: pa.Schema) -> Decode:
         return _LinesDecoder(JsonDecoder(schema), line_breaks=True)
@@ -80,6 +83,7 @@ class CsvFormat(Format):
     """A line each, with the values in the order of the schema."""
 
     name = "csv"
+    reads_lines = True
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
@@ -144,6 +148,10 @@ class _LinesDecoder:
 
     def _lines(self, payloads: Values) -> Lines:
         """Return a line for each payload, which is empty for one without a value."""
+        joined = payloads.text() if isinstance(payloads, TakenValues) else None
+        if joined is not None:
+            ends = line_ends(joined)
+            return Lines(joined, _starts_of(ends), ends)
         texts: Sequence[Any] = payloads
         try:
             data = b"\n".join([*texts, b""])
@@ -155,8 +163,12 @@ class _LinesDecoder:
             if self._line_breaks:
                 return self._lines([(text or b"").replace(b"\n", b" ") for text in texts])
             ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
-        starts = np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
-        return Lines(data, starts, ends, texts)
+        return Lines(data, _starts_of(ends), ends, texts)
+
+
+def _starts_of(ends: Int64s) -> Int64s:
+    """Return the starts of lines behind each other."""
+    return np.concatenate([ends[:0], [0], ends[:-1]])[: len(ends)]
 
 
 class _RawDecoder:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ..formats.taken_values import TakenValues
 
 Offsets = npt.NDArray[np.int64]
 
@@ -48,11 +51,13 @@ class PartitionRecords:
         first_ms: the time of the first record, in ms since 1970.
     """
 
-    def __init__(self, topic: str, partition: int, first_ms: int, kinds: Collection[str]) -> None:
+    def __init__(
+        self, topic: str, partition: int, first_ms: int, kinds: Collection[str], *, lines: bool
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.first_ms = first_ms
-        self.values: list[bytes | None] = []
+        self.values = TakenValues(lines=lines)
         self.metadata: dict[str, list[Any]] = {kind: [] for kind in kinds}
         self._offsets: list[Offsets] = []
 
@@ -65,7 +70,7 @@ class PartitionRecords:
 
     def add(self, messages: Sequence[Any], getters: Mapping[str, Callable[[Any], Any]]) -> None:
         """Take the parts of further messages."""
-        self.values += map(type(messages[0]).value, messages)
+        self.values.add(map(type(messages[0]).value, messages))
         self._offsets.append(_offsets_of(messages))
         for kind, values in self.metadata.items():
             values += map(getters[kind], messages)
@@ -73,7 +78,7 @@ class PartitionRecords:
     def cut(self, stop: int) -> None:
         """Forget the records from an offset on."""
         count = int(np.searchsorted(self.offsets, stop))
-        del self.values[count:]
+        self.values.cut(count)
         self._offsets = [self.offsets[:count]]
         for values in self.metadata.values():
             del values[count:]
@@ -89,13 +94,15 @@ class Gathered:
         partitions: their records, by the names of the partitions.
     """
 
-    def __init__(self, kinds: Collection[str], *, one_topic: bool) -> None:
+    def __init__(self, kinds: Collection[str], *, one_topic: bool, lines: bool) -> None:
         """Nothing is gathered yet.
 
         Args:
             kinds: the parts beside the value to take from each message.
             one_topic: all messages are of the same topic.
+            lines: the values are for a decoder that reads lines.
         """
+        self._lines = lines
         self._kinds = kinds
         self._one_topic = one_topic
         self.events: list[Any] = []
@@ -123,7 +130,11 @@ class Gathered:
             records = self.partitions.get(name)
             if records is None:
                 records = PartitionRecords(
-                    first.topic(), first.partition(), first.timestamp()[1], self._kinds
+                    first.topic(),
+                    first.partition(),
+                    first.timestamp()[1],
+                    self._kinds,
+                    lines=self._lines,
                 )
                 self.partitions[name] = records
             records.add(run, getters)
@@ -151,11 +162,9 @@ class Joined:
 
     def __init__(self, partitions: Sequence[PartitionRecords]) -> None:
         self._partitions = partitions
-        self.values: list[bytes | None] = []
-        self.starts: list[int] = []
-        for each in partitions:
-            self.starts.append(len(self.values))
-            self.values += each.values
+        sizes = [len(each.values) for each in partitions]
+        self.starts = [0, *accumulate(sizes[:-1])]
+        self.values = TakenValues.of_all([each.values for each in partitions])
 
     def metadata(self, kind: str) -> Callable[[int], Any]:
         """Return the function that returns a part of a record beside its value, by its number."""

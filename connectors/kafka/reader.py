@@ -153,7 +153,11 @@ class KafkaReader(CommandedReader[PartitionSplit]):
         if first is None:
             return
         most = self._settings.batch_rows
-        gathered = Gathered(self._kept, one_topic=len(self._topics) == 1)
+        gathered = Gathered(
+            self._kept,
+            one_topic=len(self._topics) == 1,
+            lines=self._settings.columns.format.reads_lines,
+        )
         asked = min(most, AT_ONCE)
         gathered.add([first, *self._consumer.consume(asked - 1, 0.0)])
         # An event, such as the end of a partition, is handled before anything behind it is taken.

@@ -41,9 +41,10 @@ def fetched(
     st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 2), st.integers(1, 3)), max_size=40),
     st.integers(1, 12),
     st.booleans(),
+    st.booleans(),
 )
 def test_records_of_partitions_stay_apart_and_in_order(
-    drawn: list[tuple[str, int, int]], at_once: int, one_topic: bool
+    drawn: list[tuple[str, int, int]], at_once: int, one_topic: bool, lines: bool
 ) -> None:
     """A step of more than one in the offsets stands for the mark of a transaction."""
     offsets: dict[str, list[int]] = {}
@@ -54,7 +55,7 @@ def test_records_of_partitions_stay_apart_and_in_order(
         before.append((before[-1] if before else 0) + step)
         value = f"{topic}/{partition} {before[-1]}".encode()
         messages.append(FakeMessage(topic, partition, before[-1], value))
-    gathered = Gathered(["key", "timestamp"], one_topic=one_topic)
+    gathered = Gathered(["key", "timestamp"], one_topic=one_topic, lines=lines)
     for begin in range(0, len(messages), at_once):
         gathered.add(messages[begin : begin + at_once])
     assert gathered.rows == len(messages)
@@ -64,7 +65,7 @@ def test_records_of_partitions_stay_apart_and_in_order(
         expected = offsets[name]
         assert f"{records.topic}/{records.partition}" == name
         assert records.offsets.tolist() == expected
-        assert records.values == [f"{name} {offset}".encode() for offset in expected]
+        assert list(records.values) == [f"{name} {offset}".encode() for offset in expected]
         assert records.metadata["key"] == [f"key {offset}".encode() for offset in expected]
         assert records.metadata["timestamp"] == [1_000 + offset for offset in expected]
         assert records.first_ms == 1_000 + expected[0]
