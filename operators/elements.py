@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,12 @@ from ..errors import StateError
 
 Timestamps: TypeAlias = npt.NDArray[np.int64]
 """Event time of each record, milliseconds since the epoch, UTC."""
+
+Numbers: TypeAlias = tuple[npt.NDArray[Any], ...]
+"""The numbers of records that are tuples: for each place an array of int64, float64 or bool."""
+
+_Rows: TypeAlias = slice | npt.NDArray[Any]
+"""Some rows of a batch: a slice, their places, or a mask."""
 
 WATERMARK_MAX = 2**63 - 1
 """The watermark of a stream that has ended."""
@@ -126,9 +132,21 @@ class ColumnBatch:
 
 @final
 class ObjectBatch:
-    """Records as Python objects, when the user's stream is of objects."""
+    """Records as Python objects, when the user's stream is of objects.
 
-    __slots__ = ("positions", "records", "timestamps")
+    Records that are tuples of numbers may be held as arrays of these numbers instead (`of_numbers`), and
+    become objects when they are read. Until then they take a small part of the memory, so those that wait
+    in a queue do not push others out of the processor's cache; and arrays are split, cut, joined and sent
+    for a small part of what objects cost.
+
+    Attributes:
+        numbers: one array for each place of the tuples; None: there are objects only.
+    """
+
+    NUMBERS_MIN: ClassVar[int] = 1_024
+    """Fewer records are not made arrays: what an array costs hardly depends on its length."""
+
+    __slots__ = ("_records", "numbers", "positions", "timestamps")
 
     def __init__(
         self,
@@ -136,36 +154,93 @@ class ObjectBatch:
         timestamps: Timestamps | None = None,
         positions: Positions | None = None,
     ) -> None:
-        self.records = records
+        self._records: list[Any] | None = records
+        self.numbers: Numbers | None = None
         self.timestamps = timestamps
         self.positions = positions
 
+    @classmethod
+    def of_numbers(
+        cls,
+        numbers: Numbers,
+        timestamps: Timestamps | None = None,
+        positions: Positions | None = None,
+        records: list[Any] | None = None,
+    ) -> ObjectBatch:
+        """Return a batch of tuples of numbers.
+
+        Args:
+            numbers: at least one array of int64, float64 or bool, all of one length. Nobody changes them.
+            timestamps: of the records.
+            positions: of the records.
+            records: the tuples, if they are there already.
+        """
+        batch = cls([], timestamps, positions)
+        batch._records, batch.numbers = records, numbers
+        return batch
+
+    @property
+    def records(self) -> list[Any]:
+        """The records."""
+        found = self._records
+        if found is None:
+            assert self.numbers is not None  # else there are records
+            columns = [each.tolist() for each in self.numbers]
+            found = self._records = list(zip(*columns, strict=True))
+        return found
+
+    def numbers_at(self, place: int | None) -> npt.NDArray[Any] | None:
+        """Return the numbers at a place of the tuples; None if there are no arrays, or no such place."""
+        if (
+            self.numbers is None
+            or place is None
+            or not -len(self.numbers) <= place < len(self.numbers)
+        ):
+            return None
+        return self.numbers[place]
+
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self.records) if self.numbers is None else len(self.numbers[0])
 
     def slice(self, offset: int, length: int) -> ObjectBatch:
-        """Return records [offset, offset + length), as a new list of the same objects."""
+        """Return records [offset, offset + length), as the same objects or equal tuples."""
         rows = slice(offset, offset + length)
-        times = None if self.timestamps is None else self.timestamps[rows]
-        positions = None if self.positions is None else self.positions.of(rows)
-        return ObjectBatch(self.records[rows], times, positions)
+        if self.numbers is not None:
+            return self._numbers_at(self.numbers, rows)
+        return self._at(self.records[rows], rows)
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> ObjectBatch:
         """Return the records at `indices`, in that order."""
-        times = None if self.timestamps is None else self.timestamps[indices]
-        positions = None if self.positions is None else self.positions.of(indices)
+        if self.numbers is not None:
+            return self._numbers_at(self.numbers, indices)
         records = self.records
-        return ObjectBatch([records[i] for i in indices.tolist()], times, positions)
+        return self._at([records[i] for i in indices.tolist()], indices)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> ObjectBatch:
         """Return the records for which `mask` is true, in order; takes half as long as `take`."""
-        times = None if self.timestamps is None else self.timestamps[mask]
-        positions = None if self.positions is None else self.positions.of(mask)
-        return ObjectBatch(list(compress(self.records, mask.tobytes())), times, positions)
+        if self.numbers is not None:
+            return self._numbers_at(self.numbers, mask)
+        return self._at(list(compress(self.records, mask.tobytes())), mask)
 
     def without_positions(self) -> ObjectBatch:
         """Return the same records, to be sent to another subtask."""
-        return self if self.positions is None else ObjectBatch(self.records, self.timestamps)
+        if self.positions is None:
+            return self
+        if self.numbers is None:
+            return ObjectBatch(self.records, self.timestamps)
+        return ObjectBatch.of_numbers(self.numbers, self.timestamps, records=self._records)
+
+    def _at(self, records: list[Any], rows: _Rows) -> ObjectBatch:
+        """Return `records`, which are those at `rows`, as a batch."""
+        times = None if self.timestamps is None else self.timestamps[rows]
+        positions = None if self.positions is None else self.positions.of(rows)
+        return ObjectBatch(records, times, positions)
+
+    def _numbers_at(self, numbers: Numbers, rows: _Rows) -> ObjectBatch:
+        """Return the records at `rows` as arrays only."""
+        part = self._at([], rows)
+        part._records, part.numbers = None, tuple(each[rows] for each in numbers)
+        return part
 
 
 Batch: TypeAlias = ColumnBatch | ObjectBatch

@@ -222,6 +222,13 @@ def hash_keys(values: Sequence[Any]) -> Hashes:
     return np.fromiter(map(hash_key, values), np.uint64, len(values))
 
 
+def hash_numbers(values: npt.NDArray[Any]) -> Hashes | None:
+    """Return `hash_key` of each value of an array of int64 or bool; None: they are floats."""
+    if values.dtype not in (np.int64, np.bool_):
+        return None
+    return _mix_array(values.astype(np.int64).view(np.uint64) + np.uint64(INT))
+
+
 def key_groups_of(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int32]:
     """Return `key_group_of` of each hash."""
     scaled = hashes >> np.uint64(32)

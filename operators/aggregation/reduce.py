@@ -418,9 +418,16 @@ class ReduceOperator(Operator):
         if isinstance(batch, ColumnBatch):
             for low in range(0, len(batch), PER_RECORD_ROWS):
                 self._process_columns(batch.slice(low, min(PER_RECORD_ROWS, len(batch) - low)))
-        elif batch.records:
-            values = self._reduce(self._keys_of(batch.records), batch.records)
+        elif len(batch):
+            records = batch.records
+            values = self._reduce(self._keys_of(records), records, self._has_int_keys(batch))
             self.output.emit(ObjectBatch(values, batch.timestamps))
+
+    def _has_int_keys(self, batch: ObjectBatch) -> bool:
+        """Return True if all keys are known to be integers."""
+        assert isinstance(self._key, KeyFunction)
+        keys = batch.numbers_at(self._key.place)
+        return keys is not None and keys.dtype == np.int64
 
     def _process_columns(self, batch: ColumnBatch) -> None:
         records = to_rows(batch.data, self._row_type)
@@ -454,11 +461,11 @@ class ReduceOperator(Operator):
             raise user_error(self._step, self._origin, records[len(keys)], error) from error
         return keys
 
-    def _reduce(self, keys: list[Any], records: list[Any]) -> list[Any]:
-        """Return the running value after each record."""
+    def _reduce(self, keys: list[Any], records: list[Any], int_keys: bool = False) -> list[Any]:
+        """Return the running value after each record; `int_keys`: all keys are known to be integers."""
         if self._stored is not None:
             return self._reduce_stored(self._stored, keys, records)
-        if not _PLAIN_KEYS.issuperset(map(type, keys)):
+        if not int_keys and not _PLAIN_KEYS.issuperset(map(type, keys)):
             keys = list(map(token, keys))
         values, function, changes = self._values, self._function, self._changes
         get, absent, arrived = values.get, _ABSENT, self._order.append

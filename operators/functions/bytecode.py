@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
@@ -53,22 +53,64 @@ def direct_read(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
     """Return a function in C that does the same, if all that `function` does is to return an attribute or a
     constant item of its only parameter: `row.a`, `row["a"]`, `row[0]`. Return None if it is another one.
     """
+    read = _only_read(function)
+    if read is None:
+        return None
+    return attrgetter(read.name) if read.is_attribute else itemgetter(read.name)
+
+
+def direct_place(function: Callable[..., Any]) -> int | None:
+    """Return the place of a tuple that `function` reads, if that is all that it does: `pair[0]`."""
+    read = _only_read(function)
+    is_place = read is not None and not read.is_attribute and type(read.name) is int
+    return read.name if read is not None and is_place else None
+
+
+class Read(NamedTuple):
+    """A read of an attribute, or of an item, of a function's only parameter, and its instructions."""
+
+    is_attribute: bool
+    name: Any
+    steps: int
+
+
+def _only_read(function: Callable[..., Any]) -> Read | None:
+    """Return the read that is all that a function does."""
+    steps = _expression(function)
+    read = None if steps is None else _read_at(steps, 0)
+    return read if read is not None and steps is not None and read.steps == len(steps) else None
+
+
+def _expression(function: Callable[..., Any]) -> list[dis.Instruction] | None:
+    """Return the instructions of the expression that a plain function of one parameter returns.
+
+    Return None for another function. Whether there is more than an expression is seen in the instructions.
+    """
     own = 0
     if isinstance(function, MethodType):
         function, own = function.__func__, 1
     if not isinstance(function, FunctionType) or not _plain_parameters(function.__code__, own + 1):
         return None
     code = function.__code__
+    row = code.co_varnames[own]
     steps = [step for step in dis.get_instructions(code) if step.opname not in _NO_EFFECT]
-    names = [step.opname for step in steps]
-    if len(steps) not in (3, 4) or names[0] not in _LOADS or names[-1] != "RETURN_VALUE":
+    if steps[-1].opname != "RETURN_VALUE":
         return None
-    if steps[0].argval != code.co_varnames[own]:
+    loads = [step for step in steps if step.opname in _LOADS]
+    return steps[:-1] if all(step.argval == row for step in loads) else None
+
+
+def _read_at(steps: list[dis.Instruction], at: int) -> Read | None:
+    """Return the read of the parameter that begins with instruction number `at`, if one does."""
+    names = [step.opname for step in steps[at : at + 3]]
+    if len(names) < 2 or names[0] not in _LOADS:
         return None
-    if len(steps) == 3:
-        return attrgetter(steps[1].argval) if names[1] == "LOAD_ATTR" else None
-    is_item = names[2] in _SUBSCRIPTS and steps[2].argrepr in ("", "[]")
-    return itemgetter(steps[1].argval) if names[1] in _CONSTANTS and is_item else None
+    if names[1] == "LOAD_ATTR":
+        return Read(True, steps[at + 1].argval, 2)
+    is_item = len(names) == 3 and names[1] in _CONSTANTS and names[2] in _SUBSCRIPTS
+    if not is_item or steps[at + 2].argrepr not in ("", "[]"):
+        return None
+    return Read(False, steps[at + 1].argval, 3)
 
 
 def _plain_parameters(code: CodeType, count: int) -> bool:

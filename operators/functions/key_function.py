@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, final
 
-from .bytecode import direct_read
+from .bytecode import direct_place, direct_read
 
 _TOOLS_MAX: Final = 6
 """The number of tools that `sys.monitoring` of Python 3.12 and later has places for."""
@@ -26,7 +26,10 @@ class KeyFunction:
     def __init__(self, function: Callable[[Any], Hashable]) -> None:
         """Find out how to call it; a debugger, or a tool that measures coverage, sees all calls."""
         self._function = function
-        self._read = None if _is_watched() else direct_read(function)
+        watched = is_watched()
+        self._read = None if watched else direct_read(function)
+        self.place = None if watched else direct_place(function)
+        """The place of a tuple that the function reads, and does nothing else; None: it is another one."""
 
     def extend(self, keys: list[Any], records: Sequence[Any]) -> None:
         """Append the key of each record to `keys`, which is empty.
@@ -42,7 +45,7 @@ class KeyFunction:
                 keys.append(self._function(records[len(keys)]))
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Return True if something in this process follows which lines run."""
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return True

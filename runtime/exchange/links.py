@@ -261,6 +261,8 @@ _ANSWER = msgspec.msgpack.Decoder(HelloAnswer)
 class SocketOutputChannel(OutputChannel):
     """Sends to a gate of another worker. Elements are encoded only once there is credit for them."""
 
+    encodes = True
+
     def __init__(self, channel_id: ChannelId, settings: ExchangeSettings, sender: str = "") -> None:
         super().__init__(channel_id, settings)
         self._connection: FrameConnection | None = None

@@ -29,7 +29,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -49,6 +49,7 @@ from ...operators.elements import (
 )
 from ...state.snapshot import ChannelAddress
 from .channel_state import InFlightRecords
+from .numbers import NumberFinder
 from .partitioners import Partitioner
 from .queues import BATCHES, HeldProgress, append_control, barrier_index, batches_before
 from .settings import ExchangeSettings
@@ -131,6 +132,9 @@ class ResultPartition:
         self._awaits_credit = False
         """True if buffers would have left early, had their receivers taken the ones before them."""
         self._sizer = BatchSizer()
+        # A single receiver of this process is given the objects as they are.
+        sends_numbers = len(channels) > 1 or any(channel.encodes for channel in channels)
+        self._numbers = NumberFinder() if sends_numbers else None
         self._stats = PartitionStats()
         self._sizes_max: list[int] = []
         self._backlogged_channels = 0
@@ -166,6 +170,8 @@ class ResultPartition:
             return
         if self._error is not None:
             raise self._error
+        if self._numbers is not None and isinstance(batch, ObjectBatch):
+            batch = self._numbers(batch)
         target = self._rows_target(batch)
         passes_through = rows >= target and len(self._channels) == 1 and not self.debloated_bytes
         size = 0 if passes_through else self._sizer.nbytes(batch)
@@ -533,6 +539,9 @@ class ChannelListener(Protocol):
 
 class OutputChannel(ABC):
     """The sending end. Nothing travels before the receiver has granted the first credits."""
+
+    encodes: ClassVar[bool] = False
+    """True if elements leave as bytes."""
 
     def __init__(self, channel_id: ChannelId, settings: ExchangeSettings) -> None:
         self.channel_id = channel_id

@@ -36,7 +36,7 @@ from ...operators.partitioning import (
     Shuffle,
 )
 from ...operators.rows import to_rows
-from ...state.hashing import Hashes, hash_columns, hash_key, hash_keys, key_groups_of
+from ...state.hashing import Hashes, hash_columns, hash_key, hash_keys, hash_numbers, key_groups_of
 from ...state.keygroups import key_group_range, owner_of
 from ..protocol.backpressure import HotGroup
 
@@ -275,6 +275,9 @@ class _HashFunction:
         self._rows = rows
 
     def __call__(self, batch: Batch) -> list[tuple[int, Batch]]:
+        hashes = self._hashes_of_place(batch)
+        if hashes is not None:
+            return self._by_key_group.split(batch, hashes)
         records = self._rows(batch)
         keys: list[Any] = []
         try:
@@ -287,6 +290,13 @@ class _HashFunction:
             _refuse_bad_key(keys, records)
             raise
         return self._by_key_group.split(batch, hashes)
+
+    def _hashes_of_place(self, batch: Batch) -> Hashes | None:
+        """Return the hashes of keys that are in an array of numbers; None if they are not."""
+        if not isinstance(batch, ObjectBatch):
+            return None
+        keys = batch.numbers_at(self._function.place)
+        return None if keys is None else hash_numbers(keys)
 
 
 def _refuse_bad_key(keys: Sequence[Any], records: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...operators.elements import Batch, ColumnBatch, ObjectBatch
+from ...operators.elements import Batch, ColumnBatch, Numbers, ObjectBatch
 from .settings import ExchangeSettings
 
 RECORD_BYTES_MIN = 64
@@ -37,7 +37,7 @@ class BatchSizer:
     def nbytes(self, batch: Batch) -> int:
         """Bytes of a batch on its way, exact enough to choose buffer sizes by."""
         if isinstance(batch, ObjectBatch):
-            return sum(size for _, size in self._objects.runs(batch.records))
+            return sum(size for _, size in self._runs(batch))
         schema = batch.data.schema
         if self._schema is None or not schema.equals(self._schema):
             self._schema = schema
@@ -54,7 +54,7 @@ class BatchSizer:
 
         A record that is larger than that travels alone.
         """
-        runs = list(self._objects.runs(batch.records, bytes_max // 4))
+        runs = list(self._runs(batch, bytes_max // 4))
         whole = sum(size for _, size in runs)
         if whole <= bytes_max:
             yield from cut_evenly(batch, target, whole)
@@ -70,6 +70,22 @@ class BatchSizer:
             end += rows
             size += run_size
         yield (batch if begin == 0 else batch.slice(begin, end - begin)), size
+
+    def _runs(
+        self, batch: ObjectBatch, single_above: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield `(records, bytes)` of consecutive runs; records of numbers need not be measured."""
+        if batch.numbers is None:
+            yield from self._objects.runs(batch.records, single_above)
+            return
+        rows = len(batch)
+        row_bytes = max(RECORD_BYTES_MIN, sum(each.itemsize for each in batch.numbers))
+        run = rows
+        if single_above is not None:
+            run = max(1, min(RUN_RECORDS_MAX, single_above // row_bytes))
+        for begin in range(0, rows, run):
+            count = min(run, rows - begin)
+            yield count, count * row_bytes
 
 
 class ObjectSizer:
@@ -268,12 +284,22 @@ def _narrow_index(type_: pa.DataType) -> bool:
     return any(_narrow_index(type_.field(i).type) for i in range(type_.num_fields))
 
 
+def _form(numbers: Numbers) -> tuple[Any, ...]:
+    return tuple(each.dtype for each in numbers)
+
+
 def _concatenate(pieces: list[Batch]) -> Batch:
     times = [piece.timestamps for piece in pieces if piece.timestamps is not None]
     timestamps = np.concatenate(times) if times else None
     columns = [piece.data for piece in pieces if isinstance(piece, ColumnBatch)]
     if columns:
         return ColumnBatch(pa.concat_batches(columns), timestamps)
+    numbers = [
+        piece.numbers for piece in pieces if isinstance(piece, ObjectBatch) and piece.numbers
+    ]
+    if len(numbers) == len(pieces) and len({_form(each) for each in numbers}) == 1:
+        joined = tuple(np.concatenate(arrays) for arrays in zip(*numbers, strict=True))
+        return ObjectBatch.of_numbers(joined, timestamps)
     records: list[Any] = []
     for piece in pieces:
         if isinstance(piece, ObjectBatch):

@@ -5,7 +5,7 @@
 `length` counts the payload. `sequence` counts the frames of one channel in one direction, modulo 2**32: a
 gap or repeat is an error. `backlog` is the number of batches that wait at the sender; in CREDIT frames it
 is the number of credits. CREDIT and BUFFER_SIZE travel the other way. Objects travel as pickles: only peers
-that showed the cluster's token get to send frames.
+that showed the cluster's token get to send frames. Tuples of numbers travel as arrays (`numbers.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from ...operators.elements import (
     Watermark,
     WatermarkStatus,
 )
+from .numbers import decode_numbers, encode_numbers
 from .settings import FRAME_SIZE_MAX_BYTES
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 HEADER = struct.Struct("<IBBHII")
 HEADER_BYTES = HEADER.size
 _SIZE = struct.Struct("<I")
@@ -86,6 +87,8 @@ class FrameKind(IntEnum):
     """Client to worker: a request. msgpack."""
     READ_ANSWER = 12
     """Worker to client: the answer to a request. msgpack."""
+    NUMBERS = 13
+    """Records that are tuples of numbers, and their timestamps, as arrays (`numbers.py`)."""
 
 
 class Flags(IntEnum):
@@ -246,9 +249,9 @@ class ElementEncoder:
             FrameTooLargeError: the batch is too large; nothing was counted as sent, so it may be cut.
         """
         if isinstance(batch, ObjectBatch):
-            content = self._pickle(batch)
+            kind, content = self._objects(batch)
             self._check_size(content, len(batch))
-            return self._frame(FrameKind.OBJECTS, content, backlog)
+            return self._frame(kind, content, backlog)
         data, flags, parts = batch.data, 0, []
         if batch.timestamps is not None:
             data = data.append_column(TIMESTAMPS_COLUMN, pa.array(batch.timestamps))
@@ -278,6 +281,11 @@ class ElementEncoder:
             fix="keep large contents in files and send their addresses, or make the records "
             "smaller before this step sends them, or raise headgate.listener.frame-size-max",
         )
+
+    def _objects(self, batch: ObjectBatch) -> tuple[FrameKind, bytes]:
+        if batch.numbers is not None:
+            return FrameKind.NUMBERS, encode_numbers(batch.numbers, batch.timestamps)
+        return FrameKind.OBJECTS, self._pickle(batch)
 
     def _pickle(self, batch: ObjectBatch) -> bytes:
         content = (batch.records, batch.timestamps)
@@ -357,6 +365,8 @@ class ElementDecoder:
             case FrameKind.OBJECTS:
                 records, timestamps = pickle.loads(payload)
                 return ObjectBatch(records, timestamps)
+            case FrameKind.NUMBERS:
+                return decode_numbers(payload)
             case FrameKind.CONTROL:
                 return decode_control(payload)
             case FrameKind.SCHEMA:

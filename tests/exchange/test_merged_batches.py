@@ -7,7 +7,13 @@ import random
 import pytest
 
 from headgate.errors import ExchangeError, InternalError
-from headgate.operators.elements import WATERMARK_MAX, CheckpointBarrier, ColumnBatch, Watermark
+from headgate.operators.elements import (
+    WATERMARK_MAX,
+    CheckpointBarrier,
+    ColumnBatch,
+    ObjectBatch,
+    Watermark,
+)
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
 from headgate.runtime.task.input_subtask import BatchMerger
@@ -149,9 +155,7 @@ def test_random_elements_stay_in_order(make, seed):
             rows = rng.randint(1, 20)
             made = [count * (number + i) + index for i in range(rows)]
             number += rows
-            batch = make.objects(0, 0)
-            batch.records = made
-            channels[index].send(batch)
+            channels[index].send(ObjectBatch(made))
             sent[index] += made
         elif rng.random() < 0.5:
             number += 1

@@ -11,7 +11,7 @@ from headgate.errors import UserCodeError
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.functions import key_function
-from headgate.operators.functions.bytecode import direct_read
+from headgate.operators.functions.bytecode import direct_place, direct_read
 from headgate.operators.functions.key_function import KeyFunction
 from headgate.operators.origin import Origin
 
@@ -209,7 +209,7 @@ def test_a_debugger_sees_all_calls():
 def test_a_tool_that_monitors_sees_all_calls():
     sys.monitoring.use_tool_id(sys.monitoring.DEBUGGER_ID, "test")
     try:
-        assert key_function._is_watched()
+        assert key_function.is_watched()
     finally:
         sys.monitoring.free_tool_id(sys.monitoring.DEBUGGER_ID)
 
@@ -218,3 +218,19 @@ def test_the_instructions_are_those_that_are_looked_for():
     """If a new Python has others, keys are still right, but slow: this says so."""
     names = {step.opname for step in dis.get_instructions(lambda record: record[0])}
     assert direct_read(lambda record: record[0]) is not None, names
+
+
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [
+        (lambda pair: pair[0], 0),
+        (lambda pair: pair[-2], -2),
+        (lambda pair: pair["a"], None),
+        (lambda pair: pair[True], None),
+        (lambda pair: pair.a, None),
+        (lambda pair: pair, None),
+        (lambda pair: pair[0] + 1, None),
+    ],
+)
+def test_the_place_that_a_key_function_reads(function, place):
+    assert direct_place(function) == place

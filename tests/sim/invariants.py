@@ -39,6 +39,8 @@ STAND_INS: list[tuple[str, Any]] = [
         _decisions,
     ),
     ("headgate.runtime.task.input_subtask.InputSubtask._obey", _obeyed),
+    # Batches of a simulation are small, and their records should be sent as arrays all the same.
+    ("headgate.operators.elements.ObjectBatch.NUMBERS_MIN", 1),
 ]
 
 

@@ -32,6 +32,8 @@ def golden(
     sockets = str(tmp_path_factory.mktemp("s"))
     cluster = partial(InProcessCluster, unix_dir=sockets)
     monkeypatch.setattr("headgate.testing.run.InProcessCluster", cluster)
+    # Batches are small here, and records that are tuples of numbers should be sent as arrays all the same.
+    monkeypatch.setattr("headgate.operators.elements.ObjectBatch.NUMBERS_MIN", 1)
 
     def prove(
         yaml: str,
