@@ -144,7 +144,7 @@ def to_rows(
     names = tuple(data.schema.names if columns is None else columns)
     if not names:
         return [row_type(())()] * data.num_rows
-    lists = [_column_list(data.column(name), name) for name in names]
+    lists = [column_list(data.column(name), name) for name in names]
     if record_class is None:
         return list(map(row_type(names), *lists))
     if _positional_fields(cast(Any, record_class)) == names:
@@ -195,7 +195,7 @@ def to_list(column: pa.Array) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _column_list(column: pa.Array, name: str) -> list[Any]:
+def column_list(column: pa.Array, name: str) -> list[Any]:
     try:
         return to_list(column)
     except (OverflowError, ValueError) as error:  # also pa.ArrowInvalid

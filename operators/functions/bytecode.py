@@ -1,5 +1,5 @@
 """Finds out in the bytecode of a function which columns it reads, so that only those become Python objects,
-and whether it does nothing else."""
+and whether it does little else."""
 
 from __future__ import annotations
 
@@ -66,12 +66,40 @@ def direct_place(function: Callable[..., Any]) -> int | None:
     return read.name if read is not None and is_place else None
 
 
+def direct_tuple(function: Callable[..., Any]) -> list[Read | Constant] | None:
+    """Return what a function puts into a tuple, if all that it does is to return a tuple of attributes and
+    constant items of its only parameter, and of constants: `(row.a, row["b"], 1)`. Else return None.
+    """
+    steps = _expression(function)
+    if not steps or steps[-1].opname != "BUILD_TUPLE":
+        return None
+    found: list[Read | Constant] = []
+    at, end = 0, len(steps) - 1
+    while at < end:
+        if steps[at].opname in _CONSTANTS:
+            found.append(Constant(steps[at].argval))
+            at += 1
+        else:
+            read = _read_at(steps, at)
+            if read is None:
+                return None
+            found.append(read)
+            at += read.steps
+    return found if len(found) == steps[-1].arg else None
+
+
 class Read(NamedTuple):
     """A read of an attribute, or of an item, of a function's only parameter, and its instructions."""
 
     is_attribute: bool
     name: Any
     steps: int
+
+
+class Constant(NamedTuple):
+    """A constant in a function."""
+
+    value: Any
 
 
 def _only_read(function: Callable[..., Any]) -> Read | None:

@@ -16,12 +16,13 @@ import numpy as np
 
 from ...errors import HeadgateError
 from ..base import AsyncOperator, Operator, OperatorContext, Output
-from ..elements import Batch
+from ..elements import Batch, ColumnBatch
 from ..functions.checks import is_async_generator
 from ..functions.dead_letters import FAIL, DeadLetters
 from ..functions.user_code import bad_result, user_error, user_failures
 from ..rows import PER_RECORD_ROWS, RowMismatch
 from .base import UserFunction, pieces
+from .read_tuples import ReadTuples
 
 Answered: TypeAlias = tuple[Batch, list[Any], list[Any]]
 """The records that have a result, as a batch and as records, and their results."""
@@ -125,9 +126,16 @@ class Guarded(Operator):
 class MapOperator(Guarded):
     """Calls a function for each record; results keep the event times of their records."""
 
+    def __init__(self, user: UserFunction) -> None:
+        super().__init__(user)
+        self._read_tuples = ReadTuples.of(user)
+
     def process(self, batch: Batch, input_index: int) -> None:
         for piece in pieces(batch):
-            self.output.emit(self._guard.batch(self._guard.results(piece)))
+            if self._read_tuples is not None and isinstance(piece, ColumnBatch):
+                self.output.emit(self._read_tuples(piece))
+            else:
+                self.output.emit(self._guard.batch(self._guard.results(piece)))
 
 
 class AsyncMapOperator(Guarded, AsyncOperator):
