@@ -171,6 +171,16 @@ def bare_source(name: str, events: int) -> float:
     return (time.thread_time() - began) / events * 1e6
 
 
+def bare_file(name: str, path: str) -> float:
+    """Return the CPU seconds per million bids of decoding the columns of a query by pyarrow alone."""
+    began, rows = time.thread_time(), 0
+    with pq.ParquetFile(path) as file:
+        columns = list(QUERIES[name].columns)
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
+            rows += batch.num_rows
+    return (time.thread_time() - began) / rows * 1e6
+
+
 def bare_loop(events: int) -> float:
     """Records per CPU second of W's lambdas in a plain Python loop without an engine: the yardstick."""
     source = ComputedBids(events).with_columns(["bidder"])

@@ -30,7 +30,7 @@ class Results:
 
     runs: dict[tuple[str, Case], list[Run]] = field(default_factory=lambda: defaultdict(list))
     alone: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """CPU seconds per million rows of making the columns of a query without an engine, by query."""
+    """CPU seconds per million rows of the columns of a query without an engine, by query and source."""
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -50,10 +50,12 @@ class Results:
                     yield self._row(engine, case, runs)
 
     def _alone(self, query: str) -> Iterator[tuple[str, ...]]:
-        found = self.alone.get(query)
-        if found:
-            cells = {"query": query, "engine": "rows alone", "CPU s/M": f"{median(found):.3f}"}
-            yield tuple({**cells, "runs": str(len(found))}.get(name, "-") for name in HEADER)
+        for name, found in self.alone.items():
+            of, source = name.split()
+            if of == query:
+                cells = {"query": query, "source": source, "engine": "rows alone"}
+                cells |= {"CPU s/M": f"{median(found):.3f}", "runs": str(len(found))}
+                yield tuple(cells.get(name, "-") for name in HEADER)
 
     def _row(self, engine: str, case: Case, runs: list[Run]) -> tuple[str, ...]:
         clock, cpu = (

@@ -5,7 +5,8 @@ Queries over bids like Nexmark's in headgate, and beside each in Flink SQL (and 
 How it is measured
 - The bids are computed one by one from their numbers, by numpy here and by a source in Java for Flink, the
   same rows; nothing is made before and handed out again. "rows alone" is numpy making the columns of the
-  query, without an engine. `--sources parquet` reads the same rows from Parquet.
+  query, without an engine. `--sources parquet` reads the same rows from Parquet; there "rows alone" is
+  pyarrow decoding these columns in one thread.
 - headgate has its default batches and no option set, and a sink that counts. At parallelism 1 it runs in
   one process that is warm, above that with its coordinator and workers as processes on a local Ray. Of
   each job the first quarter of the records is left out, as the workers are new; the clock runs from there
@@ -45,7 +46,7 @@ from engines import (
     find_flink,
 )
 from measure import HostError, Run
-from queries import QUERIES, bare_loop, bare_source
+from queries import QUERIES, bare_file, bare_loop, bare_source
 from report import Results, text_table
 
 from headgate.runtime.cluster.process import tune_process
@@ -114,8 +115,8 @@ class Bench:
                 flink = stack.enter_context(self._engine(FLINK))
             self._check(query, in_process, flink)  # warms up, too
             for _ in range(self.options.runs):
-                alone = bare_source(query, BARE_SOURCE_EVENTS)
-                self.results.alone[query].append(alone)
+                for source in self.options.sources:
+                    self.results.alone[f"{query} {source}"].append(self._alone(query, source))
                 for case in self._cases(query):
                     if case.parallelism == 1:
                         self._record(IN_PROCESS, case, in_process)
@@ -163,6 +164,12 @@ class Bench:
         lambdas = name == PYFLINK
         events = self._events(LAMBDA_EVENTS) if lambdas else self._flink_events()
         return Flink(self._home, self._data, self._log, events, lambdas)
+
+    def _alone(self, query: str, source: str) -> float:
+        """Return the CPU seconds per million of the rows of a source without an engine."""
+        if source == "computed":
+            return bare_source(query, BARE_SOURCE_EVENTS)
+        return bare_file(query, str(self._data.file(self._data.rows)))
 
     def _cases(self, query: str) -> Iterator[Case]:
         options = self.options
