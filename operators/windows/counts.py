@@ -32,7 +32,9 @@ from ...state.slots.key_index import BatchKeys, KeyHasher, KeyIndex, plain_colum
 from ...state.snapshot import (
     DELETED_COLUMN,
     CollectedFiles,
+    CommitPermit,
     FilesCut,
+    KeptState,
     RestoredFiles,
     RestoredState,
     StateInfo,
@@ -51,6 +53,7 @@ from ..aggregation.keyed_aggregate import GroupCut, KeyedRows, Rows, columns_of,
 from ..aggregation.spilling_group import AggregateSpace, lies_on_disk
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
+from ..rollback import Rollback
 from ..spilling_space import SpillingOperator
 from .kinds import CountWindow
 from .panes.table import CellKeys, state_table
@@ -81,6 +84,7 @@ class CountAggregate(SpillingOperator):
         aggregates = {**plan.aggregates, ROWS: Aggregate("count")}
         self._plan = AggregatePlan(plan.keys, aggregates, plan.schema, (FIRST_ROW,), plan.where)
         self._disk: SpillingCounts | None = None
+        self._rollback: Rollback[KeptCounts] = Rollback.off()
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -92,6 +96,8 @@ class CountAggregate(SpillingOperator):
             self._disk = SpillingCounts(
                 self._plan, context, _COUNTS, self._new_table, self._other_windows
             )
+        else:
+            self._rollback = Rollback(context.options, _COUNTS, self._open_kept)
 
     def _new_table(self, hasher: KeyHasher) -> CountTable:
         return CountTable(self._window, self._plan, hasher, self._epoch)
@@ -111,6 +117,7 @@ class CountAggregate(SpillingOperator):
         """Enforce the memory budget; called after each batch."""
         disk = self._disk
         if disk is None:
+            self._rollback.grew()  # cells that were moved stay in kept cuts
             return
         if disk.active:
             disk.settle()
@@ -150,7 +157,21 @@ class CountAggregate(SpillingOperator):
         parts = [CutPart(GroupCut(cells, table.state.cut(epoch)), first_rows)]
         cut = table_cut(self._plan, epoch, parts, self.context.max_parallelism)
         cut.epoch = 0  # a delta could not tell which cells were dropped
+        self._rollback.cut(checkpoint_id)
         return StateSnapshot(tables={_COUNTS: cut})
+
+    def _open_kept(self) -> KeptCounts:
+        """Open a cut to which the cells can go back; see `Rollback`."""
+        return KeptCounts(self._in_memory, self._rollback.grew)
+
+    def on_checkpoint_complete(self, permit: CommitPermit) -> None:
+        self._rollback.completed(permit.checkpoint_id)
+
+    def drop_point(self, checkpoint_id: int) -> None:
+        self._rollback.aborted(checkpoint_id)
+
+    def keep(self) -> dict[str, KeptState]:
+        return self._rollback.keep()
 
     def states(self) -> Sequence[StateInfo]:
         """Return the declaration of table `counts`."""
@@ -167,9 +188,13 @@ class CountAggregate(SpillingOperator):
             if self._disk is None:
                 raise files_of_another_backend(_COUNTS, self._step)
             self._disk.restore_files(files)
+        kept = self._rollback.found(state)
+        if kept is not None:
+            self._in_memory.go_back(kept)
         table = state.tables.get(_COUNTS)
         if table is not None and table.num_rows:
             self._load(table, state.states.get(_COUNTS))
+        self._rollback.restored(self.context.restored_checkpoint)
 
     def _load(self, table: pa.Table, info: StateInfo | None) -> None:
         rows = restored_rows(self._plan, table, info, self._step)
@@ -195,6 +220,7 @@ class CountAggregate(SpillingOperator):
         )
 
     def close(self) -> None:
+        self._rollback.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -218,6 +244,7 @@ class CountTable:
         cell_panes: the number of each cell's pane.
         pane_rows: the number of rows of a pane.
         is_stored: by cell: True if it was read from disk, where a finished cell must be deleted.
+        left: the number of cells that were restored, or left by the last compaction.
     """
 
     def __init__(
@@ -238,7 +265,7 @@ class CountTable:
         self._latest = SlotArray(np.int64)  # by key: its last cell + 1
         self.is_stored = SlotArray(np.bool_)
         self._cells = self._keys = 0
-        self._kept = 0  # cells that were restored, or left by the last compaction
+        self.left = 0
 
     @property
     def used_bytes(self) -> int:
@@ -258,7 +285,7 @@ class CountTable:
         due = np.flatnonzero((placed.numbers + 1) % self._every == 0)
         due = due[np.argsort(placed.order[due])]
         results = self.results(cells[due])
-        if self._cells - self._kept >= max(DEAD_MIN, self._kept):
+        if self._cells - self.left >= max(DEAD_MIN, self.left):
             self._compact()
         return placed.order[due], results
 
@@ -392,21 +419,75 @@ class CountTable:
         """Append cells; all of the keys in these slots, which have none yet."""
         first = self._cells
         self._cells += len(slots)
-        self._kept += len(slots)
+        self.left += len(slots)
+        for array in (self.cell_keys, self.cell_panes):
+            array.reserve(self._cells)
+        self.cell_keys.data[first : self._cells] = slots
+        self.cell_panes.data[first : self._cells] = panes
+        self._chain(first)
+        self.state.load(np.arange(first, self._cells), state, self._cells, epochs)
+
+    def _chain(self, first: int) -> None:
+        """Chain the cells from `first` on, of keys that have none before."""
+        slots = self.cell_keys.data[first : self._cells]
+        panes = self.cell_panes.data[first : self._cells]
         if len(slots):
             self._keys = max(self._keys, int(slots.max()) + 1)
         self._rows.reserve(self._keys)
         self._latest.reserve(self._keys)
-        for array in (self.cell_keys, self.cell_panes, self._before, self.is_stored):
+        for array in (self._before, self.is_stored):
             array.reserve(self._cells)
-        self.cell_keys.data[first : self._cells] = slots
-        self.cell_panes.data[first : self._cells] = panes
         order = np.lexsort((panes, slots))
         same = np.flatnonzero(slots[order][1:] == slots[order][:-1])
         self._before.data[first : self._cells] = 0
         self._before.data[first + order[same + 1]] = first + order[same] + 1
         self._latest.data[slots[order]] = first + order + 1
-        self.state.load(np.arange(first, self._cells), state, self._cells, epochs)
+
+    # --- going back ----------------------------------------------------------------------------
+
+    def go_back(self, kept: KeptCounts) -> None:
+        """Take over the cells of another table, as they were at a cut; only into an empty one."""
+        kept.keys.go_back(kept.keys_then)
+        kept.state.go_back(kept.aggregates, self._epoch)
+        self.keys, self.state = kept.keys, kept.state
+        self.cell_keys, self.cell_panes = kept.cell_keys, kept.cell_panes
+        self._cells, self.left = self.state.size, kept.left
+        self._chain(0)
+        slots, panes = self.cell_keys.data[: self._cells], self.cell_panes.data[: self._cells]
+        counts = self.state.last_numbers()  # of `ROWS`
+        np.maximum.at(self._rows.data, slots, panes * self.pane_rows + counts)
+
+
+class KeptCounts:
+    """A cut to which the cells of count windows can go back.
+
+    Attributes:
+        keys, state, cell_keys, cell_panes: of the table; what they have of the cells at the cut changes
+            only in ways that `aggregates` notes. The chains of the cells, and the numbers of rows, are
+            made again.
+        keys_then, aggregates: the keys, and the state, at the cut.
+        left: how many of the cells had been restored, or left by a compaction.
+    """
+
+    def __init__(self, table: CountTable, grew: Callable[[], None]) -> None:
+        self.keys, self.keys_then = table.keys, table.keys.cut()
+        self.state, self.aggregates = table.state, table.state.keep(grew)
+        self.cell_keys, self.cell_panes = table.cell_keys, table.cell_panes
+        self.left = table.left
+        self._table: CountTable | None = table
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory of the old values, and of all if the table has moved its cells since."""
+        size = self.aggregates.slots.nbytes
+        if self._table is not None and self._table.state is not self.state:
+            size += self.state.used_bytes + self.keys.used_bytes
+        return size
+
+    def close(self) -> None:
+        """Note no more old values."""
+        self._table = None
+        self.aggregates.slots.close()
 
 
 NewTable = Callable[[KeyHasher], CountTable]

@@ -185,8 +185,8 @@ KEEP_STATE = Option[bool](
     False,
     "Experimental: tasks that are restarted because of another one, on a worker that lives, take their "
     "keyed state over from memory. It goes back to the restored checkpoint, and is not read again. This "
-    "covers state and timers of process functions and patterns, `reduce`, running aggregates, those over "
-    "global, tumbling, sliding, cumulative and session windows, and joins, with the backend `hashmap`.",
+    "covers state and timers of process functions and patterns, `reduce`, running aggregates, windows and "
+    "joins, with the backend `hashmap`.",
 )
 KEPT_OLD_VALUES = Option[int](
     KEPT_BYTES_MAX_OPTION,

@@ -30,9 +30,11 @@ from headgate.operators.joins.step import JoinStep, outer_sides
 from headgate.operators.joins.tables import SIDES
 from headgate.operators.joins.windowed import WindowJoin
 from headgate.operators.origin import Origin
-from headgate.operators.windows import tumbling
+from headgate.operators.windows import counts, tumbling
+from headgate.operators.windows.counts import CountAggregate
 from headgate.operators.windows.kinds import (
     WINDOW_FIELDS,
+    CountWindow,
     GlobalWindow,
     SlidingWindow,
     TumblingWindow,
@@ -101,6 +103,8 @@ class Kind:
         expires: rows expire.
         inputs: how many it has.
         keyed: it needs keys.
+        forgets: a restore from files leaves out rows that have finished. So tables differ, though not in
+            what follows from them, and there are no deltas.
     """
 
     states: tuple[str, ...]
@@ -108,6 +112,7 @@ class Kind:
     expires: bool = False
     inputs: int = 1
     keyed: bool = False
+    forgets: bool = False
 
     @classmethod
     def of_joins(cls, make: Callable[[JoinStep], Operator]) -> Kind:
@@ -144,6 +149,11 @@ def _reduced(keys: str, texts: str) -> Operator:
     return ReduceOperator(_changed_in_place, ("k",), schema=None if texts == "few" else schema)
 
 
+def _counts(keys: str, texts: str) -> Operator:
+    size, every = (4, 6) if texts == "few" else (5, 2)
+    return CountAggregate(CountWindow(size, every), plan_for(keys, texts))
+
+
 def _sessions(keys: str, texts: str) -> Operator:
     plan = plan_for(keys, texts, added=WINDOW_FIELDS)
     return SessionAggregate(FixedGap(6), 7, plan, "sessions")
@@ -167,6 +177,7 @@ KINDS = {
     "windows": Kind(("windows",), _windows, expires=True),
     "sessions": Kind(("sessions",), _sessions, expires=True),
     "panes": Kind(("panes",), _panes, expires=True),
+    "counts": Kind(("counts",), _counts, forgets=True),
     "global": Kind(
         ("whole",), lambda keys, texts: GlobalAggregate(GlobalWindow(), plan_for(keys, texts))
     ),
@@ -181,6 +192,7 @@ def tight() -> Any:
         patch.setattr(slot_table, "_INITIAL_CELLS", 64)
         patch.setattr(slot_table, "_MOVE_AT_LEAST", 8)
         patch.setattr(tumbling, "SMALL_ROWS", 3)
+        patch.setattr(counts, "DEAD_MIN", 1)
         patch.setattr(pane_table, "DEAD_MIN", 1)
         patch.setattr(join_side, "DEAD_MIN", 1)
         patch.setattr(join_side, "FORGET_MIN", 2)
@@ -256,12 +268,15 @@ class Subject:
             self.at[checkpoint_id] = made
             for twin in twins:
                 for name, cut in twin.items():
-                    assert rows_of(cut.make(None)) == rows_of(made[name])
+                    found = rows_of(cut.make(None))
+                    assert self.kind.forgets or found == rows_of(made[name])
         self.unread = []
 
     def check_delta(self) -> None:
         """Check that the restored files with the changes since then have the rows that there are now."""
         assert self.base is not None
+        if self.kind.forgets:
+            return
         tables = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]
         deltas = {state: tables[state].make(1) for state in self.kind.states}
         whole = self.operators[0].snapshot(self.last + 1).tables  # type: ignore[union-attr]

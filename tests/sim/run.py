@@ -247,6 +247,7 @@ class Simulation:
             ("headgate.operators.process.operator.ProcessOperator.open", noted_open),
             ("headgate.operators.process.operator.ProcessOperator.snapshot", noted_snapshot),
             ("headgate.operators.windows.tumbling.TumblingAggregate.snapshot", noted_windows),
+            ("headgate.operators.windows.counts.DEAD_MIN", 16),
             ("headgate.operators.windows.panes.table.DEAD_MIN", 16),
         ]
 

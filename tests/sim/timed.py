@@ -47,19 +47,20 @@ def check_windows(world: World, record: tuple[Any, ...]) -> None:
     """A window that fires again has more in it, and never too much."""
     key, start, numbers, _ = record
     before = [other[2] for other in world.by_key.get(key, ()) if other[1] == start]
-    wanted = expected_windows(world.rows).get((key, _ms(start)), (0, 0))
+    wanted = expected_windows(world.rows).get((key, ms_of(start)), (0, 0))
     if not max(before, default=0) < numbers <= wanted[0]:
         raise world.violated(f"a window of {wanted} fired behind {before}: {record}")
 
 
 def missing_windows(world: World) -> list[Any]:
     """Windows that are not, or did not become, what they must."""
-    last = {(record[0], _ms(record[1])): record[2:] for record in world.visible}
+    last = {(record[0], ms_of(record[1])): record[2:] for record in world.visible}
     wanted = expected_windows(world.rows)
     return sorted(window for window in wanted if last.get(window) != wanted[window])
 
 
-def _ms(start: Any) -> int:
+def ms_of(start: Any) -> int:
+    """Return a bound of a window in ms since 1970."""
     return round(1000 * start.timestamp())
 
 
@@ -96,14 +97,14 @@ def check_panes(world: World, record: tuple[Any, ...]) -> None:
     """As of tumbling windows."""
     key, start, end, numbers, _ = record
     before = [other[3] for other in world.by_key.get(key, ()) if other[1:3] == (start, end)]
-    wanted = expected_panes(world.rows, _which(world)).get((key, _ms(start), _ms(end)), (0, 0))
+    wanted = expected_panes(world.rows, _which(world)).get((key, ms_of(start), ms_of(end)), (0, 0))
     if not max(before, default=0) < numbers <= wanted[0]:
         raise world.violated(f"a window of {wanted} fired behind {before}: {record}")
 
 
 def missing_panes(world: World) -> list[Any]:
     """As of tumbling windows."""
-    last = {(key, _ms(start), _ms(end)): rest for key, start, end, *rest in world.visible}
+    last = {(key, ms_of(start), ms_of(end)): rest for key, start, end, *rest in world.visible}
     wanted = expected_panes(world.rows, _which(world))
     return sorted(window for window in wanted if last.get(window) != wanted[window])
 
@@ -139,7 +140,7 @@ def sessions(job: hg.Job, token: str) -> Any:
 def check_sessions(world: World, record: tuple[Any, ...]) -> None:
     """A result is of a part of one session, and of more each time."""
     key, start, end, numbers, _ = record
-    bounds = _ms(start), _ms(end)
+    bounds = ms_of(start), ms_of(end)
     before = [other[3] for other in world.by_key.get(key, ()) if other[1:3] == (start, end)]
     for first, last, *wanted in expected_sessions(world.rows)[key]:
         if first <= bounds[0] and bounds[1] <= last:
@@ -151,7 +152,7 @@ def check_sessions(world: World, record: tuple[Any, ...]) -> None:
 
 def missing_sessions(world: World) -> list[Any]:
     """Sessions of which the last result is not that of the whole."""
-    last = {(key, _ms(start), _ms(end)): rest for key, start, end, *rest in world.visible}
+    last = {(key, ms_of(start), ms_of(end)): rest for key, start, end, *rest in world.visible}
     return sorted(
         (key, *bounds)
         for key, sessions in expected_sessions(world.rows).items()

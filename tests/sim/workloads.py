@@ -12,7 +12,7 @@ from headgate.api.resources import sharing_groups
 from headgate.runtime.job import runnable
 from headgate.runtime.plan import beside_source
 
-from . import counting, joined, timed
+from . import counting, joined, timed, windowed
 from .outside import GlobalLedger, Ledger, World
 from .reading import COUNTS, WINDOWS, Reads
 
@@ -77,6 +77,14 @@ MORE_KINDS = {
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
+    "kept counts": Workload(windowed.counts, windowed.check_counts, windowed.missing_counts, keeps=True),
+    "kept functions": Workload(
+        windowed.functions,
+        windowed.check_functions,
+        windowed.missing_functions,
+        flushes=True,
+        keeps=True,
+    ),
     "kept joins": Workload(
         joined.joined, joined.check_joined, joined.missing_joined, flushes=True, keeps=True
     ),
