@@ -15,7 +15,15 @@ the function's annotations. All other values are pickled.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -191,6 +199,7 @@ class _TypedCodec(Codec):
     def __init__(self, inner: Codec) -> None:
         self._inner = inner
         self.type_, self.nullable, self.adapts = inner.type_, inner.nullable, inner.adapts
+        self.held_as_it_is = inner.held_as_it_is
 
     def hold(self, value: Any) -> Any:
         return self._inner.hold(value)
@@ -471,8 +480,11 @@ class ReduceOperator(Operator):
         get, absent, arrived = values.get, _ABSENT, self._order.append
         results: list[Any] = []
         append = results.append
-        if changes.newest is not None:
-            self._keep_old(keys)
+        fresh: list[Any] = []
+        if changes.active:
+            dirty = changes.dirty
+            fresh = [key for key in keys if key not in dirty]
+            self._keep_old(fresh)
         if self._points is not None:
             self._keep_committed(self._points, keys)
         try:
@@ -487,7 +499,7 @@ class ReduceOperator(Operator):
                 append(value)
         except Exception as error:
             raise user_error(self._step, self._origin, records[len(results)], error) from error
-        changes.dirty.update(keys)
+        changes.dirty.update(fresh)
         return results
 
     def _reduce_stored(
@@ -503,14 +515,14 @@ class ReduceOperator(Operator):
         return results
 
     def _keep_old(self, keys: list[Any]) -> None:
-        """Encode the values that open cuts need, before the function can change them."""
-        changes, values = self._changes, self._values
-        for key in keys:
-            cut = changes.newest
-            if cut is None:
-                return
-            if key not in cut.undo[0]:
-                changes.log(0, key, self._held(values[key]) if key in values else ABSENT)
+        """Encode the values of these keys, if open cuts need them, before the function can change them.
+
+        They are keys that have not changed since the newest cut.
+        """
+        values, held = self._values, self._held
+        if keys and self._changes.logs:
+            old = {key: held(values[key]) if key in values else ABSENT for key in set(keys)}
+            self._changes.log_all(0, old)
 
     def _keep_committed(self, points: CommittedPoints[OldByKey], keys: list[Any]) -> None:
         """Encode the values that may be read as of checkpoints, before the function can change them."""
@@ -677,14 +689,19 @@ class ReduceOperator(Operator):
         Keys are never removed, and those that came after it are the last ones.
         """
         (old,), (values,) = kept.old_values(checkpoint_id), kept.parts
-        release = self._layout.value.release
+        later = []
         for key, held in old.items():
             if held is ABSENT:
-                del values[key]
+                later.append(key)
             elif isinstance(held, Exception):
                 raise self._not_stored(key, held) from held
-            else:
-                values[key] = release(held)
+        for key in later:
+            del values[key], old[key]
+        codec = self._layout.value
+        if not codec.held_as_it_is:
+            release = codec.release
+            old = {key: release(held) for key, held in old.items()}
+        values.update(old)
         self._values, self._order = values, list(values)
         self._changes.restored()
 

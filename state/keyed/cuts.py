@@ -51,8 +51,8 @@ class Cut:
         cut: Cut | None = self
         while cut is not None:
             later = cut.later
-            for address, held in cut.undo[part].copy().items():
-                merged.setdefault(address, held)
+            held = cut.undo[part].copy()
+            merged = {**held, **merged} if held and merged else merged or held
             cut = later
         return merged
 
@@ -85,7 +85,8 @@ class Changes:
     Attributes:
         active: False until the first cut: a writer may then leave the rest undone.
         dirty: the addresses written since the newest cut, if there was one. A writer must add to it.
-        newest: the newest cut if any is open. A writer must first store the old value in its log.
+        newest: the newest cut if any is open. A writer must first store the old value in its log, except of
+            an address in `dirty`, which has it there.
         epoch: the number of the newest cut; 0: there was none.
         rebase: True if deltas cannot build on the restored state, until a first checkpoint is complete.
     """
@@ -161,17 +162,34 @@ class Changes:
 
     def log(self, part: int, address: Any, old: Any) -> None:
         """Store the value of an address before it is overwritten; only while `newest` is set."""
-        assert self.newest is not None
+        if self.logs:
+            assert self.newest is not None
+            self.newest.undo[part].setdefault(address, old)
+            self._look(1)
+
+    @property
+    def logs(self) -> bool:
+        """True while a cut is open, so that old values must be stored."""
         for cut in self._open:
             if cut.open:
-                self.newest.undo[part].setdefault(address, old)
-                if self._grew is not None:
-                    self._logged += 1
-                    if not self._logged % LOOK_EVERY:
-                        self._grew()
-                return
-        self._open = []
-        self.newest = None
+                return True
+        self._open, self.newest = [], None
+        return False
+
+    def log_all(self, part: int, old: dict[Any, Any]) -> None:
+        """Store the values of addresses that are not in `dirty`; only while `logs`."""
+        assert self.newest is not None
+        undo = self.newest.undo[part]
+        undo.update({address: held for address, held in old.items() if address not in undo})
+        self._look(len(old))
+
+    def _look(self, logged: int) -> None:
+        """Count values that were stored; now and then their memory is looked at."""
+        if self._grew is not None:
+            self._logged += logged
+            if self._logged >= LOOK_EVERY:
+                self._logged = 0
+                self._grew()
 
     def close(self, cut: Cut) -> None:
         """Close a cut to which the table will not go back."""

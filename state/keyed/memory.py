@@ -252,9 +252,11 @@ class _ScalarHandle(ValueHandle[Any]):
         at, changes = self._cursor, self._changes
         part = self._parts[at.place]
         if changes.active:
-            if changes.newest is not None:
-                changes.log(at.place, at.token, part.get(at.token, ABSENT))
-            changes.dirty.add(at.token)
+            where, dirty = at.token, changes.dirty
+            if where not in dirty:
+                if changes.newest is not None:
+                    changes.log(at.place, where, part.get(where, ABSENT))
+                dirty.add(where)
         part[at.token] = value
 
     def clear(self) -> None:
@@ -356,9 +358,10 @@ class MemoryEntryTable(_Table, EntryTable):
             entries = part[address] = {}
         where = (address, name)
         changes = self.changes
-        if changes.newest is not None:
-            changes.log(at.place, where, entries.get(name, ABSENT))
-        changes.dirty.add(where)
+        if where not in changes.dirty:
+            if changes.newest is not None:
+                changes.log(at.place, where, entries.get(name, ABSENT))
+            changes.dirty.add(where)
         entries[name] = held
 
     def _entry_token(self, entry: Any) -> Any:

@@ -45,9 +45,8 @@ class KeptCut:
         """See `OldValues`. This is an estimate: one old value of each part is measured."""
         size = 0
         for log in self.cut.undo:
-            for held in log.copy().values():
-                size += len(log) * (_ENTRY_BYTES + held_bytes(held))
-                break
+            if log:
+                size += len(log) * (_ENTRY_BYTES + held_bytes(next(iter(log.values()))))
         return size
 
     def absorb(self, later: KeptCut) -> None:

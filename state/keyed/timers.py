@@ -272,9 +272,10 @@ class MemoryTimerTable(TimerTable):
         part = part_of(address)
         times, changes = self._times[part], self._changes
         old: Any = times.get(address, ABSENT)
-        if changes.newest is not None:
-            changes.log(part, address, old)
-        changes.dirty.add(address)
+        if address not in changes.dirty:
+            if changes.newest is not None:
+                changes.log(part, address, old)
+            changes.dirty.add(address)
         if timestamp is ABSENT:
             del times[address]
             self._size -= 1

@@ -19,6 +19,7 @@ from headgate.errors import PlanError, StateError
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.elements import ObjectBatch
 from headgate.operators.origin import Origin
+from headgate.runtime.options.recovery import KEEP_STATE
 from headgate.state.keyed.keys import encode_key
 from headgate.state.snapshot import RestoredState
 from headgate.tests.support.threads import begun
@@ -122,6 +123,26 @@ def test_nothing_is_logged_once_no_cut_is_open() -> None:
     cut.discard()
     operator.process(ObjectBatch([Numbers(1, 1)]), 0)
     assert operator._changes.newest is None
+
+
+def test_a_value_of_before_an_aborted_checkpoint_is_the_one_to_go_back_to() -> None:
+    def opened() -> ReduceOperator:
+        operator = ReduceOperator(lambda total, number: total + number, lambda number: "all")
+        operator.output = SimpleNamespace(emit=lambda batch: None)
+        options = {KEEP_STATE.key: "true"}
+        operator.open(SimpleNamespace(max_parallelism=16, options=options, restored_checkpoint=1))
+        return operator
+
+    operator, taker = opened(), opened()
+    operator.process(ObjectBatch([1]), 0)
+    operator.snapshot(1).tables["reduce"].discard()
+    for checkpoint_id in (2, 3):
+        operator.process(ObjectBatch([10]), 0)
+        operator.snapshot(checkpoint_id).tables["reduce"].discard()
+        operator.on_checkpoint_aborted(checkpoint_id)
+    operator.process(ObjectBatch([10]), 0)
+    taker.restore(RestoredState(kept=operator.keep(), checkpoint_id=1))
+    assert taker.query("reduce", "all") == 1
 
 
 def test_a_value_that_cannot_be_pickled_fails_the_snapshot_and_not_the_records() -> None:

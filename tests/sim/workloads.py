@@ -77,7 +77,9 @@ MORE_KINDS = {
     "hybrid": Workload(counting.hybrid, counting.check_union, _missing_of_two),
     "hybrid regions": Workload(counting.hybrid_regions, counting.check_once, _missing_of_two),
     "kept": Workload(counting.count, counting.check_count, conserves=True, keeps=True),
-    "kept counts": Workload(windowed.counts, windowed.check_counts, windowed.missing_counts, keeps=True),
+    "kept counts": Workload(
+        windowed.counts, windowed.check_counts, windowed.missing_counts, keeps=True
+    ),
     "kept functions": Workload(
         windowed.functions,
         windowed.check_functions,
