@@ -2,15 +2,15 @@
 
 `python benchmarks/kept_state.py --keys 1000000`. A job of eight workers, all in this process, counts
 records per key, in the state of a process function, or with `--state` in another step: a running aggregate,
-sessions, a `reduce`, or the versions of a join. Once
-it has all its keys a worker is killed, several times, each time after a checkpoint. Measured is the
-processor time of the process from the kill to the moment at which all subtasks run again: stopping, reading
-and decoding state, taking it over. The jobs with and without `headgate.recovery.keep-state` take turns. The
-goal is a ratio of 0.25: one worker in eight has to read.
+sessions, count windows, a `reduce`, or the versions of a join. Once it has all its keys a worker is killed,
+several times, each time after a checkpoint. Measured is the processor time of the process from the kill to
+the moment at which all subtasks run again: stopping, reading and decoding state, taking it over; and how
+many bytes of state are read. The jobs with and without `headgate.recovery.keep-state` take turns. The goal
+is a ratio of 0.25: one worker in eight has to read.
 
-`--price` measures a running aggregate alone, without failures: the processor time of batches of random keys
-with the option on, as a ratio to that with it off, in turns. A checkpoint is complete after each
-`--cut-every` batches.
+With `--state rocksdb` and `--state runs` the state is on disk, in RocksDB (of a process function) or in
+sorted runs (of a running aggregate). There the jobs that take turns are those with and without local copies
+of the files.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 import headgate as hg
 from headgate.connectors import generator, numbers
 from headgate.connectors.generator import sequence
-from headgate.operators.aggregation.aggregates import AggregatePlan
-from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.clock import SystemClock
-from headgate.operators.elements import Batch, ColumnBatch
+from headgate.operators.elements import Batch
 from headgate.operators.sink import Guarantee, Sink, SinkWriter
 from headgate.runtime.cluster.launch import InProcessCluster
 from headgate.runtime.control.job_client import PublishedEvent
@@ -42,12 +38,12 @@ from headgate.runtime.coordinator.clients import LocalClient
 from headgate.runtime.coordinator.job import JobCoordinator
 from headgate.runtime.job import runnable
 from headgate.runtime.storage.open_store import open_store
-from headgate.state.snapshot import CommitPermit
-from headgate.testing.connectors import make_context
 
 WORKERS = 8
-COLUMNS = ("join", "running", "sessions")
+COLUMNS = ("counts", "join", "running", "runs", "sessions")
 """Kinds of state of steps that take columns."""
+ON_DISK = ("rocksdb", "runs")
+"""Kinds of state on disk."""
 RATE = 100_000
 """Records per second, once all keys are there and before."""
 DEADLINE_S = 1_200.0
@@ -82,14 +78,14 @@ class _NothingWriter(SinkWriter):
 
 def make_job(keys: int, directory: str, keeps: bool, state: str) -> hg.Job:
     """It never ends."""
-    job = hg.Job(
-        f"bench-kept-{os.getpid()}",
-        parallelism=WORKERS,
-        options={
-            "io.tmp.dirs": directory,
-            "headgate.recovery.keep-state": str(keeps).lower(),
-        },
-    )
+    options = {"io.tmp.dirs": directory}
+    kept = ["headgate.recovery.keep-state"]
+    if state in ON_DISK:
+        options["state.backend.type"] = "rocksdb"
+        local = "execution.checkpointing.local-backup.enabled"
+        kept = [local, "execution.state-recovery.from-local"]
+    options |= dict.fromkeys(kept, str(keeps).lower())
+    job = hg.Job(f"bench-kept-{os.getpid()}", parallelism=WORKERS, options=options)
     job.checkpoint(every="3s", timeout="10min", storage=str(Path(directory, "checkpoints")))
     job.restart(attempts=1_000, delay="0s")
     if state in COLUMNS:
@@ -116,7 +112,9 @@ def _total(value: int, record: int) -> int:
 def _of_columns(rows: Any, state: str) -> Any:
     """The step that is measured. A number is also a time, in ms; no session ends."""
     totals = {"n": hg.count(), "total": hg.sum("number")}
-    if state == "running":
+    if state == "counts":
+        return rows.key_by("key").window(hg.count_window(10)).agg(**totals, name="count")
+    if state in ("running", "runs"):
         return rows.key_by("key").agg(**totals, name="count")
     timed = rows.event_time("number", max_out_of_order="1h", name="time")
     if state == "sessions":
@@ -124,6 +122,25 @@ def _of_columns(rows: Any, state: str) -> Any:
     few = timed.filter("number % 1000 = 0", name="few").key_by("key")
     versions = timed.select("key", "number AS version", name="versions").key_by("key")
     return few.join_as_of(versions, how="left", name="count")
+
+
+PLACES = ("Remote", "Local", "Kept")
+
+
+class Recovery(NamedTuple):
+    """What it took until all ran again."""
+
+    cpu_s: float
+    read: int
+    """Bytes of state that were read from the storage."""
+    local: int
+    """Bytes that were read from copies on the machine."""
+    kept: int
+    """Bytes that were not read, as the state was in memory."""
+
+    def __str__(self) -> str:
+        sizes = f"{self.read:,} bytes read, {self.local:,} from copies, {self.kept:,} kept"
+        return f"{self.cpu_s:.2f} CPU s, {sizes}"
 
 
 class Run:
@@ -146,8 +163,8 @@ class Run:
             if event.kind == kind and wanted.items() <= body.items():
                 return body
 
-    async def measure(self, kills: int) -> list[float]:
-        """Return the CPU seconds of each recovery."""
+    async def measure(self, kills: int) -> list[Recovery]:
+        """Kill one worker after the other."""
         running = asyncio.create_task(self._coordinator.run())
         client = LocalClient(self._coordinator.clients, asyncio.get_running_loop())
         await self._until("status", status="RUNNING")
@@ -156,7 +173,7 @@ class Run:
             if vertices[-1]["records_in"] >= self._keys:
                 break
             await asyncio.sleep(0.2)
-        took: list[float] = []
+        took: list[Recovery] = []
         for _ in range(kills):
             while not self._events.empty():
                 self._events.get_nowait()
@@ -166,67 +183,22 @@ class Run:
             began = time.process_time()
             victim.kill()
             body = await self._until("recovered")
-            took.append(time.process_time() - began)
-            print(
-                f"  {took[-1]:.2f} s, {body['lastRestartKeptStateSize']:,} bytes kept", flush=True
+            cpu_s = time.process_time() - began
+            took.append(
+                Recovery(cpu_s, *(body[f"lastRestart{place}StateSize"] for place in PLACES))
             )
+            print(f"  {took[-1]}", flush=True)
         await client.request("cancel")
         await running
         await self._cluster.close()
         return took
 
 
-async def measure(keys: int, kills: int, keeps: bool, state: str) -> list[float]:
+async def measure(keys: int, kills: int, keeps: bool, state: str) -> list[Recovery]:
     """Run one job."""
     with tempfile.TemporaryDirectory(prefix="hg-bench-kept-") as directory:
         async with asyncio.timeout(DEADLINE_S):
             return await Run(keys, directory, keeps, state).measure(kills)
-
-
-PRICE_ROWS = 32_768
-PRICE_BATCHES = 60
-
-
-class Forgotten:
-    """An output that forgets."""
-
-    def emit(self, batch: Batch) -> None: ...
-    def emit_side(self, tag: str, batch: Batch) -> None: ...
-    def emit_watermark(self, timestamp: int) -> None: ...
-    def emit_idle(self, idle: bool) -> None: ...
-
-
-def price_batch(keys: np.ndarray) -> ColumnBatch:
-    """Records of these keys."""
-    return ColumnBatch(pa.RecordBatch.from_arrays([pa.array(keys)] * 2, names=["key", "number"]))
-
-
-def price(keys: int, cut_every: int, keeps: bool) -> float:
-    """Return the CPU seconds per million records of a running aggregate with all its keys."""
-    schema = pa.schema([("key", pa.int64()), ("number", pa.int64())])
-    named = {"n": hg.count(), "total": hg.sum("number"), "highest": hg.max("number")}
-    operator = RunningAggregate(AggregatePlan(("key",), named, schema))
-    operator.output = Forgotten()
-    operator.open(make_context(options={"headgate.recovery.keep-state": str(keeps).lower()}))
-    for first in range(0, keys, PRICE_ROWS):
-        operator.process(price_batch(np.arange(first, min(first + PRICE_ROWS, keys))), 0)
-    rng = np.random.default_rng(1)
-    batches = [price_batch(rng.integers(0, keys, PRICE_ROWS)) for _ in range(PRICE_BATCHES)]
-    took, checkpoint = 0.0, 0
-    for number, batch in enumerate(batches):
-        began = time.process_time()
-        if not number % cut_every:
-            if checkpoint:
-                operator.on_checkpoint_complete(CommitPermit("bench", 1, checkpoint))
-            checkpoint += 1
-            snapshot = operator.snapshot(checkpoint)
-        operator.process(batch, 0)
-        took += time.process_time() - began
-        if not number % cut_every:
-            for cut in snapshot.tables.values():
-                cut.make(None)  # by another thread, so it does not count
-    operator.close()
-    return took * 1e6 / (PRICE_ROWS * PRICE_BATCHES)
 
 
 def main() -> None:
@@ -235,26 +207,19 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=3, help="per job")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--state", choices=("process", "reduce", *COLUMNS), default="process")
-    parser.add_argument("--price", action="store_true", help="of normal operation; no failures")
-    parser.add_argument("--cut-every", type=int, default=20, help="batches per checkpoint")
+    states = ("process", "reduce", "rocksdb", *COLUMNS)
+    parser.add_argument("--state", choices=states, default="process")
     chosen = parser.parse_args()
-    if chosen.price:
-        pairs = [
-            [price(chosen.keys, chosen.cut_every, keeps) for keeps in (False, True)]
-            for _ in range(chosen.rounds)
-        ]
-        for off, on in pairs:
-            print(f"  {off:.4f} and {on:.4f} CPU s per million records: {on / off:.2f}")
-        print(f"{chosen.keys:,} keys: a ratio of {median(on / off for off, on in pairs):.2f}")
-        return
-    took: dict[bool, list[float]] = {False: [], True: []}
+    took: dict[bool, list[Recovery]] = {False: [], True: []}
     for _ in range(chosen.rounds):
         for keeps in (False, True):
             print("kept in memory" if keeps else "all is read", flush=True)
             took[keeps] += asyncio.run(measure(chosen.keys, chosen.kills, keeps, chosen.state))
-    read, kept = median(took[False]), median(took[True])
+    read, kept = (median(one.cpu_s for one in took[keeps]) for keeps in (False, True))
     print(f"{chosen.keys:,} keys: {read:.2f} and {kept:.2f} CPU s, a ratio of {kept / read:.2f}")
+    read, kept = (median(one.read for one in took[keeps]) for keeps in (False, True))
+    print(f"{read:,.0f} and {kept:,.0f} bytes read, a ratio of {kept / max(1, read):.2f}")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10:,} MiB of memory at the most")
 
 
 if __name__ == "__main__":
