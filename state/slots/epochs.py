@@ -201,7 +201,7 @@ class ChangedSlots:
         if self.cuts:
             with self.table.lock:
                 if self.cuts:
-                    self._keep(np.arange(size) if isinstance(which, slice) else slots)
+                    self._keep(np.arange(size) if isinstance(which, slice) else slots, size)
         self._epochs.data[which] = self.table.current
         if self._logged >= LOOK_BYTES:
             self._logged = 0
@@ -257,15 +257,19 @@ class ChangedSlots:
         """Memory for one slot."""
         return self._epochs.data.itemsize
 
-    def _keep(self, slots: Index) -> None:
-        """Put the values of slots that have not changed since the latest cut into the undo logs."""
+    def _keep(self, slots: Index, size: int) -> None:
+        """Put the values of slots that have not changed since the latest cut into the undo logs.
+
+        There are `size` slots now.
+        """
         latest, epochs = self.cuts[-1], self._epochs.data
-        slots = slots[slots < latest.size]
+        if size > latest.size:
+            slots = slots[slots < latest.size]
         before = epochs.take(slots)
-        untouched = before <= latest.epoch
-        slots, before = slots[untouched], before[untouched]
-        if not slots.size:
+        untouched = np.flatnonzero(before <= latest.epoch)
+        if not untouched.size:
             return
+        slots, before = slots.take(untouched), before.take(untouched)
         # Choose one row of each slot by a claim in the epochs, which are about to be written anyway. A
         # thread that reads a claim corrects it by the log.
         claims = np.arange(len(slots), dtype=np.uint32)
