@@ -19,6 +19,9 @@ from .base import ABSENT, EntryTable, ValueTable
 from .keys import decode_token, encode_token, key_of, token
 from .undo import UndoLog
 
+INT_MAX: Final = (1 << 30) - 1
+INT_MIN: Final = -INT_MAX
+"""Ints in these bounds fit any state of ints. The interpreter compares them fastest."""
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -78,6 +81,42 @@ class ValueHandle(Generic[T]):
     def exists(self) -> bool:
         """Return True if a value was set."""
         return self._table.get() is not ABSENT
+
+
+class BoundValueTable(ValueTable):
+    """A table whose functions are those of a handle. They run for each record, so the handle binds all
+    that they need.
+    """
+
+    _hold: Callable[[Any], Any]
+    """Returns the form in which a value is held."""
+
+    def _bind(self, kind: Callable[[Any, Any], ValueHandle[Any]]) -> None:
+        """Take the functions of handles of a kind, which are made of the table and of the held value of a
+        key without one.
+        """
+        self._kind = kind
+        functions = kind(self, ABSENT)
+        self.get = functions.get  # type: ignore[method-assign]
+        self.put = functions.set  # type: ignore[method-assign]
+        self.delete = functions.clear  # type: ignore[method-assign]
+
+    def _unbind(self) -> None:
+        """Let go of these functions, which refer to the table."""
+        for name in ("get", "put", "delete"):
+            del self.__dict__[name]
+
+    def handle(self, default: Any) -> ValueHandle[Any]:
+        return self._kind(self, None if default is None else self._hold(default))
+
+    def get(self) -> Any:
+        raise NotImplementedError  # hidden by the function of the handle
+
+    def put(self, value: Any) -> None:
+        raise NotImplementedError  # hidden by the function of the handle
+
+    def delete(self) -> None:
+        raise NotImplementedError  # hidden by the function of the handle
 
 
 class ListHandle(Generic[T]):

@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Final
 
 from ..hashing import hash_key, hash_keys, key_group_of, key_groups_of
-from ..keyed.base import ABSENT, Cursor, KeyWalk, ValueTable
+from ..keyed.base import ABSENT, Cursor, KeyWalk
 from ..keyed.canonical import TableSpec
-from ..keyed.handles import ValueHandle
+from ..keyed.handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle
 from ..keyed.keys import Token, decode_token, encode_token, key_of
 from ..settings import MemoryShare
 from .database import Changes, Database, OpenCut
@@ -42,8 +42,6 @@ _ENTRY_BYTES: Final = 150
 """Roughly the memory of a key and its place, beside their bytes."""
 _BYTES_EACH: Final = 64 << 10
 """The size that is assumed of a value before one was written or read, in bytes."""
-_SMALL: Final = 1 << 30
-"""The interpreter compares integers below this one fastest."""
 _UNKNOWN: Final = object()
 
 
@@ -92,14 +90,11 @@ class _HeldHandle(ValueHandle[Any]):
 class _NumberHandle(_HeldHandle):
     """A handle of numbers, which are held as they are."""
 
-    __slots__ = ("_bounded", "_plain")
+    __slots__ = ("_plain",)
 
     def __init__(self, table: HeldValueTable, missing: Any) -> None:
         super().__init__(table, missing)
-        codec = table.spec.layout.value
-        self._bounded = codec.plain_ints
-        """Of the values of type `_plain`, only small ones need no check."""
-        self._plain = int if codec.plain_ints else codec.plain
+        self._plain = table.spec.layout.value.plain
 
     def get(self) -> Any:
         # This is `_find`, written out, which saves a call per record.
@@ -112,7 +107,18 @@ class _NumberHandle(_HeldHandle):
         return self._missing if held is ABSENT else held
 
     def set(self, value: Any) -> None:
-        if type(value) is not self._plain or (self._bounded and not -_SMALL < value < _SMALL):
+        if type(value) is not self._plain:
+            value = self._owner._hold(value)
+        self._changed[self._cursor.token] = value
+
+
+class _IntHandle(_NumberHandle):
+    """A handle of ints."""
+
+    __slots__ = ()
+
+    def set(self, value: Any) -> None:
+        if type(value) is not int or value > INT_MAX or value < INT_MIN:
             value = self._owner._hold(value)
         self._changed[self._cursor.token] = value
 
@@ -154,11 +160,10 @@ class Frozen:
         return self._table.encoded([w for w in self.values if w not in without], self.values)
 
 
-class HeldValueTable(Table, ValueTable):
+class HeldValueTable(Table, BoundValueTable):
     """A table with one value per key, which lives without a limit of time and has no namespace.
 
-    `get` and `put` run for each record. So each table has functions of its own for them, in which all
-    they need is bound. All methods run in the mailbox, unless they say otherwise.
+    All methods run in the mailbox, unless they say otherwise.
 
     Args:
         spec: of the state.
@@ -194,25 +199,10 @@ class HeldValueTable(Table, ValueTable):
         self._bytes_each = _BYTES_EACH
         self._part = 1
         self._bound()
-        self._handle = _NumberHandle if self._as_it_is else _HeldHandle
-        functions = self._handle(self, ABSENT)
-        self.get = functions.get  # type: ignore[method-assign]
-        self.put = functions.set  # type: ignore[method-assign]
-        self.delete = functions.clear  # type: ignore[method-assign]
-
-    # --- access by the current key -------------------------------------------------------------
-
-    def handle(self, default: Any) -> ValueHandle[Any]:
-        return self._handle(self, None if default is None else self._hold(default))
-
-    def get(self) -> Any:
-        raise NotImplementedError  # hidden by the function of the handle
-
-    def put(self, value: Any) -> None:
-        raise NotImplementedError  # hidden by the function of the handle
-
-    def delete(self) -> None:
-        raise NotImplementedError  # hidden by the function of the handle
+        if codec.plain_ints:
+            self._bind(_IntHandle)
+        else:
+            self._bind(_NumberHandle if self._as_it_is else _HeldHandle)
 
     def _load(self, where: Token) -> Any:
         """Read a single value that is not held."""
@@ -355,8 +345,8 @@ class HeldValueTable(Table, ValueTable):
         A thread that collects the files of a cut may still write.
         """
         self._share.close()
-        for name in ("get", "put", "delete", "_frozen"):
-            del self.__dict__[name]
+        self._unbind()
+        del self._frozen
 
     # --- all keys ------------------------------------------------------------------------------
 
