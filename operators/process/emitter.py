@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -38,11 +38,29 @@ class _Collected:
         return self._user.batch(records, times, [])
 
 
+class Timed(Protocol):
+    """An object that has an event time, such as the context of a process function.
+
+    Attributes:
+        timestamp: the event time, ms; None if there is none.
+    """
+
+    timestamp: int | None
+
+
+class _Time:
+    """An event time of its own."""
+
+    __slots__ = ("timestamp",)
+
+    def __init__(self) -> None:
+        self.timestamp: int | None = None
+
+
 class Emitter:
     """Results and side records of one operator subtask.
 
     Attributes:
-        time: the event time of current results, ms.
         timed: records have event times.
 
     Args:
@@ -52,7 +70,7 @@ class Emitter:
         output: the destination.
     """
 
-    __slots__ = ("_main", "_marks", "_output", "_sides", "_user", "time", "timed")
+    __slots__ = ("_main", "_marks", "_output", "_own", "_sides", "_times", "_user", "timed")
 
     def __init__(
         self,
@@ -62,13 +80,28 @@ class Emitter:
         output: Output,
     ) -> None:
         self.timed = timed
-        self.time: int | None = None
+        self._times: Timed = _Time()
+        self._own = self._times
         self._user = user
         self._output = output
         self._main = _Collected(user)
         objects = replace(user, into=None)
         self._sides = {name: _Collected(objects) for name in sides}
         self._marks: dict[str, int] | None = None
+
+    @property
+    def time(self) -> int | None:
+        """The event time of current results, ms."""
+        return self._times.timestamp
+
+    @time.setter
+    def time(self, time: int | None) -> None:
+        self._times = self._own
+        self._own.timestamp = time
+
+    def follow(self, times: Timed) -> None:
+        """Let current results have the event time of `times`, as it changes, until `time` is set."""
+        self._times = times
 
     def add(self, cause: Any, made: Iterable[Any]) -> None:
         """Add the results of a record or timer, `cause`; large results are emitted as they come.
@@ -99,12 +132,12 @@ class Emitter:
             self._output.emit(self._main.take(self.timed))
             records = self._main.records
 
-    def room(self) -> tuple[list[Any], list[Any], int]:
-        """Return the lists of results and of their event times, and for how many there is room, until
-        `add`. Results without event times need none in the list.
+    def collected(self) -> tuple[list[Any], list[Any], int]:
+        """Return the lists of results and of their event times, and a number of results: a loop may append
+        to the lists until the next `add`, as long as there are fewer. Results without event times need
+        none in the list.
         """
-        main = self._main
-        return main.records, main.times, PER_RECORD_ROWS - len(main.records)
+        return self._main.records, self._main.times, PER_RECORD_ROWS
 
     def _checked(self, cause: Any, made: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -11,6 +11,8 @@ from types import GeneratorType
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from ...errors import HeadgateError, StateError
 from ...state.keyed.undo import UndoLog, UndoTimers
@@ -23,6 +25,7 @@ from ...state.snapshot import (
     StateSnapshot,
     state_info,
 )
+from ...state.values import Index
 from ..base import OperatorContext
 from ..elements import Batch, ColumnBatch
 from ..functions.dead_letters import FAIL
@@ -238,7 +241,8 @@ class ProcessOperator(AtTheEnd):
             records = given.reader(piece)
             keys = self._keys_of(piece, records, given.key)
             if self._attempts is None:
-                self._process_piece(keys, records, piece, function)
+                numbers = _numbers_of(piece, given.key)
+                self._process_piece(keys, numbers, records, piece, function)
             else:
                 self._attempt_piece(self._attempts, keys, records, piece, function)
         self._flush()
@@ -246,42 +250,47 @@ class ProcessOperator(AtTheEnd):
     def _process_piece(
         self,
         keys: list[Any],
+        numbers: Index | None,
         records: list[Any],
         batch: Batch,
-        function: Callable[[Any, Any], Iterable[Any] | None],
+        function: Callable[[Any, Any], Any],
     ) -> None:
         context, emitter, cursor = self._context, self._emitter, self._backend.cursor
         times = self._times_of(batch)
-        places = self._progress.places(keys)
+        places = self._progress.places(keys, numbers)
         timed, add = emitter.timed, emitter.add
-        results, stamps, room = emitter.room()
+        emitter.follow(context)
+        results, stamps, limit = emitter.collected()
         try:
             # All that belongs to a record is set by the loop itself, without a call.
-            for (
-                context.key, cursor.token, cursor.place, emitter.time, context.timestamp, record,
-            ) in zip(*places, times, times, records, strict=True):  # fmt: skip
+            for context.key, cursor.token, cursor.place, context.timestamp, record in zip(
+                *places, times, records, strict=True
+            ):
                 try:
                     made = function(record, context)
-                    if type(made) is GeneratorType:
-                        more, made = made, list(islice(made, room))
+                    kind = type(made)
+                    if kind is GeneratorType:
+                        more, room = made, limit - len(results)
+                        made, kind = list(islice(more, room)), list
                         if len(made) == room:
-                            made = chain(made, more)
+                            made, kind = chain(made, more), chain
                 except HeadgateError:
                     raise
                 except user_failures() as error:
                     raise user_error(self._user.step, self._user.origin, record, error) from error
-                if made is None:
-                    continue
-                if (kind := type(made)) is tuple or kind is list:
-                    room -= len(made)  # type: ignore[arg-type]
-                    if room > 0:
-                        results += made
+                if kind is tuple or kind is list:
+                    results += made
+                    if len(results) < limit:
                         if timed:
-                            stamps += [emitter.time] * len(made)  # type: ignore[arg-type]
+                            stamps += [context.timestamp] * len(made)
                         continue
+                    del results[len(results) - len(made) :]
+                elif made is None:
+                    continue
                 add(record, made)
-                results, stamps, room = emitter.room()
+                results, stamps, limit = emitter.collected()
         finally:
+            emitter.time = None
             self._no_key()
 
     def _attempt_piece(
@@ -480,6 +489,17 @@ def _no_clock(function: UserFunction) -> StateError:
         where=str(function.origin),
         fix=f"use ctx.event_time, or run the job as a stream: {_MODE}=STREAMING",
     )
+
+
+def _numbers_of(batch: Batch, key: Key | None) -> Index | None:
+    """Return the keys of a batch if they are a column of numbers that fit int64; or else None."""
+    if not isinstance(batch, ColumnBatch) or not isinstance(key, tuple) or len(key) > 1:
+        return None
+    column = batch.data.column(key[0])
+    if not pa.types.is_integer(column.type) or column.type == pa.uint64() or column.null_count:
+        return None
+    numbers: Index = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return numbers
 
 
 def whole_record(batch: Batch, place: int) -> Any:

@@ -263,14 +263,16 @@ class ShownProgress:
         groups: list[int] = self._groups(keys).tolist()
         return groups
 
-    def places(self, keys: list[Any]) -> tuple[Iterable[Any], Iterable[Token], Iterable[Any]]:
+    def places(
+        self, keys: list[Any], numbers: Index | None
+    ) -> tuple[Iterable[Any], Iterable[Token], Iterable[Any]]:
         """Return keys, and with each the token and the place for the cursor; see `KeyedBackend.places`.
 
         The loop that takes them is followed by `leave`.
         """
         groups = self.groups_of(keys)
         shown = self._shown_for(keys, groups) if self._time.differs else keys
-        return (shown, *self._backend.places(keys, groups))
+        return (shown, *self._backend.places(keys, groups, numbers))
 
     def _shown_for(self, keys: list[Any], groups: Sequence[int]) -> Iterator[Any]:
         """Yield keys; the event time of each is shown until the next is asked for."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, final
 from ...errors import StateError
 from ..queryable import CommittedPoints
 from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
+from ..values import Index
 from .canonical import TableSpec
 from .keys import KeyShape, Token
 
@@ -229,9 +230,12 @@ class KeyedBackend(ABC):
 
     @abstractmethod
     def places(
-        self, keys: Sequence[Any], key_groups: Sequence[int]
+        self, keys: Sequence[Any], key_groups: Sequence[int], numbers: Index | None = None
     ) -> tuple[Iterable[Token], Iterable[Any]]:
         """Return the tokens and the places of keys, for a loop that makes them the current one in turn.
+
+        `numbers` are the same keys once more, where all of them are ints that fit int64, and are at hand
+        in that form.
 
         The loop takes both in step and stores them in the `cursor`, which costs less than a call per key:
 

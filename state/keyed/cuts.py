@@ -16,10 +16,12 @@ that no delta will reach back so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 from ...errors import InternalError
+from ..values import Index
 
 PARTS: Final = 251
 """The number of parts. It is a prime, so that keys at regular distances spread too."""
@@ -32,6 +34,18 @@ Address = Hashable
 def part_of(address: Address) -> int:
     """Return the part of an address. Threads read tables a part at a time."""
     return hash(address) % PARTS
+
+
+def parts_of(addresses: Sequence[Address], numbers: Index | None = None) -> list[int]:
+    """Return the part of each address; `numbers` are the addresses, where they are ints at hand in that
+    form.
+    """
+    if numbers is not None and len(numbers):
+        low, high = numbers.min(), numbers.max()
+        if low >= 0 and high < sys.hash_info.modulus:  # such an int is its own hash
+            parts: list[int] = (numbers % PARTS).tolist()
+            return parts
+    return [hash(address) % PARTS for address in addresses]
 
 
 class Cut:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ...errors import StateError
 from ..queryable import CommittedPoints
 from ..snapshot import FilesCut, KeptState, RestoredState, TableCut
+from ..values import Index
 from .base import (
     ABSENT,
     Cursor,
@@ -24,7 +25,7 @@ from .base import (
     in_other_files,
 )
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
-from .cuts import PARTS, Address, Changes, Cut, part_of
+from .cuts import PARTS, Address, Changes, Cut, part_of, parts_of
 from .handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle
 from .keys import KeyShape, Token, key_of, token, tokens_of
 from .rollback import KeptCut, KeptTable, kept_cuts
@@ -493,11 +494,11 @@ class MemoryBackend(KeyedBackend):
             self._set_spaced()
 
     def places(
-        self, keys: Sequence[Any], key_groups: Sequence[int]
+        self, keys: Sequence[Any], key_groups: Sequence[int], numbers: Index | None = None
     ) -> tuple[Iterable[Token], Iterable[Any]]:
         self._spaced.clear()
-        tokens = tokens_of(keys)
-        return tokens, [hash(token) % PARTS for token in tokens]
+        tokens = keys if numbers is not None else tokens_of(keys)
+        return tokens, parts_of(tokens, numbers)
 
     @property
     def current_key(self) -> Hashable:

@@ -19,6 +19,7 @@ from ..keyed.keys import KeyShape, Token, encode_token, key_of, token, tokens_of
 from ..keygroups import KeyGroupRange
 from ..settings import MemoryShare, RocksDBSettings
 from ..snapshot import FilesCut, RestoredState, TableCut
+from ..values import Index
 from .cut import DatabaseCut
 from .database import Database
 from .layout import EntryReader, encode_addresses, group_prefix
@@ -112,14 +113,15 @@ class RocksDBBackend(KeyedBackend):
             self._tidy()
 
     def places(
-        self, keys: Sequence[Any], key_groups: Sequence[int]
+        self, keys: Sequence[Any], key_groups: Sequence[int], numbers: Index | None = None
     ) -> tuple[Iterable[Token], Iterable[Any]]:
         self._spaced.clear()
         self._encodes = self._encodes or self._asked
         places: Iterable[Any] = repeat(NO_KEY, len(keys))
         if self._encodes:
             places = encode_addresses(self._groups_of(keys, key_groups), keys)
-        return chain.from_iterable(self._fetched(tokens_of(keys))), places
+        tokens = keys if numbers is not None else tokens_of(keys)
+        return chain.from_iterable(self._fetched(tokens)), places
 
     def _fetched(self, tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
         """Yield tokens in pieces, for whose keys the tables have made ready when a piece is yielded."""
