@@ -11,21 +11,23 @@ Value: with a TTL first the time of the last use (8 bytes), then the value as it
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from ..hashing import hash_keys, key_groups_of
+from ..hashing import hash_keys, key_groups_of, mixed
 from ..keyed.canonical import Layout, Rows, address_rows
-from ..keyed.keys import decode_token, encode_token, key_of, token
+from ..keyed.keys import Token, decode_token, encode_token, key_of, token
 from ..keygroups import KeyGroupRange
-from ..values import Index
+from ..values import Array, Index
 
 _GROUP: Final = struct.Struct(">H")
 _INT_ADDRESS: Final = np.dtype([("group", ">u2"), ("tag", "S1"), ("value", ">u8")])
 _INSTANT: Final = struct.Struct(">q")
+_FIRST: Final = itemgetter(0)
 GROUP_BYTES: Final = _GROUP.size
 END_OF_GROUPS: Final = b"\xff\xff"
 """A key behind all others, as there are at most 32,768 key groups."""
@@ -66,7 +68,27 @@ def encode_addresses(key_groups: Sequence[int], keys: Sequence[Any]) -> list[byt
     ]
 
 
-def _encode_ints(key_groups: Index, keys: Index) -> list[bytes]:
+def in_order(tokens: Collection[Token], max_parallelism: int) -> tuple[list[bytes], list[Token]]:
+    """Return the bytes of keys that have no namespace, in the order of the database, and the tokens of
+    these keys in that order.
+    """
+    if {*map(type, tokens)} == {int}:
+        try:
+            numbers = np.fromiter(tokens, np.int64, len(tokens))
+        except OverflowError:  # beyond 64 bits
+            pass
+        else:
+            groups = key_groups_of(mixed(numbers.view(np.uint64)), max_parallelism)
+            order = np.lexsort((numbers, groups))
+            numbers = numbers[order]
+            return _encode_ints(groups[order], numbers), numbers.tolist()
+    keys = list(map(key_of, tokens))
+    groups = key_groups_of(hash_keys(keys), max_parallelism)
+    found = sorted(zip(encode_addresses(groups.tolist(), keys), tokens, strict=True), key=_FIRST)
+    return [address for address, _ in found], [where for _, where in found]
+
+
+def _encode_ints(key_groups: Array, keys: Index) -> list[bytes]:
     """Return what `group_prefix` and `encode_token` make of ints of 64 bits."""
     rows = np.empty(len(keys), _INT_ADDRESS)
     rows["group"], rows["tag"] = key_groups, b"i"

@@ -20,14 +20,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..hashing import hash_key, hash_keys, key_group_of, key_groups_of
+from ..hashing import hash_key, key_group_of
 from ..keyed.base import ABSENT, Cursor, KeyWalk
 from ..keyed.canonical import TableSpec
 from ..keyed.handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle
 from ..keyed.keys import Token, decode_token, encode_token, key_of
 from ..settings import MemoryShare
 from .database import Changes, Database, OpenCut
-from .layout import GROUP_BYTES, encode_addresses, group_prefix, value_functions
+from .layout import GROUP_BYTES, group_prefix, in_order, value_functions
 from .tables import Table
 
 VISIT_KEYS: Final = 4096
@@ -235,17 +235,16 @@ class HeldValueTable(Table, BoundValueTable):
         if not self._fetches:
             return
         self._fetches -= 1
-        changed, known = self._changed, self._known
-        missing = [where for where in {*tokens} if where not in changed and where not in known]
+        known = self._known
+        missing = {*tokens}.difference(self._changed).difference(known)
         if len(missing) * _FEW < len(tokens):
             self._fetches = 0  # a look at each key would cost more than the reads
         if not missing:
             return
-        found = sorted(zip(self._addresses(missing), missing, strict=True), key=_first)
-        values = self.database.get_all([address for address, _ in found])
-        self._measure(zip((address for address, _ in found), values, strict=True))
-        for (_, where), data in zip(found, values, strict=True):
-            known[where] = self._held(data)
+        addresses, wanted = in_order(missing, self._max_parallelism)
+        values = self.database.get_all(addresses)
+        known.update(zip(wanted, map(self._held, values), strict=True))
+        self._measure(zip(addresses, values, strict=True))
 
     def tidy(self, visited: int) -> None:
         """Write some of the changes, and forget values if there are too many of them.
@@ -325,19 +324,13 @@ class HeldValueTable(Table, BoundValueTable):
         """
         encode, as_it_is = self._encode, self._as_it_is
         changes: Changes = []
-        for address, where in zip(self._addresses(tokens), tokens, strict=True):
+        for address, where in zip(*in_order(tokens, self._max_parallelism), strict=True):
             held = values[where]
             if held is ABSENT:
                 changes.append((address, None))
             else:
                 changes.append((address, encode(held) if as_it_is else held))
-        changes.sort(key=_first)
         return changes
-
-    def _addresses(self, tokens: Collection[Token]) -> list[bytes]:
-        keys = list(map(key_of, tokens))
-        groups = key_groups_of(hash_keys(keys), self._max_parallelism).tolist()
-        return encode_addresses(groups, keys)
 
     def close(self) -> None:
         """Close the share, and let go of all that refers to the table, so that it goes with its backend.
@@ -376,7 +369,3 @@ class _FlushedWalk(KeyWalk):
 
     def key(self, current_key: Any) -> Any:
         return self._inner.key(current_key)
-
-
-def _first(pair: tuple[bytes, Any]) -> bytes:
-    return pair[0]

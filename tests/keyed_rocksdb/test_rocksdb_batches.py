@@ -11,10 +11,10 @@ from headgate.state.codecs import codec_of
 from headgate.state.hashing import hash_key, key_group_of
 from headgate.state.keyed.base import ABSENT
 from headgate.state.keyed.canonical import Layout, TableSpec
-from headgate.state.keyed.keys import OPAQUE_KEYS, encode_token, token
+from headgate.state.keyed.keys import OPAQUE_KEYS, encode_token, key_of, token
 from headgate.state.keygroups import KeyGroupRange
 from headgate.state.rocksdb.backend import RocksDBBackend
-from headgate.state.rocksdb.layout import encode_addresses, group_prefix
+from headgate.state.rocksdb.layout import encode_addresses, group_prefix, in_order
 from headgate.state.settings import RocksDBSettings
 from headgate.tests.support.keyed import visits
 
@@ -35,17 +35,32 @@ def opened(tmp_path: Path) -> Any:
     backend.close()
 
 
-@pytest.mark.parametrize(
+some_keys = pytest.mark.parametrize(
     "keys",
     [[0, 1, -1, 2**63 - 1, -(2**63), 0], [2**63, 1], [1, True, "1", b"", None], ["", "é"], []],
     ids=["ints", "a long int", "mixed", "texts", "none"],
 )
+
+
+@some_keys
 def test_addresses_of_a_batch_are_those_of_single_keys(keys: list[Any]) -> None:
     groups = [index * 7 % 300 for index in range(len(keys))]
     assert encode_addresses(groups, keys) == [
         group_prefix(group) + encode_token(token(key))
         for group, key in zip(groups, keys, strict=True)
     ]
+
+
+@some_keys
+def test_addresses_in_the_order_of_the_database(keys: list[Any]) -> None:
+    tokens = {*map(token, [*keys, *range(-300, 300)] if keys and keys[0] == 0 else keys)}
+    expected = sorted(
+        (group_prefix(key_group_of(hash_key(key_of(each)), 128)) + encode_token(each), each)
+        for each in tokens
+    )
+    found = in_order(tokens, 128)
+    assert list(zip(*found, strict=True)) == expected
+    assert [*map(type, found[1])] == [type(each) for _, each in expected]
 
 
 def visit(backend: RocksDBBackend, keys: list[int], value: bytes) -> None:
