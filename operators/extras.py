@@ -17,6 +17,7 @@ _PACKAGES: Final = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),
     "protobuf": ("google.protobuf",),
+    "pulsar": ("pulsar",),
     "rabbitmq": ("rstream",),
     "redis": ("redis",),
     "rocksdb": ("rocksdict",),

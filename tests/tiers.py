@@ -112,6 +112,7 @@ FAST_ONE_IN: dict[str, int] = {
     "operators/test_sql_limits.py": 16,
     "panes": 7,
     "postgres": 0,
+    "pulsar": 0,
     "process/test_finish.py": 3,
     "process/test_jobs.py": 7,
     "process/test_programs.py": 4,

@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from .maven import distribution
 from .process import HeldPort, ServerProcess, runs
-from .programs import NotAvailableError, made_once, run_command
+from .programs import NotAvailableError
 
 VERSION: Final = "3.3.3"
-_FETCH_S_MAX: Final = 600
+_JAR: Final = "quarkus-run.jar"
 _ANSWER_S: Final = 5
 
 
@@ -35,7 +35,8 @@ class ApicurioServer:
         Raises:
             NotAvailableError: there is no Java, or the distribution cannot be fetched.
         """
-        jar = _distribution() / "quarkus-run.jar"
+        artifact = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
+        jar = distribution(f"apicurio-{VERSION}", artifact, [_JAR]) / _JAR
         directory.mkdir(parents=True)
         self._ports = [HeldPort(), HeldPort()]
         self.url = f"http://127.0.0.1:{self._ports[0].number}/apis/ccompat/v7"
@@ -87,25 +88,6 @@ class ApicurioServer:
 
 running = runs(ApicurioServer)
 """Runs a registry for the time of a block; its arguments and errors are those of `ApicurioServer`."""
-
-
-def _distribution() -> Path:
-    """Return the directory of the program, which Maven fetches if it is not there."""
-
-    def fetch(directory: Path) -> None:
-        artifact = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
-        run_command(
-            *("mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"),
-            f"-DoutputDirectory={directory}",
-            seconds_max=_FETCH_S_MAX,
-            cwd=directory,
-        )
-        (archive,) = directory.glob("*.tar.gz")
-        with tarfile.open(archive) as files:
-            files.extractall(directory, filter="data")
-        archive.unlink()
-
-    return made_once(f"apicurio-{VERSION}", ["quarkus-run.jar"], fetch)
 
 
 def _java() -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from .programs import NotAvailableError, made_once, run_command
 
-_FETCH_S_MAX: Final = 300
+_FETCH_S_MAX: Final = 600
 _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>headgate</groupId><artifactId>test-servers</artifactId><version>1</version>
@@ -47,6 +49,33 @@ def jars(name: str, group: str, artifact: str, version: str, *more: str) -> Path
         )
 
     return made_once(name, [f"{artifact}-{version}.jar", *more], fetch)
+
+
+def distribution(name: str, artifact: str, wanted: Sequence[str]) -> Path:
+    """Return the directory of a program whose archive Maven fetches if it is not there.
+
+    Args:
+        name: of the directory in the cache.
+        artifact: the coordinates of the archive, which is a `.tar.gz`.
+        wanted: files that have to be there.
+
+    Raises:
+        NotAvailableError: there is no Maven, or no network.
+    """
+
+    def fetch(directory: Path) -> None:
+        run_command(
+            *("mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"),
+            f"-DoutputDirectory={directory}",
+            seconds_max=_FETCH_S_MAX,
+            cwd=directory,
+        )
+        (archive,) = directory.glob("*.tar.gz")
+        with tarfile.open(archive) as files:
+            files.extractall(directory, filter="data")
+        archive.unlink()
+
+    return made_once(name, wanted, fetch)
 
 
 def java() -> str:
