@@ -423,6 +423,28 @@ def kinesis(directory: Path, rows: int) -> Iterator[System]:
 
 
 @contextmanager
+def pulsar(directory: Path, rows: int) -> Iterator[System]:
+    from headgate.testing.servers.pulsar import running
+
+    with running(directory) as server:
+
+        def topic(_rows: int) -> str:
+            name = _name()
+            server.create(name)
+            return name
+
+        yield System(
+            topic,
+            {"pulsar_sink, at least once": lambda name: hc.pulsar_sink(name, url=server.url)},
+            {
+                "pulsar_source": lambda name: hc.pulsar_source(
+                    name, url=server.url, schema=SCHEMA, stop="latest"
+                )
+            },
+        )
+
+
+@contextmanager
 def mqtt(directory: Path, rows: int) -> Iterator[System]:
     from headgate.testing.servers.mosquitto import running
     from headgate.tests.support.queue_cases import Topic
@@ -518,6 +540,7 @@ SYSTEMS: dict[str, tuple[Start, int]] = {
     "nats": (nats, 100_000),
     "rabbitmq": (rabbitmq, 200_000),
     "kinesis": (kinesis, 3_000),
+    "pulsar": (pulsar, 100_000),
     "mqtt": (mqtt, 20_000),
     "sqs": (sqs, 500),
     "delta": (delta, 1_000_000),

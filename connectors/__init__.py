@@ -56,6 +56,8 @@ _NAMES = {
     "postgres.lookup": ("postgres_lookup",),
     "postgres.sink": ("postgres_sink",),
     "postgres.table_source": ("postgres_source",),
+    "pulsar.sink": ("pulsar_sink",),
+    "pulsar.source": ("pulsar_source",),
     "rabbitmq.sink": ("rabbitmq_sink",),
     "rabbitmq.source": ("rabbitmq_source",),
     "ray_data.source": ("ray_dataset_source",),
@@ -112,6 +114,8 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .postgres.lookup import postgres_lookup as postgres_lookup
     from .postgres.sink import postgres_sink as postgres_sink
     from .postgres.table_source import postgres_source as postgres_source
+    from .pulsar.sink import pulsar_sink as pulsar_sink
+    from .pulsar.source import pulsar_source as pulsar_source
     from .rabbitmq.sink import rabbitmq_sink as rabbitmq_sink
     from .rabbitmq.source import rabbitmq_source as rabbitmq_source
     from .ray_data.source import ray_dataset_source as ray_dataset_source
@@ -168,6 +172,8 @@ __all__ = [
     "postgres_source",
     "print_sink",
     "protobuf_format",
+    "pulsar_sink",
+    "pulsar_source",
     "rabbitmq_sink",
     "rabbitmq_source",
     "random_float",

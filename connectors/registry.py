@@ -84,6 +84,8 @@ from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
 from .postgres.lookup import MISSING, postgres_lookup
 from .postgres.sink import CREATE, MODES, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
+from .pulsar import manifest as pulsar
+from .pulsar.sink import PulsarSink
 from .rabbitmq import manifest as rabbitmq
 from .rabbitmq.sink import RabbitSink
 from .ray_data.source import ray_dataset_source
@@ -499,6 +501,11 @@ SOURCES["mqtt"] = SourceConnector(
     _files(mqtt.make_source),
     bad_records=True,
 )
+SOURCES["pulsar"] = SourceConnector(
+    Section("pulsar", {**pulsar.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
+    _files(pulsar.make_source),
+    bad_records=True,
+)
 SOURCES["rabbitmq"] = SourceConnector(
     Section("rabbitmq", {**rabbitmq.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),
     _files(rabbitmq.make_source),
@@ -769,6 +776,9 @@ SINKS: dict[str, SinkConnector] = {
     ),
     "kinesis": SinkConnector(
         Section("kinesis", kinesis.SINK), _sink(kinesis.make_sink), KinesisSink.guarantees
+    ),
+    "pulsar": SinkConnector(
+        Section("pulsar", pulsar.SINK), _sink(pulsar.make_sink), PulsarSink.guarantees
     ),
     "mqtt": SinkConnector(Section("mqtt", mqtt.SINK), _sink(mqtt.make_sink), MqttSink.guarantees),
     "redis": SinkConnector(

@@ -15,6 +15,7 @@ from headgate.tests.support.kafka_cases import KAFKA
 from headgate.tests.support.kinesis_cases import KINESIS
 from headgate.tests.support.made_cases import MADE
 from headgate.tests.support.postgres_cases import POSTGRES
+from headgate.tests.support.pulsar_cases import PULSAR
 from headgate.tests.support.queue_cases import QUEUES
 from headgate.tests.support.rabbitmq_cases import RABBITMQ
 from headgate.tests.support.ray_datasets import RayDatasetCase
@@ -38,6 +39,7 @@ CASES: dict[str, type[Any]] = {
     **REDIS,
     **RABBITMQ,
     **KINESIS,
+    **PULSAR,
     **QUEUES,
     **SQS,
     **TABLES,

@@ -37,6 +37,8 @@ def main() -> None:
     print_table("start and stop of rabbitmq", rabbitmq["start"]["anyOf"][0])
     kinesis = sources["properties"]["kinesis"]["properties"]
     print_table("start and stop of kinesis", kinesis["start"]["anyOf"][0])
+    pulsar = sources["properties"]["pulsar"]["properties"]
+    print_table("start of pulsar", pulsar["start"]["anyOf"][0])
     formats = kafka["format"]["anyOf"][0]
     print_table("format of kafka", formats)
     for name, fields in formats["properties"].items():

@@ -268,8 +268,8 @@ def test_a_mistake_in_the_spec_is_one_problem(
 
 SOURCES = [
     (
-        "x: {pulsar: {topic: t}}",
-        "6: unknown field in source field=`pulsar` | fields: generator, nexmark",
+        "x: {pubsub: {topic: t}}",
+        "6: unknown field in source field=`pubsub` | fields: generator, nexmark",
     ),
     (
         "x: {schema: {a: long}}",

@@ -1,0 +1,1 @@
+"""Topics of Apache Pulsar as sources and sinks."""
