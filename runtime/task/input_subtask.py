@@ -55,6 +55,8 @@ from .valve import ValveOutput, WatermarkValve
 
 BEHIND_THE_END: Final = "records behind the end of data"
 """The error of a sender that goes on after it has said that it would not."""
+FRESH_OBJECTS_MAX: Final = 1_024
+"""The most records that are made of arrays at once: they, and as many results, fit into a core's cache."""
 _NONE = -1
 
 
@@ -136,7 +138,7 @@ class InputSubtask(Subtask):
         """
         current = self._current
         assert current is not None  # the caller has checked
-        batch, rows = current.batch, self._slice_rows()
+        batch, rows = current.batch, self._rows_at_once(current.batch)
         # A coroutine yields by itself, and keeps more calls in flight the more records it is given.
         if isinstance(self.chain.head.operator, AsyncOperator):
             self._current = None
@@ -150,6 +152,11 @@ class InputSubtask(Subtask):
         if self._barriers_in.pending or self._capture is not None:
             self._processed_bytes += self._sizer.nbytes(batch)
         await self._process_slice(batch, current.input_index)
+
+    def _rows_at_once(self, batch: Batch) -> int:
+        rows = self._slice_rows()
+        made_here = isinstance(batch, ObjectBatch) and batch.numbers is not None
+        return min(rows, FRESH_OBJECTS_MAX) if made_here else rows
 
     def _merge(self, batch: Batch, input_index: int, rows: int) -> Batch:
         """Put batches of the gate behind `batch`, up to `rows` records; the rest is the current batch."""

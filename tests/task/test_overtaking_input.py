@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import headgate as hg
@@ -14,7 +15,7 @@ from headgate.operators.elements import CheckpointBarrier, CheckpointOptions, En
 from headgate.runtime.exchange.channel_state import decode
 from headgate.runtime.exchange.gate import InputChannelSpec, InputGate, LocalOutputChannel
 from headgate.runtime.exchange.settings import ExchangeSettings
-from headgate.runtime.task.input_subtask import InputSubtask
+from headgate.runtime.task.input_subtask import FRESH_OBJECTS_MAX, InputSubtask
 from headgate.state.snapshot import ChannelAddress
 from headgate.tests.support.tasks import Reports, planned, task_environment
 
@@ -161,6 +162,35 @@ def test_the_rest_of_a_merged_slice_is_in_flight_under_its_channel(run):
         await bench.run_until_idle()
         await bench.timing(1)
         assert bench.seen == [0, 1, 2, 10, 11, 12, 13, 3]
+
+    run(script)
+
+
+def test_records_of_arrays_are_made_in_slices_and_the_rest_is_in_flight(run):
+    """They fit into a core's cache; in a checkpoint they are objects, as all records in flight are."""
+    count = FRESH_OBJECTS_MAX + 2
+
+    async def script(bench):
+        bench.subtask._slices.rows = 10 * count
+        arrays = ObjectBatch.of_numbers((np.arange(count), np.arange(count) / 2))
+        wanted = [(n, n / 2) for n in range(count)]
+        bench.channels[0].send(arrays)
+        bench.channels[1].send(ObjectBatch.of_numbers((np.arange(2), np.arange(2) > 0)))
+        await bench.subtask.step()
+        assert bench.seen == wanted[:FRESH_OBJECTS_MAX]
+        bench.barrier(0, 1, UNALIGNED)
+        assert bench.subtask.urgent()
+        kept = {
+            channel.sender: [record for batch in decode(data) for record in batch.records]
+            for channel, data, _ in bench.subtask._capture.records.encoded()
+        }
+        assert kept == {0: wanted[FRESH_OBJECTS_MAX:], 1: [(0, False), (1, True)]}
+        assert type(kept[1][0][1]) is bool
+        bench.barrier(1, 1, UNALIGNED)
+        await bench.run_until_idle()
+        await bench.timing(1)
+        assert sorted(bench.seen) == sorted([*wanted, (0, False), (1, True)])
+        assert [pair for pair in bench.seen if type(pair[1]) is float] == wanted
 
     run(script)
 
