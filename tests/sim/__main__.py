@@ -76,7 +76,7 @@ def _hunt(first: int, count: int, kind: str) -> int:
     """Print how many seeds ran, and what the last of them found."""
     collect_rarely()
     for number, seed in enumerate(range(first, first + count), 1):
-        result = simulate(seed, kind=kind)
+        result = simulate(seed, kind=kind, to_the_end=False)
         if result.violations:
             print(number, " ".join(result.violations[0].split()))
             return 1

@@ -110,10 +110,13 @@ class World:
     violations: list[str] = field(default_factory=list)
     on_effect: Callable[[str], None] = lambda _: None
     """A function that is called with all that happens here."""
+    on_violation: Callable[[], None] = lambda: None
+    """A function that is called when a promise is broken."""
 
     def violated(self, text: str) -> Violation:
         """Keep a broken promise in mind."""
         self.violations.append(text)
+        self.on_violation()
         return Violation(text)
 
     def perhaps_fail(self, rate: float, what: str) -> None:

@@ -93,14 +93,26 @@ class Result:
     diary: list[str] | None
 
 
-def simulate(seed: int, *, keep_diary: bool = False, kind: str = "") -> Result:
-    """Run the job that this seed draws, or one of this kind, through the trouble that it draws."""
+def simulate(
+    seed: int, *, keep_diary: bool = False, kind: str = "", to_the_end: bool = True
+) -> Result:
+    """Run the job that this seed draws, or one of this kind, through the trouble that it draws.
+
+    Args:
+        seed: draws all that is left to chance.
+        keep_diary: note what happens.
+        kind: of job; empty: the seed draws it.
+        to_the_end: False: end with the first broken promise. A job that reads twice or waits for what is
+            lost may take a hundred times as long to come to its own end.
+    """
     logger = logging.getLogger("headgate")
     with ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-sim-"))
         simulation = Simulation(seed, folder, keep_diary=keep_diary, kind=kind)
+        if not to_the_end:
+            simulation.world.on_violation = simulation.loop.stop
         for target, stand_in in simulation.stand_ins():
             stack.enter_context(mock.patch(target, stand_in))
         try:
@@ -268,7 +280,8 @@ class Simulation:
         main.add_done_callback(lambda _: self.loop.stop())
         try:
             self.loop.drive(FOREVER_S)
-            main.result()
+            if main.done() or not self.world.violations:
+                main.result()
         except (JobError, asyncio.InvalidStateError) as error:
             self.world.violated(f"does not come to rest: {error!r}")
         self.watch.seen["records"] += len(self.world.visible)
