@@ -31,6 +31,7 @@ from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
 from .arguments import ON_LOST
+from .changes.settings import change_fields
 from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source
@@ -80,7 +81,7 @@ from .nats.sink import NatsSink
 from .nexmark import SCHEMAS, nexmark
 from .position_column import with_position
 from .postgres import cdc_model
-from .postgres.cdc_source import NEW_COLUMNS, SNAPSHOTS, postgres_cdc_source
+from .postgres.cdc_source import postgres_cdc_source
 from .postgres.lookup import MISSING, postgres_lookup
 from .postgres.sink import CREATE, MODES, PostgresSink, postgres_sink
 from .postgres.table_source import postgres_source
@@ -460,27 +461,12 @@ SOURCES["postgresCdc"] = SourceConnector(
             "create": Field(
                 BooleanKind(), "false: the publication and the slot must exist; else they are made"
             ),
-            "snapshot": Field(
-                ChoiceKind(SNAPSHOTS), "whether the rows that the table has come first; initial"
-            ),
-            "op": Field(TextKind(), "the column with the operation; op"),
-            "before": Field(
-                TextKind(), "a prefix: also columns of the row before, under names with this prefix"
-            ),
-            "metadata": metadata_field(
+            **change_fields(
                 cdc_model.METADATA,
-                "further columns, by what they hold, such as `{commit_time: changed_at}`",
+                "as others have read them",
+                "{commit_time: changed_at}",
+                _BATCH_ROWS,
             ),
-            "stop": Field(ChoiceKind(("latest",)), "where reading ends; absent: never"),
-            "onLost": Field(
-                ChoiceKind(ON_LOST),
-                "changes cannot be read any more, as others have read them; fail",
-            ),
-            "newColumns": Field(
-                ChoiceKind(NEW_COLUMNS), "the table gets a column that is not in the schema; fail"
-            ),
-            "batchRows": _BATCH_ROWS,
-            "buffer": Field(size(), "most bytes that wait to be processed; 32mb"),
             "rate": _FILES["rate"],
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -11,6 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import StateError
+from ..changes.parts import Parts
+from ..changes.settings import ChangeSettings
 from .client import Address
 
 METADATA: Final[Mapping[str, pa.DataType]] = {
@@ -22,29 +24,14 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
 """The parts of a change beside the row, and the types of their columns."""
 
 
-@dataclass(frozen=True)
-class CdcSettings:
+@dataclass(frozen=True, kw_only=True)
+class CdcSettings(ChangeSettings):
     """The arguments of `postgres_cdc_source`, which documents them."""
 
     address: Address
-    table: str
     slot: str
     publication: str
     create: bool
-    snapshot: str
-    op: str
-    before: str | None
-    metadata: Mapping[str, str]
-    stop: str | None
-    on_lost: str
-    new_columns: str
-    batch_rows: int
-    buffer_bytes: int
-
-    @property
-    def bounded(self) -> bool:
-        """True if reading ends."""
-        return self.stop is not None
 
 
 class Segment(msgspec.Struct):
@@ -141,32 +128,15 @@ TEXTS: Final = ("text", "varchar")
 ORDERED: Final = tuple(_ORDERS)
 
 
-class Segments:
+class Segments(Parts[int]):
     """Tells which transactions are contained in the part of the table with a key."""
 
     def __init__(self, position: Position) -> None:
-        self._orders = [_ORDERS[base] for base in position.key_types]
-        self._parts = [
-            (None if part.upto is None else self._ordered(part.upto), _Snapshot(part.snapshot))
-            for part in position.segments
-        ]
+        super().__init__(
+            [_ORDERS[base] for base in position.key_types],
+            [(part.upto, _Snapshot(part.snapshot).contains) for part in position.segments],
+        )
         self.until = max((part.until for part in position.segments), default=0)
-
-    def _ordered(self, key: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(order(text) for order, text in zip(self._orders, key, strict=True))
-
-    def contain(self, key: Sequence[str], xid: int) -> bool:
-        """Return True if the row with this key was read with the changes of this transaction."""
-        ordered = self._ordered(key)
-        for upto, snapshot in self._parts:
-            if upto is None or ordered <= upto:
-                return snapshot.contains(xid)
-        return False
-
-    def contain_everywhere(self, xid: int) -> bool | None:
-        """Return whether all parts contain a transaction; None: some do."""
-        found = {snapshot.contains(xid) for _, snapshot in self._parts}
-        return found.pop() if len(found) == 1 else None
 
 
 class _Snapshot:

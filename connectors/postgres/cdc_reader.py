@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError, StateError
+from ...errors import SourceError
+from ..changes.rows import check_end, snapshot_batch
 from ..fetched_splits import Piece
+from ..rows_reader import ROW_BYTES, key_at
 from .cdc_model import TEXTS, CdcSettings, Position, Segment, decoded
 from .cdc_stream import IDLE_S, Streaming, about, another_table
 from .client import Connection, connect
-from .pieces import ROW_BYTES, RowsReader, key_at
+from .pieces import PostgresRowsReader
 from .replication import Stream, check_slot, identity_of, lsn_of, lsn_text, slot_state
 from .tables import find_table
 from .values import copied_lines, from_texts, parse_rows
@@ -36,7 +38,7 @@ _IN_USE_S_MAX: Final = 120.0
 _log = logging.getLogger("headgate.connectors.postgres")
 
 
-class CdcReader(RowsReader[Position]):
+class CdcReader(PostgresRowsReader[Position]):
     """Reads the changes of a table: the table first, and then the stream.
 
     Attributes:
@@ -63,13 +65,12 @@ class CdcReader(RowsReader[Position]):
     def add_splits(self, splits: Sequence[bytes]) -> None:
         found = [decoded(split) for split in splits]  # there is one at most
         for position in found:
-            if position.stop is not None and not self.settings.bounded:
-                position.stop = None
-            if position.stop is None and self.settings.bounded:
-                raise StateError(
-                    f"slot {position.slot} is restored without an end, and the source has stop= now",
-                    fix="leave stop= out; or give the source another name and slot",
-                )
+            position.stop = check_end(
+                f"slot {position.slot}",
+                position.stop,
+                bounded=self.settings.bounded,
+                other="name and slot",
+            )
             self._position = position
         self.begin(found, "postgres")
 
@@ -261,16 +262,8 @@ class CdcReader(RowsReader[Position]):
         texts = parse_rows(lines, names)
         keys = texts.select(range(len(position.key)))
         rows = {name: texts.column(len(position.key) + place) for place, name in enumerate(wanted)}
-        count = texts.num_rows
-        columns = [
-            pa.array(["snapshot"] * count)
-            if each.name == self.settings.op
-            else from_texts(each.name, rows[each.name], each.type)
-            if each.name in rows
-            else pa.nulls(count, each.type)
-            for each in self.schema
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        values = {name: from_texts(name, rows[name], self.rows.field(name).type) for name in rows}
+        batch = snapshot_batch(self.schema, self.settings, self.rows, values, texts.num_rows)
         last = key_at(keys, -1)
         behind = msgspec.structs.replace(position, last=last)
         self.hand_over(Piece(behind, batch, keys, size_bytes=batch.nbytes + ROW_BYTES))

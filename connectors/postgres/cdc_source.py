@@ -6,8 +6,7 @@ has one stream of changes for it.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,9 +14,10 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ...operators.schema import SchemaLike, to_schema
-from ...operators.source import Source, SourceReader
-from ...operators.suggestions import suggest
-from ..arguments import ON_LOST, OnLost, check_choice, check_count, parse_bytes
+from ...operators.source import SourceReader
+from ..arguments import OnLost, parse_bytes
+from ..changes.settings import BUFFER, NewColumns, Snapshot, check_names
+from ..changes.source import ChangeSource
 from .cdc_model import METADATA, ORDERED, CdcSettings, Position
 from .cdc_reader import CdcReader
 from .client import Address, Connection, connect, reading, refusals
@@ -34,38 +34,14 @@ from .replication import (
 from .tables import Table, find_table, no_table
 from .values import schema_of
 
-BUFFER: Final = "32mb"
-SNAPSHOTS: Final = ("initial", "never")
-NEW_COLUMNS: Final = ("fail", "ignore")
 _APPLICATION: Final = "headgate-plan"
 
 
-class CdcSource(Source[Any]):
+class CdcSource(ChangeSource[CdcSettings]):
     """The changes of one table, each read exactly once."""
 
     extras = ("postgres",)
-
-    def __init__(self, settings: CdcSettings, rows: pa.Schema) -> None:
-        self.settings = settings
-        self.rows = rows
-        """The columns of the table that are read."""
-        self.bounded = settings.bounded
-        self._columns: tuple[str, ...] | None = None
-
-    @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]  # read-only, as it follows from others
-        """The operation, the row, the row before, and metadata; only the columns that are read."""
-        settings = self.settings
-        fields = [
-            pa.field(settings.op, pa.string(), nullable=False),
-            *(pa.field(each.name, each.type) for each in self.rows),
-        ]
-        if settings.before is not None:
-            fields += [pa.field(settings.before + each.name, each.type) for each in self.rows]
-        fields += [pa.field(name, METADATA[kind]) for kind, name in settings.metadata.items()]
-        return pa.schema(
-            [field for field in fields if self._columns is None or field.name in self._columns]
-        )
+    metadata = METADATA
 
     def splits(self, parallelism: int) -> list[bytes]:
         """Make the publication and the slot, and return the one split."""
@@ -127,13 +103,6 @@ class CdcSource(Source[Any]):
 
     def reader(self) -> SourceReader:
         return CdcReader(self.settings, self.rows, self.schema)
-
-    def with_columns(self, columns: Sequence[str]) -> CdcSource:
-        # At least one column stays: a batch without columns has no rows to count.
-        wanted = tuple(name for name in self.schema.names if name in set(columns))
-        narrow = copy.copy(self)
-        narrow._columns = wanted or (self.schema.names[0],)
-        return narrow
 
     def describe(self) -> str:
         return f"postgres_cdc({self.settings.table})"
@@ -220,14 +189,14 @@ def postgres_cdc_source(
     slot: str,
     publication: str | None = None,
     create: bool = True,
-    snapshot: Literal["initial", "never"] = "initial",
+    snapshot: Snapshot = "initial",
     schema: SchemaLike | None = None,
     op: str = "op",
     before: str | None = None,
     metadata: Mapping[str, str] | None = None,
     stop: Literal["latest"] | None = None,
     on_lost: OnLost = "fail",
-    new_columns: Literal["fail", "ignore"] = "fail",
+    new_columns: NewColumns = "fail",
     batch_rows: int = 8192,
     buffer: str | int = BUFFER,
     password: str | None = None,
@@ -265,24 +234,24 @@ def postgres_cdc_source(
         UsageError: an argument is wrong; without a schema, also if the table cannot be looked at.
     """
     settings = CdcSettings(
-        Address(dsn, password),
-        table,
-        slot,
-        publication or slot,
-        create,
-        snapshot,
-        op,
-        before,
-        dict(metadata or {}),
-        stop,
-        on_lost,
-        new_columns,
-        batch_rows,
-        parse_bytes("buffer", buffer),
+        address=Address(dsn, password),
+        table=table,
+        slot=slot,
+        publication=publication or slot,
+        create=create,
+        snapshot=snapshot,
+        op=op,
+        before=before,
+        metadata=dict(metadata or {}),
+        stop=stop,
+        on_lost=on_lost,
+        new_columns=new_columns,
+        batch_rows=batch_rows,
+        buffer_bytes=parse_bytes("buffer", buffer),
     )
     _check_settings(settings)
     source = CdcSource(settings, _rows(settings, schema))
-    _check_names(source.schema.names)
+    check_names(source.schema.names)
     return source
 
 
@@ -299,26 +268,7 @@ def _check_settings(settings: CdcSettings) -> None:
             f"a table and a slot must be named table=`{table}` slot=`{slot}`",
             fix='postgres_cdc_source("postgresql://...", "orders", slot="orders_to_headgate")',
         )
-    check_choice("snapshot", settings.snapshot, SNAPSHOTS)
-    check_choice("on_lost", settings.on_lost, ON_LOST)
-    check_choice("new_columns", settings.new_columns, NEW_COLUMNS)
-    check_choice("stop", settings.stop or "latest", ("latest",))
-    for kind in settings.metadata:
-        if kind not in METADATA:
-            raise UsageError(
-                f"changes have no such metadata metadata=`{kind}`",
-                fix=suggest(kind, list(METADATA), "metadata"),
-            )
-    check_count("batch_rows", settings.batch_rows, 1)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(
-            f"two columns have the same name column=`{twice[0]}`",
-            fix="change op=, before= or metadata=",
-        )
+    settings.check_choices(METADATA)
 
 
 def _rows(settings: CdcSettings, schema: SchemaLike | None) -> pa.Schema:

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...operators.base import OperatorContext
+from ..changes.columns import check_columns
+from ..changes.rows import ChangedRows, change_batch, effects
 from ..fetched_splits import Piece
+from ..rows_reader import ROW_BYTES, Closed
 from .cdc_model import METADATA, CdcSettings, Position, Segments
 from .client import refusals
 from .pgoutput import UNCHANGED, Begin, Change, Commit, Relation, Row, Truncate, decode
-from .pieces import ROW_BYTES, Closed
 from .replication import Stream, lsn_text
 from .values import from_texts
 
@@ -107,13 +109,7 @@ class Streaming:
         self._clear()
 
     def _clear(self) -> None:
-        self._ops: list[str] = []
-        self._new: list[Row] = []
-        self._old: list[Row | None] = []
-        self._begins: list[Begin] = []
-        self._numbers: list[int] = []
-        self._confirmeds: list[int] = []
-        self._size = 0
+        self._rows: ChangedRows[Row, Begin] = ChangedRows()
         self._has_unchanged = False
         """A row may have a value that was not sent."""
 
@@ -169,7 +165,7 @@ class Streaming:
         message = decode(data)
         if isinstance(message, Change):
             self._take_change(message)
-            self._size += ROW_BYTES + len(data)
+            self._rows.size_bytes += ROW_BYTES + len(data)
             if message.kind == "U" and message.new is not None and UNCHANGED in message.new:
                 self._has_unchanged = True
         elif isinstance(message, Begin):
@@ -250,36 +246,19 @@ class Streaming:
         self._flush()
         if self._position.oid not in (0, relation.oid):
             raise another_table(self._position)
-        missing = set(self._worker.wanted()) - set(relation.columns)
-        # A column that was added later is null in rows from before.
-        dropped = sorted(missing - self._worker.columns_now()) if missing else []
-        if dropped:
-            self._fail_changed(
-                f"column `{dropped[0]}` was dropped or renamed", "leave it out of schema="
-            )
-        new = sorted(set(relation.columns) - self._known - set(self._worker.rows.names))
-        if new and self._settings.new_columns == "fail":
-            self._fail_changed(
-                f"column `{new[0]}` was added",
-                "add it to schema=, which then is null in rows from before; or say "
-                "new_columns=`ignore`, which reads the columns of the schema only",
-            )
+        check_columns(
+            relation.columns,
+            known=self._known,
+            rows=self._worker.rows.names,
+            wanted=self._worker.wanted(),
+            key=self._position.key,
+            new_columns=self._settings.new_columns,
+            columns_now=self._worker.columns_now,
+            where=f"table=`{'.'.join(self._position.table)}` position=`{lsn_text(self._confirmed)}`",
+        )
         self._known |= set(relation.columns)
         self._relation = relation
-        key = self._position.key
-        if not set(key) <= set(relation.columns):
-            self._fail_changed(
-                f"the key ({', '.join(key)}) was changed", "run the job once with --fresh"
-            )
-        self._key_places = [relation.columns.index(name) for name in key]
-
-    def _fail_changed(self, what: str, fix: str) -> None:
-        table = ".".join(self._position.table)
-        raise SourceError(
-            f"the columns of the table have changed while changes are read table=`{table}` "
-            f"position=`{lsn_text(self._confirmed)}`: {what}",
-            fix=f"nothing is lost: {fix}, and resume the job",
-        )
+        self._key_places = [relation.columns.index(name) for name in self._position.key]
 
     # -- changes ------------------------------------------------------------------------------------
 
@@ -301,25 +280,16 @@ class Streaming:
                 before if value is UNCHANGED else value
                 for value, before in zip(new, old, strict=True)
             ]
-        if self._segments is not None:
-            before = self._contained(old if moved or new is None else new)
-            after = self._contained(new if new is not None else old)
-        else:
-            before = after = False
-        if new is None:
-            if not before:
-                self._add("delete", old or [], old)
-        elif moved:
-            if not before:
-                self._add("delete", old or [], old)
-            if not after:
-                self._add("insert", new, None)
-        elif not after:
-            self._add("insert" if change.kind == "I" else "update", new, old)
+        done = effects(
+            new, old, inserted=change.kind == "I", moved=moved, is_contained=self._contained
+        )
+        for op, row, before in done:
+            self._add(op, row or [], before)
 
     def _contained(self, row: Row | None) -> bool:
         """Return True if the part of the table with this row was read with this transaction."""
-        assert self._segments is not None
+        if self._segments is None:
+            return False
         assert row is not None
         assert self._begin is not None
         key = [row[place] for place in self._key_places]
@@ -358,26 +328,23 @@ class Streaming:
         self._done += 1
         if begin.commit_lsn == self._passed[0] and self._done <= self._passed[1]:
             return
-        self._ops.append(op)
-        self._new.append(row)
-        self._old.append(old)
-        self._begins.append(begin)
-        self._numbers.append(self._done)
-        self._confirmeds.append(self._confirmed)
+        mark = (self._confirmed, begin.commit_lsn, self._done)
+        self._rows.add(op, row, old, begin, mark)
 
     def _flush_if_full(self) -> None:
-        if len(self._ops) >= self._settings.batch_rows or self._size >= _PIECE_BYTES:
+        rows = self._rows
+        if len(rows.ops) >= self._settings.batch_rows or rows.size_bytes >= _PIECE_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         """Make a piece of the rows so far, and hand it over."""
-        position = self._now()
-        if not self._ops:
+        position, rows = self._now(), self._rows
+        if not rows.ops:
             return
-        commits = [begin.commit_lsn for begin in self._begins]
-        marks = np.column_stack((self._confirmeds, commits, self._numbers))
-        ready_ms = self._begins[0].time_us // 1000
-        piece = Piece(position, self._batch(), marks, [], self._size, ready_ms)
+        ready_ms = rows.transactions[0].time_us // 1000
+        piece = Piece(
+            position, self._batch(), np.array(rows.marks, np.int64), [], rows.size_bytes, ready_ms
+        )
         self._position = position
         self._clear()
         self._worker.hand_over(piece, self._serve)
@@ -390,14 +357,12 @@ class Streaming:
         """
         settings, relation = self._settings, self._relation
         assert relation is not None
-        metadata = {column: kind for kind, column in settings.metadata.items()}
         places = {name: place for place, name in enumerate(relation.columns)}
-        columns: list[pa.Array] = []
-        unchanged: list[list[str]] = [[] for _ in self._ops]
+        unchanged: list[list[str]] = [[] for _ in self._rows.ops]
         for name in self._worker.wanted() if self._has_unchanged else []:
             place = places.get(name)
             if place is not None:
-                for row, names in zip(self._new, unchanged, strict=True):
+                for row, names in zip(self._rows.new, unchanged, strict=True):
                     if row[place] is UNCHANGED:
                         row[place] = None
                         names.append(name)
@@ -411,36 +376,31 @@ class Streaming:
                 'metadata={"unchanged": "a column"} tells which columns are null for this reason; or leave '
                 "the column out of schema=",
             )
-        for each in self._schema:
-            if each.name == settings.op:
-                columns.append(pa.array(self._ops, each.type))
-            elif each.name in metadata:
-                columns.append(self._metadata(metadata[each.name], unchanged))
-            else:
-                columns.append(self._column(each, places))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return change_batch(
+            self._schema,
+            settings,
+            self._worker.rows,
+            self._rows.ops,
+            lambda field, name, before: self._column(field, places.get(name), before=before),
+            lambda kind: self._metadata(kind, unchanged),
+        )
 
-    def _column(self, wanted: pa.Field, places: dict[str, int]) -> pa.Array:
-        name, rows = wanted.name, self._new
-        before = self._settings.before
-        if name not in self._worker.rows.names and before is not None:
-            name = name.removeprefix(before)
-            empty: Row = [None] * len(places)
-            rows = [empty if row is None else row for row in self._old]
-        place = places.get(name)
+    def _column(self, wanted: pa.Field, place: int | None, *, before: bool) -> pa.Array:
+        """Return a column of the table, of the rows after or before the changes."""
+        rows = self._rows.old if before else self._rows.new
         if place is None:
             return pa.nulls(len(rows), wanted.type)  # it was added later
-        values: Any = [row[place] for row in rows]
+        values: Any = [None if row is None else row[place] for row in rows]
         return from_texts(wanted.name, values, wanted.type)
 
     def _metadata(self, kind: str, unchanged: list[list[str]]) -> pa.Array:
         values: list[Any]
         if kind == "lsn":
-            values = [begin.commit_lsn for begin in self._begins]
+            values = [begin.commit_lsn for begin in self._rows.transactions]
         elif kind == "xid":
-            values = [begin.xid for begin in self._begins]
+            values = [begin.xid for begin in self._rows.transactions]
         elif kind == "commit_time":
-            values = [begin.time_us for begin in self._begins]
+            values = [begin.time_us for begin in self._rows.transactions]
         else:
             values = unchanged
         return pa.array(values, METADATA[kind])

@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 from ...errors import DataError, StateError
 from ...operators.elements import Batch
 from ..fetched_splits import Piece
+from ..rows_reader import ROW_BYTES, key_at
 from .client import Connection, connect
-from .pieces import ROW_BYTES, RowsReader, key_at
+from .pieces import PostgresRowsReader
 from .relation import Relation
 from .values import copied_lines, from_texts, parse_rows, schema_of
 
@@ -100,7 +101,7 @@ def decoded(split: bytes, settings: TableSettings) -> TableSplit:
     return found
 
 
-class TableReader(RowsReader[TableSplit]):
+class TableReader(PostgresRowsReader[TableSplit]):
     """Reads some splits of a table."""
 
     def __init__(self, settings: TableSettings, rows: pa.Schema) -> None:

@@ -22,11 +22,11 @@ from headgate.connectors.postgres import cdc_stream
 from headgate.connectors.postgres.cdc_model import Position, Segment, Segments
 from headgate.connectors.postgres.cdc_source import CdcSource
 from headgate.errors import HeadgateError, SourceError, StateError, UsageError
-from headgate.operators.source import SourceReader
 from headgate.runtime.manifest import load_job
-from headgate.testing.connectors import open_reader, read_all, records_of
+from headgate.testing.connectors import open_reader, read_all
 from headgate.testing.servers.postgres import PostgresServer, running
 from headgate.tests.postgres.test_sink import VALUES
+from headgate.tests.support.changes import apply, rest, some
 from headgate.tests.support.scenarios import guarded
 from headgate.tests.support.threads import begun
 
@@ -63,45 +63,6 @@ def drop(database: PostgresServer, slot: str) -> None:
             return
         except psycopg.errors.ObjectInUse:
             continue
-
-
-async def some(reader: SourceReader, batches: int) -> list[Any]:
-    """Return the records of the next batches; fewer if the reader has finished."""
-    found: list[Any] = []
-    while batches and not reader.finished:
-        batch = reader.poll()
-        if batch is not None:
-            found += records_of(batch)
-            batches -= 1
-        elif not reader.finished:
-            await reader.wait()
-    return found
-
-
-async def rest(source: CdcSource, positions: list[bytes]) -> list[Any]:
-    """Return all records that follow positions."""
-    reader = open_reader(source, positions)
-    try:
-        return await some(reader, 1_000_000)
-    finally:
-        reader.close()
-
-
-def apply(state: dict[Any, Any], records: list[Any]) -> None:
-    """Apply changes to a model, which refuses those that would be doubled or lost."""
-    for record in records:
-        row = {name: value for name, value in record.items() if name != "op"}
-        key = row["id"]
-        if record["op"] in ("insert", "snapshot"):
-            assert key not in state, record
-            state[key] = row
-        elif record["op"] == "update":
-            assert key in state, record
-            state[key] = row
-        elif record["op"] == "delete":
-            assert state.pop(key, None) is not None, record
-        else:
-            state.clear()
 
 
 # -- what a change is ---------------------------------------------------------------------------------

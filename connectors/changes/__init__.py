@@ -1,0 +1,1 @@
+"""Sources of the changes of tables: what does not depend on the server."""
