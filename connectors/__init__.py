@@ -49,6 +49,7 @@ _NAMES = {
     "lines": ("socket_sink", "socket_source", "stdin_source"),
     "mqtt.sink": ("mqtt_sink",),
     "mqtt.source": ("mqtt_source",),
+    "mysql.cdc_source": ("mysql_cdc_source",),
     "nats.sink": ("nats_sink",),
     "nats.source": ("nats_source",),
     "position_column": ("with_position",),
@@ -107,6 +108,7 @@ if TYPE_CHECKING:  # the same names, which type checkers take from imports only
     from .lines import stdin_source as stdin_source
     from .mqtt.sink import mqtt_sink as mqtt_sink
     from .mqtt.source import mqtt_source as mqtt_source
+    from .mysql.cdc_source import mysql_cdc_source as mysql_cdc_source
     from .nats.sink import nats_sink as nats_sink
     from .nats.source import nats_source as nats_source
     from .position_column import with_position as with_position
@@ -159,6 +161,7 @@ __all__ = [
     "kinesis_source",
     "mqtt_sink",
     "mqtt_source",
+    "mysql_cdc_source",
     "nats_sink",
     "nats_source",
     "nexmark",

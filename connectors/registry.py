@@ -76,6 +76,7 @@ from .manifest_fields import (
 )
 from .mqtt import manifest as mqtt
 from .mqtt.sink import MqttSink
+from .mysql import manifest as mysql
 from .nats import manifest as nats
 from .nats.sink import NatsSink
 from .nexmark import SCHEMAS, nexmark
@@ -471,6 +472,22 @@ SOURCES["postgresCdc"] = SourceConnector(
         },
     ),
     _files(_postgres_cdc),
+)
+SOURCES["mysqlCdc"] = SourceConnector(
+    Section(
+        "mysqlCdc",
+        {
+            **mysql.SOURCE,
+            **change_fields(
+                mysql.METADATA,
+                "as the server has deleted its log",
+                "{commit_time: changed_at}",
+                _BATCH_ROWS,
+            ),
+            "rate": _FILES["rate"],
+        },
+    ),
+    _files(mysql.make_source),
 )
 SOURCES["nats"] = SourceConnector(
     Section("nats", {**nats.SOURCE, "batchRows": _BATCH_ROWS, "rate": _FILES["rate"]}),

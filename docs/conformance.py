@@ -14,6 +14,7 @@ from headgate.tests.support.http_cases import HTTP
 from headgate.tests.support.kafka_cases import KAFKA
 from headgate.tests.support.kinesis_cases import KINESIS
 from headgate.tests.support.made_cases import MADE
+from headgate.tests.support.mysql_cases import MYSQL
 from headgate.tests.support.postgres_cases import POSTGRES
 from headgate.tests.support.pulsar_cases import PULSAR
 from headgate.tests.support.queue_cases import QUEUES
@@ -35,6 +36,7 @@ CASES: dict[str, type[Any]] = {
     "ray_dataset_source": RayDatasetCase,
     **KAFKA,
     **POSTGRES,
+    **MYSQL,
     **NATS,
     **REDIS,
     **RABBITMQ,

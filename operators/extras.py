@@ -13,6 +13,7 @@ _PACKAGES: Final = {
     "kafka": ("confluent_kafka", "kafka"),
     "kinesis": ("aiobotocore",),
     "mqtt": ("paho",),
+    "mysql": ("pymysqlreplication", "pymysql"),
     "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),

@@ -104,6 +104,8 @@ FAST_ONE_IN: dict[str, int] = {
     "monitoring/test_alerts.py::test_alerts_fire_and_are_silent": 0,
     "monitoring/test_live.py": 0,
     "mqtt": 0,
+    "mysql": 0,
+    "mysql/test_log.py": 1,
     "nats": 0,
     "observe/test_metrics.py::test_the_list_of_jobs_shows_the_endpoints": 0,
     "operators/test_expression_limits.py::test_a_chain_of_20_000_operations_is_a_plan_error": 4,

@@ -1,0 +1,1 @@
+"""A source of MySQL and MariaDB: the changes of a table."""
