@@ -26,7 +26,7 @@ from .base import (
 )
 from .canonical import DELETED, Rows, TableSpec, address_rows, is_reshaped, restored_rows
 from .cuts import PARTS, Address, Changes, Cut, part_of, parts_of
-from .handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle
+from .handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle, with_own_code
 from .keys import KeyShape, Token, key_of, token, tokens_of
 from .rollback import KeptCut, KeptTable, kept_cuts
 
@@ -264,6 +264,7 @@ class _ScalarHandle(ValueHandle[Any]):
         return at.token in self._parts[at.place]
 
 
+@with_own_code
 class _IntHandle(_ScalarHandle):
     """A handle of ints."""
 
@@ -282,6 +283,7 @@ class _IntHandle(_ScalarHandle):
         part[at.token] = value
 
 
+@with_own_code
 class _EncodedHandle(_ScalarHandle):
     """A handle of values that are held encoded, or with their last use."""
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from ..hashing import hash_key, key_group_of
 from ..keyed.base import ABSENT, Cursor, KeyWalk
 from ..keyed.canonical import TableSpec
-from ..keyed.handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle
+from ..keyed.handles import INT_MAX, INT_MIN, BoundValueTable, ValueHandle, with_own_code
 from ..keyed.keys import Token, decode_token, encode_token, key_of
 from ..settings import MemoryShare
 from .database import Changes, Database, OpenCut
@@ -87,6 +87,7 @@ class _HeldHandle(ValueHandle[Any]):
         return self._find() is not ABSENT
 
 
+@with_own_code
 class _NumberHandle(_HeldHandle):
     """A handle of numbers, which are held as they are."""
 
@@ -112,6 +113,7 @@ class _NumberHandle(_HeldHandle):
         self._changed[self._cursor.token] = value
 
 
+@with_own_code
 class _IntHandle(_NumberHandle):
     """A handle of ints."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.state.keyed.handles import ListHandle, MapHandle
+from headgate.state.keyed.keys import keys_of_type
 from headgate.state.keyed.ttl import Expiry, StateTtl, TtlEntryTable
 
 
@@ -41,3 +42,14 @@ def test_entries_are_those_of_the_moment_they_are_asked_for(
     listed.update([3])
     assert list(elements) == [1, 2]
     assert listed.get() == [3]
+
+
+def test_handles_of_different_values_share_no_code(make_backend: Any, make_spec: Any) -> None:
+    """The interpreter adapts code to one class; a function may have states of several."""
+    keys = keys_of_type(int)
+    hints = {"number": int, "ratio": float, "totals": dict[str, int]}
+    specs = {name: make_spec(name, "value", hint, keys=keys) for name, hint in hints.items()}
+    backend = make_backend(keys, specs)
+    handles = [backend.value_table(name).handle(None) for name in hints]
+    for access in ("get", "set"):
+        assert len({id(getattr(handle, access).__code__) for handle in handles}) == len(hints)
