@@ -15,10 +15,15 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
+import headgate as hg
+from headgate.api.job_definition import WrittenJob
+from headgate.api.stream import output_of
+from headgate.connectors import generator, sequence
 from headgate.operators.aggregation.aggregates import AggregatePlan, parse_aggregate
 from headgate.operators.aggregation.reduce import ReduceOperator
 from headgate.operators.aggregation.running_aggregate import RunningAggregate
 from headgate.operators.base import OperatorContext
+from headgate.operators.clock import SystemClock
 from headgate.operators.elements import ColumnBatch, ObjectBatch
 from headgate.operators.windows.kinds import WINDOW_FIELDS, tumbling
 from headgate.operators.windows.tumbling import TumblingAggregate
@@ -49,7 +54,7 @@ def opened(operator: object) -> object:
     context.job_name, context.max_parallelism = "bench", 128
     context.key_groups, context.metrics = KeyGroupRange(0, 127), Nowhere()
     context.options, context.sides_read = {}, frozenset()
-    context.operator_name = "step"
+    context.operator_name, context.clock = "step", SystemClock()
     operator.output = Nowhere()
     operator.open(context)
     return operator
@@ -126,6 +131,31 @@ def reduce():
     return run
 
 
+class Counting(hg.KeyedProcess[int, object, tuple[int, int]]):
+    """A read and a write of a value for each record."""
+
+    seen = hg.ValueState[int](default=0)
+
+    def on_record(self, record: object, ctx: hg.Context[int]) -> tuple[tuple[int, int]]:
+        n = self.seen.get() + 1
+        self.seen.set(n)
+        return ((ctx.key, n),)
+
+
+def process(keys: int):
+    batches = [ColumnBatch(batch.data) for batch in bids(keys, 8_192)]
+    rows = WrittenJob("bench").read(generator({"key": sequence(), "price": sequence()}), name="in")
+    node = output_of(rows.key_by("key").process(Counting(), name="step")).node
+    operator = opened(node.factory())
+
+    def run() -> int:
+        for batch in batches:
+            operator.process(batch, 0)
+        return sum(map(len, batches))
+
+    return run
+
+
 def hashing(array: pa.Array):
     def run() -> int:
         for _ in range(BATCHES):
@@ -178,6 +208,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Callable[[], int]]]]:
     yield "window global max, 10 s", lambda: window(1000, "max(price)", by=())
     yield "running count, 1,000 keys", lambda: running(1_000, "count()")
     yield "running count, 100,000 keys", lambda: running(100_000, "count()")
+    for keys in (100, 100_000):
+        yield f"process, an int per key, {keys:,} keys", lambda keys=keys: process(keys)
     yield "reduce tuples, two lambdas, 1,000 keys", reduce
 
 
