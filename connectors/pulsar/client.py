@@ -13,7 +13,7 @@ from ..secrets import is_reference, read_secret
 from ..tls import client_context
 from .greeting import RefusedError, greet
 
-ANSWER_S_MAX: Final = 5
+ANSWER_S_MAX: Final = 15
 """The time in which a broker has to answer a request, tries of other connections included."""
 AWAY_S: Final = 30.0
 """Brokers that are away are tried again for this time."""

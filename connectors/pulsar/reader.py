@@ -173,10 +173,9 @@ class PulsarReader(CommandedReader[TopicSplit]):
             self._subscribe(split)
         (ledger, entry, _), since_ms = split.at.after, split.at.since_ms
         begins = split.at.after == NOWHERE
-        # The index lets brokers begin with the entry as a whole, whether or not it is a batch.
         split.reader = self._client.create_reader(
             split.at.topic,
-            pulsar.MessageId.earliest if begins else pulsar.MessageId(-1, ledger, entry, 0),
+            pulsar.MessageId.earliest if begins else pulsar.MessageId(-1, ledger, entry, -1),
             receiver_queue_size=self._settings.receive_queue,
             reader_name=f"headgate-{self.context.job_name}-{self.context.operator_name}",
             start_message_id_inclusive=True,
