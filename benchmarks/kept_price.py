@@ -152,21 +152,21 @@ def given(step: Step, keys: np.ndarray, first: int) -> Given:
 
 
 class Subject:
-    """A step with or without the option."""
+    """A step with or without the option; perhaps it will be restored from a checkpoint."""
 
-    def __init__(self, step: Step, keys: int, keeps: bool) -> None:
+    def __init__(self, step: Step, keys: int, keeps: bool, restored: int = 0) -> None:
         node = output_of(step.make(keys)).node
         assert node.factory is not None
-        self._operator: Operator = node.factory()
-        self._operator.output = Forgotten()
+        self.operator: Operator = node.factory()
+        self.operator.output = Forgotten()
         options = {"headgate.recovery.keep-state": str(keeps).lower()}
-        self._operator.open(make_context(options=options))
+        self.operator.open(make_context(options=options, restored_checkpoint=restored))
         self._snapshot: StateSnapshot | None = None
         self.cpu_s = 0.0
 
     def process(self, given: Given, checkpoint_id: int) -> None:
         """Process batches, behind the cut of a checkpoint if there is one; the one before is complete."""
-        operator = self._operator
+        operator = self.operator
         began = time.process_time()
         if checkpoint_id:
             if checkpoint_id > 1:
@@ -185,7 +185,7 @@ class Subject:
 
     def close(self) -> None:
         """End it."""
-        self._operator.close()
+        self.operator.close()
 
 
 def measure(step: Step, keys: int, cut_every: int, seed: int) -> tuple[float, float]:

@@ -160,6 +160,23 @@ def test_what_is_missing_is_read_from_the_storage(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_survivors_read_nothing_when_the_disk_of_the_dead_is_gone(lab: Any, backend: str) -> None:
+    scene = Scene(lab, backend, merging=False)
+    gone: set[str] = set()
+
+    def spoil(path: Path, victim: str) -> None:
+        if path.parent.name.startswith(f"{names.local_dir(victim)}-"):
+            path.unlink()
+            gone.add(path.name)
+
+    read = scene.run(spoil)
+    lost = {int(found[1]) for name in gone if (found := re.match(r"count-(\d+)-", name))}
+    assert len(lost) == 1
+    assert {_subtask(name) for name in read} == lost
+    assert scene.told["lastRestartLocalStateSize"] > 0
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_pieces_of_a_damaged_segment_are_read_from_the_storage(lab: Any, backend: str) -> None:
     scene = Scene(lab, backend)
     read = scene.run(lambda path, victim: spoiled(path))
