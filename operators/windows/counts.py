@@ -244,6 +244,7 @@ class CountTable:
         cell_panes: the number of each cell's pane.
         pane_rows: the number of rows of a pane.
         is_stored: by cell: True if it was read from disk, where a finished cell must be deleted.
+        before: by cell: that of the key's pane before + 1; 0: there is none.
         left: the number of cells that were restored, or left by the last compaction.
     """
 
@@ -260,7 +261,7 @@ class CountTable:
         self.keys = keys
         self.state: AggregateState = self._plan.new_state(self._epoch)
         self.cell_keys, self.cell_panes = SlotArray(np.intp), SlotArray(np.int64)
-        self._before = SlotArray(np.int64)  # by cell: that of the key's pane before + 1
+        self.before = SlotArray(np.int64)
         self._rows = SlotArray(np.int64)  # by key
         self._latest = SlotArray(np.int64)  # by key: its last cell + 1
         self.is_stored = SlotArray(np.bool_)
@@ -320,13 +321,13 @@ class CountTable:
         cells = np.where(here, self._cells + latest_fresh, self._latest.data[slots] - 1)
         new = np.arange(self._cells, self._cells + len(fresh))
         self._cells += len(fresh)
-        for array in (self.cell_keys, self.cell_panes, self._before, self.is_stored):
+        for array in (self.cell_keys, self.cell_panes, self.before, self.is_stored):
             array.reserve(self._cells)
         self.cell_keys.data[new] = slots[fresh]
         self.cell_panes.data[new] = numbers[fresh] // self.pane_rows
         again = fresh > first[fresh]
         before = np.where(again, cells[fresh - 1] + 1, self._latest.data[slots[fresh]])
-        self._before.data[new] = before
+        self.before.data[new] = before
         self._latest.data[slots] = cells + 1  # the last row of a key is written last
         return cells
 
@@ -344,7 +345,7 @@ class CountTable:
         lowest = self.cell_panes.data[cells] - self._size // self.pane_rows
         while len(chain) < self._size // self.pane_rows:
             which, at = chain[-1]
-            before = self._before.data[at] - 1
+            before = self.before.data[at] - 1
             more = np.flatnonzero(before >= 0)
             more = more[self.cell_panes.data[before[more]] > lowest[which[more]]]
             if not more.size:
@@ -420,28 +421,20 @@ class CountTable:
         first = self._cells
         self._cells += len(slots)
         self.left += len(slots)
-        for array in (self.cell_keys, self.cell_panes):
-            array.reserve(self._cells)
-        self.cell_keys.data[first : self._cells] = slots
-        self.cell_panes.data[first : self._cells] = panes
-        self._chain(first)
-        self.state.load(np.arange(first, self._cells), state, self._cells, epochs)
-
-    def _chain(self, first: int) -> None:
-        """Chain the cells from `first` on, of keys that have none before."""
-        slots = self.cell_keys.data[first : self._cells]
-        panes = self.cell_panes.data[first : self._cells]
         if len(slots):
             self._keys = max(self._keys, int(slots.max()) + 1)
         self._rows.reserve(self._keys)
         self._latest.reserve(self._keys)
-        for array in (self._before, self.is_stored):
+        for array in (self.cell_keys, self.cell_panes, self.before, self.is_stored):
             array.reserve(self._cells)
+        self.cell_keys.data[first : self._cells] = slots
+        self.cell_panes.data[first : self._cells] = panes
         order = np.lexsort((panes, slots))
         same = np.flatnonzero(slots[order][1:] == slots[order][:-1])
-        self._before.data[first : self._cells] = 0
-        self._before.data[first + order[same + 1]] = first + order[same] + 1
+        self.before.data[first : self._cells] = 0
+        self.before.data[first + order[same + 1]] = first + order[same] + 1
         self._latest.data[slots[order]] = first + order + 1
+        self.state.load(np.arange(first, self._cells), state, self._cells, epochs)
 
     # --- going back ----------------------------------------------------------------------------
 
@@ -451,20 +444,29 @@ class CountTable:
         kept.state.go_back(kept.aggregates, self._epoch)
         self.keys, self.state = kept.keys, kept.state
         self.cell_keys, self.cell_panes = kept.cell_keys, kept.cell_panes
+        self.before = kept.before
         self._cells, self.left = self.state.size, kept.left
-        self._chain(0)
-        slots, panes = self.cell_keys.data[: self._cells], self.cell_panes.data[: self._cells]
-        counts = self.state.last_numbers()  # of `ROWS`
-        np.maximum.at(self._rows.data, slots, panes * self.pane_rows + counts)
+        self.is_stored.reserve(self._cells)
+        before = self.before.data[: self._cells]
+        is_last = np.ones(self._cells, np.bool_)
+        is_last[before[before > 0] - 1] = False
+        last = np.flatnonzero(is_last)  # of each key
+        slots, panes = self.cell_keys.data[last], self.cell_panes.data[last]
+        self._keys = len(last)
+        self._rows.reserve(self._keys)
+        self._latest.reserve(self._keys)
+        self._latest.data[slots] = last + 1
+        counts = self.state.last_numbers()[last]  # of `ROWS`
+        self._rows.data[slots] = panes * self.pane_rows + counts
 
 
 class KeptCounts:
     """A cut to which the cells of count windows can go back.
 
     Attributes:
-        keys, state, cell_keys, cell_panes: of the table; what they have of the cells at the cut changes
-            only in ways that `aggregates` notes. The chains of the cells, and the numbers of rows, are
-            made again.
+        keys, state, cell_keys, cell_panes, before: of the table; what they have of the cells at the cut
+            changes only in ways that `aggregates` notes. The last cell of each key, and the number of its
+            rows, are found again.
         keys_then, aggregates: the keys, and the state, at the cut.
         left: how many of the cells had been restored, or left by a compaction.
     """
@@ -473,7 +475,7 @@ class KeptCounts:
         self.keys, self.keys_then = table.keys, table.keys.cut()
         self.state, self.aggregates = table.state, table.state.keep(grew)
         self.cell_keys, self.cell_panes = table.cell_keys, table.cell_panes
-        self.left = table.left
+        self.before, self.left = table.before, table.left
         self._table: CountTable | None = table
 
     @property
