@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +19,8 @@ ANSWER_S_MAX: Final = 15
 """The time in which a broker has to answer a request, tries of other connections included."""
 AWAY_S: Final = 30.0
 """Brokers that are away are tried again for this time."""
+_EXIT_S_MAX: Final = 2.0
+"""The longest wait of a process that ends for the thread that closes a client."""
 PAUSE_S: Final = 0.2
 """The pause before a request is made again."""
 LOST: Final = frozenset(
@@ -93,10 +97,21 @@ class Cluster:
             # A logger of Python would be called for every message that is received.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr"),
         )
+        ended = threading.Event()
+
+        def end() -> None:
+            if not ended.wait(_EXIT_S_MAX):
+                made.shutdown()
+                ended.wait(_EXIT_S_MAX)
+
+        # Python ends threads where they are, which the client takes for a failure and ends the process.
+        atexit.register(end)
         try:
             yield made
         finally:
             made.shutdown()
+            ended.set()
+            atexit.unregister(end)
 
     @contextlib.contextmanager
     def checked_client(self) -> Iterator[Any]:

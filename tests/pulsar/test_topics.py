@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -279,6 +281,28 @@ def test_a_message_that_is_too_large(server: PulsarServer, new_topic: NewTopic) 
     data = pa.RecordBatch.from_pylist([{"value": b"x" * (6 << 20)}])
     with pytest.raises(Exception, match=r"cannot be published.*MessageTooBig"):
         write(sink, data)
+
+
+READS = """
+import sys
+from headgate.connectors import pulsar_source
+from headgate.tests.support.connector_runs import read_ids
+
+source = pulsar_source(sys.argv[1], url=sys.argv[2], schema={"id": "int64"}, stop="latest")
+assert len(read_ids(source)) == 40
+"""
+
+
+def test_a_process_that_ends_behind_its_last_record(
+    server: PulsarServer, new_topic: NewTopic
+) -> None:
+    """The thread of the reader may still close its client then, which must not abort the process."""
+    topic = new_topic(3)
+    publish(server.url, topic, values(range(40)))
+    command = [sys.executable, "-c", READS, topic, server.url]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [child.communicate()[1] for child in children]
+    assert [child.returncode for child in children] == [0] * len(children), told
 
 
 def test_tls_and_tokens(
