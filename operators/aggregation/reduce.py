@@ -519,10 +519,13 @@ class ReduceOperator(Operator):
 
         They are keys that have not changed since the newest cut.
         """
-        values, held = self._values, self._held
-        if keys and self._changes.logs:
-            old = {key: held(values[key]) if key in values else ABSENT for key in set(keys)}
-            self._changes.log_all(0, old)
+        if not keys or not self._changes.logs:
+            return
+        get, held, old = self._values.get, self._held, {}
+        for key in set(keys):
+            value = get(key, ABSENT)
+            old[key] = value if value is ABSENT else held(value)
+        self._changes.log_all(0, old)
 
     def _keep_committed(self, points: CommittedPoints[OldByKey], keys: list[Any]) -> None:
         """Encode the values that may be read as of checkpoints, before the function can change them."""

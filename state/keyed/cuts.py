@@ -107,6 +107,7 @@ class Changes:
 
     __slots__ = (
         "_grew",
+        "_joined",
         "_known_since",
         "_logged",
         "_open",
@@ -128,6 +129,9 @@ class Changes:
         self._known_since = 1
         self.rebase = False
         self._logged = 0
+        self._joined = (
+            False  # True: the newest log has values of before the newest cut that was counted
+        )
         self._grew: Callable[[], None] | None = None
 
     def restored(self, *, rebase: bool = False) -> None:
@@ -160,7 +164,7 @@ class Changes:
         if self._open:
             assert self.newest is not None
             self.newest.later = cut
-        self.newest = cut
+        self.newest, self._joined = cut, False
         self._open.append(cut)
         return cut
 
@@ -194,7 +198,9 @@ class Changes:
         """Store the values of addresses that are not in `dirty`; only while `logs`."""
         assert self.newest is not None
         undo = self.newest.undo[part]
-        undo.update({address: held for address, held in old.items() if address not in undo})
+        if self._joined:
+            old = {address: held for address, held in old.items() if address not in undo}
+        undo.update(old)
         self._look(len(old))
 
     def _look(self, logged: int) -> None:
@@ -225,7 +231,7 @@ class Changes:
                     mine.setdefault(address, held)
             cut.later = later.later
             if self.newest is later:
-                self.newest = cut
+                self.newest, self._joined = cut, True
 
     def changed(self, since: int, cut: Cut) -> Iterator[set[Any]]:
         """Return sets of addresses: all that changed after cut number `since` and up to `cut`, perhaps
