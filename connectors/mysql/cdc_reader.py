@@ -150,10 +150,8 @@ class CdcReader(RowsReader[Position]):
         done = msgspec.structs.replace(self._position, segments=position.segments)
         done.reading_table, done.last, done.created = False, None, 0
         done.confirmed = position.segments[0].place
-        if done.stop is not None:
-            done.stop = max(
-                done.stop, position.segments[-1].place
-            )  # else rows are of several moments
+        if done.stop is not None:  # else rows of parts that were read later are of a later moment
+            done.stop = max(done.stop, position.segments[-1].place)
         self.hand_over(Piece(done))
 
     def _begin_snapshot(self, connection: Connection) -> int:

@@ -148,6 +148,8 @@ class CdcReader(PostgresRowsReader[Position]):
             connection.close()
         done = msgspec.structs.replace(self._position, segments=position.segments)
         done.reading_table, done.last = False, None
+        if done.stop is not None:  # else rows of parts that were read later are of a later moment
+            done.stop = max(done.stop, position.segments[-1].until)
         self.hand_over(Piece(done))
 
     def _check_name(self, connection: Connection, position: Position) -> None:

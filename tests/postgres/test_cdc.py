@@ -359,6 +359,28 @@ def test_the_table_and_its_changes_make_no_gap_and_no_double(
     assert {key: row["n"] for key, row in state.items()} == dict(rows)
 
 
+def test_a_bounded_source_that_was_interrupted_ends_with_rows_of_one_moment(
+    database: PostgresServer, new_table: NewTable
+) -> None:
+    """The second part of the table is read later than the first one, and later than the end of the log."""
+    table = new_table("id bigint PRIMARY KEY, n int")
+    database.execute(f"INSERT INTO {table} SELECT n, 0 FROM generate_series(1, 10) AS n")
+    source = changes(database, table, snapshot="initial", batch_rows=4)
+
+    async def scenario() -> dict[Any, Any]:
+        reader = open_reader(source, source.splits(1))
+        state: dict[Any, Any] = {}
+        apply(state, await some(reader, 1))
+        positions = reader.snapshot()
+        reader.close()
+        assert 0 < len(state) < 10
+        database.execute(f"UPDATE {table} SET n = 1")
+        apply(state, await rest(source, positions))
+        return state
+
+    assert {key: row["n"] for key, row in run(scenario()).items()} == dict.fromkeys(range(1, 11), 1)
+
+
 def test_transactions_that_began_before_the_slot_are_waited_for(
     database: PostgresServer, new_table: NewTable
 ) -> None:
