@@ -32,7 +32,7 @@ BATCHES = 60
 LAG_MS = 10_000
 """Event time is this far behind the records. Each is 1 ms behind the one before."""
 FEW = 1_000
-"""The left side of a join has one record in so many."""
+"""One record out of this number goes to the left side of a join."""
 
 
 class Forgotten:

@@ -128,7 +128,7 @@ PLACES = ("Remote", "Local", "Kept")
 
 
 class Recovery(NamedTuple):
-    """What it took until all ran again."""
+    """What the job took from the failure until all subtasks ran again."""
 
     cpu_s: float
     read: int

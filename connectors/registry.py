@@ -31,7 +31,7 @@ from ..errors import UsageError
 from ..operators.sink import IfExists, Sink
 from ..operators.source import Source
 from .arguments import ON_LOST
-from .changes.settings import change_fields
+from .changes.source import change_fields
 from .delta.sink import DeltaSink, delta_sink
 from .files.sink import FileSink, csv_sink, files_sink, json_sink, parquet_sink
 from .files.source import csv_source, files_source, json_source, parquet_source

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from ...errors import StateError
-from .settings import ChangeSettings
+from .source import ChangeSettings
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import StateError
-from ..changes.parts import Parts
-from ..changes.settings import ChangeSettings
+from ..changes.source import ChangeSettings
+from ..changes.table import Parts
 from .client import Address
 from .tables import key_kind
 

@@ -15,8 +15,7 @@ from ...errors import UsageError
 from ...operators.schema import SchemaLike, to_schema
 from ...operators.source import SourceReader
 from ..arguments import OnLost, check_count, parse_bytes
-from ..changes.settings import BUFFER, NewColumns, Snapshot, check_names
-from ..changes.source import ChangeSource
+from ..changes.source import BUFFER, ChangeSource, NewColumns, Snapshot, check_names
 from .cdc_model import METADATA, CdcSettings, Position
 from .cdc_reader import CdcReader
 from .client import Address, Connection, connected, refusals
@@ -142,7 +141,8 @@ def mysql_cdc_source(
             prefix.
         metadata: further columns, by what they hold: `place` (where the transaction begins in the log, the
             same for all its rows), `commit_time` (in whole seconds) or `gtid`.
-        stop: `latest` ends reading at the changes that exist when the job starts. None: it never ends.
+        stop: `latest` ends reading at the changes that exist when the job starts, or, if that is later,
+            when the last rows of the table are read. None: it never ends.
         on_lost: what happens if changes cannot be read any more, because the server has deleted that part
             of its log: `fail`, or `skip` them with a warning.
         new_columns: what happens when the table gets a column that is not in the schema: `fail` or

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import HeadgateError, SourceError
-from ..changes.columns import check_columns
 from ..changes.rows import ChangedRows, change_batch, effects
+from ..changes.table import check_columns
 from ..fetched_splits import Piece
 from ..rows_reader import ROW_BYTES, Closed, RowsReader
 from .cdc_model import METADATA, CdcSettings, Position, Segments
@@ -266,7 +266,7 @@ class Streaming:
         """Take the description of a file, which has the time at which the file was made."""
         if created_later(event, self._created):
             raise self._failed(
-                "the log of the server was begun anew (RESET MASTER), or is that of another server",
+                "the log of the server was deleted (RESET MASTER), or is that of another server",
                 "run the job once with --fresh, with snapshot=`initial`",
             )
         self._created = event.timestamp or self._created

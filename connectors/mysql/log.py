@@ -155,9 +155,9 @@ def check_place(
     where = f"server=`{address}` position=`{place_text(base, place)}` log=`{files.text(files.end)}`"
     if files.base != base or place > files.end or offset > files.sizes.get(number, offset):
         raise SourceError(
-            f"the log of the server ends before the position {where}: it was begun anew (RESET MASTER), or "
-            "the server was restored from a backup or replaced by another one, so changes would be passed "
-            "over",
+            f"the log of the server ends before the position {where}: the log was deleted (RESET MASTER), "
+            "or the server was restored from a backup or replaced by another one, so changes would be "
+            "passed over",
             fix=again,
         )
     if number in files.sizes:

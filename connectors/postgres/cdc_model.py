@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import StateError
-from ..changes.parts import Parts
-from ..changes.settings import ChangeSettings
+from ..changes.source import ChangeSettings
+from ..changes.table import Parts
 from .client import Address
 
 METADATA: Final[Mapping[str, pa.DataType]] = {

@@ -16,8 +16,7 @@ from ...errors import UsageError
 from ...operators.schema import SchemaLike, to_schema
 from ...operators.source import SourceReader
 from ..arguments import OnLost, parse_bytes
-from ..changes.settings import BUFFER, NewColumns, Snapshot, check_names
-from ..changes.source import ChangeSource
+from ..changes.source import BUFFER, ChangeSource, NewColumns, Snapshot, check_names
 from .cdc_model import METADATA, ORDERED, CdcSettings, Position
 from .cdc_reader import CdcReader
 from .client import Address, Connection, connect, reading, refusals
@@ -221,7 +220,8 @@ def postgres_cdc_source(
             prefix. The table must have REPLICA IDENTITY FULL.
         metadata: further columns, by what they hold: `lsn`, `commit_time`, `xid`, or `unchanged` (the names
             of columns that are null because the server did not send their large value).
-        stop: `latest` ends reading at the changes that exist when the job starts. None: it never ends.
+        stop: `latest` ends reading at the changes that exist when the job starts, or, if that is later,
+            when the last rows of the table are read. None: it never ends.
         on_lost: what happens if changes cannot be read any more, because somebody else has read the
             slot or an older savepoint was restored: `fail`, or `skip` them with a warning.
         new_columns: what happens when the table gets a column that is not in the schema: `fail` or

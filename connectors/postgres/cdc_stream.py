@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...operators.base import OperatorContext
-from ..changes.columns import check_columns
 from ..changes.rows import ChangedRows, change_batch, effects
+from ..changes.table import check_columns
 from ..fetched_splits import Piece
 from ..rows_reader import ROW_BYTES, Closed
 from .cdc_model import METADATA, CdcSettings, Position, Segments

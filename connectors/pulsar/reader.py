@@ -41,7 +41,7 @@ _PIECE_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 5
 """When there is nothing to read, one split after the other is waited for, each for this time."""
 _LOOK_S: Final = 1.0
-"""How often it is looked whether the brokers are there, while nothing comes."""
+"""While no message comes, the reader asks this often whether the brokers are there."""
 _log = logging.getLogger("headgate.connectors.pulsar")
 
 
@@ -282,8 +282,8 @@ class PulsarReader(CommandedReader[TopicSplit]):
             return
         if ledger < at.after[0]:
             raise SourceError(
-                f"a topic has begun anew topic=`{at.topic}` position=`{text_of(at.after)}`: was it "
-                "deleted and made again?",
+                f"the messages of a topic are older than the position topic=`{at.topic}` "
+                f"position=`{text_of(at.after)}`: was the topic deleted and made again?",
                 fix="give the source another name, so that it begins from the start",
             )
         first = pulsar.MessageId.earliest

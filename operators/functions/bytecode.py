@@ -62,8 +62,9 @@ def direct_read(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
 def direct_place(function: Callable[..., Any]) -> int | None:
     """Return the place of a tuple that `function` reads, if that is all that it does: `pair[0]`."""
     read = _only_read(function)
-    is_place = read is not None and not read.is_attribute and type(read.name) is int
-    return read.name if read is not None and is_place else None
+    if read is None or read.is_attribute or type(read.name) is not int:
+        return None
+    return read.name
 
 
 def direct_tuple(function: Callable[..., Any]) -> list[Read | Constant] | None:
@@ -105,8 +106,10 @@ class Constant(NamedTuple):
 def _only_read(function: Callable[..., Any]) -> Read | None:
     """Return the read that is all that a function does."""
     steps = _expression(function)
-    read = None if steps is None else _read_at(steps, 0)
-    return read if read is not None and steps is not None and read.steps == len(steps) else None
+    if steps is None:
+        return None
+    read = _read_at(steps, 0)
+    return read if read is not None and read.steps == len(steps) else None
 
 
 def _expression(function: Callable[..., Any]) -> list[dis.Instruction] | None:

@@ -129,9 +129,8 @@ class Changes:
         self._known_since = 1
         self.rebase = False
         self._logged = 0
-        self._joined = (
-            False  # True: the newest log has values of before the newest cut that was counted
-        )
+        self._joined = False
+        """True if the newest log has values from before the newest cut that was counted."""
         self._grew: Callable[[], None] | None = None
 
     def restored(self, *, rebase: bool = False) -> None:

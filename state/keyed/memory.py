@@ -277,9 +277,11 @@ class _IntHandle(_ScalarHandle):
         at, changes = self._cursor, self._changes
         part = self._parts[at.place]
         if changes.active:
-            if changes.newest is not None:
-                changes.log(at.place, at.token, part.get(at.token, ABSENT))
-            changes.dirty.add(at.token)
+            where, dirty = at.token, changes.dirty
+            if where not in dirty:
+                if changes.newest is not None:
+                    changes.log(at.place, where, part.get(where, ABSENT))
+                dirty.add(where)
         part[at.token] = value
 
 

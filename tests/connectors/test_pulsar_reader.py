@@ -175,13 +175,13 @@ def test_nothing_is_left_up_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert context.drops.total == 1
 
 
-def test_a_topic_that_has_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Anew(Topic):
+def test_a_topic_that_was_deleted_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MadeAgain(Topic):
         def create_reader(self, topic: str, start: Any, **options: Any) -> Any:
             return Reader(self, list(self.places))
 
-    with pytest.raises(SourceError, match="was it deleted and made again"):
-        read(monkeypatch, Anew(*PLACES), TopicSplit(NAME, (10, 0, -1)), 1)
+    with pytest.raises(SourceError, match="was the topic deleted and made again"):
+        read(monkeypatch, MadeAgain(*PLACES), TopicSplit(NAME, (10, 0, -1)), 1)
 
 
 def test_a_broker_that_is_away_is_tried_again_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

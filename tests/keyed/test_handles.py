@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from headgate.state.keyed.cuts import Changes
 from headgate.state.keyed.handles import ListHandle, MapHandle
 from headgate.state.keyed.keys import keys_of_type
+from headgate.state.keyed.memory import MemoryBackend
 from headgate.state.keyed.ttl import Expiry, StateTtl, TtlEntryTable
 
 
@@ -53,3 +57,25 @@ def test_handles_of_different_values_share_no_code(make_backend: Any, make_spec:
     handles = [backend.value_table(name).handle(None) for name in hints]
     for access in ("get", "set"):
         assert len({id(getattr(handle, access).__code__) for handle in handles}) == len(hints)
+
+
+@pytest.mark.parametrize("hint", [int, float, list[int]])
+def test_an_old_value_is_stored_once_per_cut(
+    make_spec: Any, hint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record writes: what the writes behind the first one of a key cost is the price of a record."""
+    stored: list[Any] = []
+    monkeypatch.setattr(Changes, "log", lambda changes, part, where, old: stored.append(where))
+    keys = keys_of_type(int)
+    spec = make_spec("state", "value", hint, keys=keys)
+    backend = MemoryBackend(keys, {"state": spec}, 16, 64 << 20)
+    table: Any = backend.value_table("state")
+    handle = table.handle(None)
+    value = [1] if hint == list[int] else hint(1)
+    for _ in range(2):
+        cut = table.changes.cut()
+        for key in (7, 8, 7, 7):
+            backend.set_key(key)
+            handle.set(value)
+        cut.open = False
+    assert stored == [7, 8, 7, 8]

@@ -1,4 +1,4 @@
-"""What is read from the log without a server: statements, places, values and parts of a table."""
+"""Statements, places and values of the log, and parts of a table, are read right; no server is asked."""
 
 from __future__ import annotations
 
